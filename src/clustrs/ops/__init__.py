@@ -1,0 +1,1 @@
+"""The mathematics: pure batched tensor functions. No model, no files, no state."""

@@ -1,0 +1,65 @@
+"""A partition of tokens into k clusters, and sums and medians over its parts, without ever forming a k x N mask."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """`labels` [B, N] in 0 .. k-1, `sizes` [B, k], and `order` [B, N]: the tokens, cluster by cluster."""
+
+    labels: Tensor
+    sizes: Tensor
+    order: Tensor
+
+    @property
+    def starts(self) -> Tensor:
+        """Where each cluster begins in `order`, [B, k]."""
+        return self.sizes.cumsum(-1) - self.sizes
+
+
+def partition(labels: Tensor, k: int) -> Clusters:
+    """The clusters that `labels` describe. Inside a cluster the tokens stay in their order."""
+    sizes = labels.new_zeros(len(labels), k).scatter_add_(-1, labels, torch.ones_like(labels))
+    return Clusters(labels, sizes, labels.argsort(dim=-1, stable=True))
+
+
+def sums(clusters: Clusters, rows: Tensor, factors: Tensor) -> Tensor:
+    """Sums of `factors` [B, N] times `rows` [B, N, D] over each cluster, [B, k, D]: one pass over the rows."""
+    batch, n, width = rows.shape
+    places = clusters.order + torch.arange(batch, device=rows.device)[:, None] * n
+    sizes = clusters.sizes.flatten()
+    total = functional.embedding_bag(
+        places.flatten(),
+        rows.reshape(batch * n, width),
+        sizes.cumsum(0) - sizes,
+        mode="sum",
+        per_sample_weights=factors.gather(-1, clusters.order).flatten(),
+    )
+    return total.view(batch, -1, width)
+
+
+def shares(clusters: Clusters, weight: Tensor) -> Tensor:
+    """What each token contributes [B, N] to the weighted mean of its cluster.
+
+    Members that weigh nothing together count equally.
+    """
+    total = sums(clusters, weight[..., None], torch.ones_like(weight))[..., 0]
+    total, size = (part.gather(-1, clusters.labels) for part in (total, clusters.sizes.to(weight.dtype)))
+    return torch.where(total > 0, weight / total, 1 / size)
+
+
+def medians(clusters: Clusters, values: Tensor) -> Tensor:
+    """Median of `values` [B, N] in each cluster, [B, k]; for an even count the mean of the two middle ones.
+
+    No cluster may be empty.
+    """
+    by_value = values.argsort(-1)
+    by_label = clusters.labels.gather(-1, by_value).argsort(dim=-1, stable=True)
+    ordered = values.gather(-1, by_value.gather(-1, by_label))
+    low = ordered.gather(-1, clusters.starts + (clusters.sizes - 1) // 2)
+    high = ordered.gather(-1, clusters.starts + clusters.sizes // 2)
+    return (low + high) / 2

@@ -1,0 +1,63 @@
+"""Distances between the tokens of a picture, with rounding kept from posing as a difference."""
+
+import torch
+from torch import Tensor
+
+from clustrs.ops.products import gram, product
+
+ROUNDING = 2.0**-18
+"""Relative size below which a difference of squared distances is taken for rounding."""
+COSINE_STEP = 2.0**-20
+"""Cosines are compared after rounding to a multiple of this."""
+CENTRE_SAMPLE = 16
+
+
+def centre(tokens: Tensor) -> Tensor:
+    """Average of a few evenly spaced tokens of one picture, [N, D] to [D].
+
+    Distances do not depend on it; moving the origin into the cloud only keeps their rounding small. It is a
+    chain of elementwise sums, because a reduction over N may round differently from one thread count to another.
+    """
+    sample = tokens[:: max(1, len(tokens) // CENTRE_SAMPLE)][:CENTRE_SAMPLE].unbind(0)
+    total = sample[0]
+    for token in sample[1:]:
+        total = total + token
+    return total / len(sample)
+
+
+def squared_distances(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """All squared distances between the tokens of each picture, and how large each token's are on average.
+
+    [B, N, D] gives [B, N, N] and [B, N].
+    """
+    matrices, scales = [], []
+    for picture in tokens.unbind(0):
+        matrix = gram(picture, origin=centre(picture), factor=-2)
+        norms = matrix.diagonal() / -2
+        matrices.append(matrix.add_(norms[:, None]).add_(norms).clamp_(min=0))
+        scales.append(norms + norms.mean())
+    return stacked(matrices), stacked(scales)
+
+
+def cosines(left: Tensor, right: Tensor | None = None) -> Tensor:
+    """Cosines between rows, [B, M, D] and [B, N, D] to [B, M, N], rounded so that equal ones are equal.
+
+    Without `right`, between all rows of `left`. A row of zeros has cosine 0 with everything.
+    """
+    if right is None:
+        raw = [gram(rows, norms=lengths(rows)) for rows in left.unbind(0)]
+    else:
+        pairs = zip(left.unbind(0), right.unbind(0), strict=True)
+        raw = [product(a / lengths(a), (b / lengths(b)).T) for a, b in pairs]
+    return stacked(raw).div_(COSINE_STEP).round_().mul_(COSINE_STEP)
+
+
+def lengths(rows: Tensor) -> Tensor:
+    """Norms [N, 1] of [N, D] to divide by: 1 for a row of zeros."""
+    norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    return torch.where(norms > 0, norms, 1)
+
+
+def stacked(pictures: list[Tensor]) -> Tensor:
+    """`torch.stack`, but without a copy for a batch of one."""
+    return torch.stack(pictures) if len(pictures) > 1 else pictures[0][None]

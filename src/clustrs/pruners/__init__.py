@@ -1,0 +1,32 @@
+"""The methods, one file each, and the registry that names them."""
+
+from clustrs.pruners.base import Pruner
+from clustrs.pruners.clustrs import ClustRS
+from clustrs.pruners.divprune import DivPrune
+from clustrs.pruners.fastervlm import FasterVLM
+from clustrs.pruners.grid import Grid
+from clustrs.pruners.none import NoPruning
+from clustrs.pruners.random import Random
+from clustrs.pruners.registry import from_dict, get_method, list_methods, method_class, register
+from clustrs.pruners.selection import EncoderStates, Selection
+from clustrs.pruners.visionzip import VisionZip
+from clustrs.pruners.vispruner import VisPruner
+
+__all__ = [
+    "ClustRS",
+    "DivPrune",
+    "EncoderStates",
+    "FasterVLM",
+    "Grid",
+    "NoPruning",
+    "Pruner",
+    "Random",
+    "Selection",
+    "VisPruner",
+    "VisionZip",
+    "from_dict",
+    "get_method",
+    "list_methods",
+    "method_class",
+    "register",
+]

@@ -1,0 +1,203 @@
+"""What a selection must not depend on: the batch, the threads, the scale of the attention, the compiler, autocast."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pictures import METHODS, draw_picture, tensors
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from clustrs import EncoderStates, Pruner, Selection, get_method
+
+ALL = [get_method(name, keep=9, **easy) for name, easy, _ in METHODS] + [get_method("none")]
+each_method = pytest.mark.parametrize("method", ALL, ids=lambda m: f"{m.name}-{getattr(m, 'centroid', '')}")
+
+
+def parts(selection: Selection) -> Iterator[tuple[str, Tensor]]:
+    return ((name, part) for name, part in vars(selection).items() if part is not None)
+
+
+def assert_identical(one: Selection, other: Selection) -> None:
+    assert {name for name, _ in parts(one)} == {name for name, _ in parts(other)}
+    for name, part in parts(one):
+        assert torch.equal(part, getattr(other, name)), name
+
+
+def row(states: EncoderStates, at: Any) -> EncoderStates:
+    assert states.hidden is not None
+    assert states.keys is not None
+    return EncoderStates(states.hidden[at], states.keys[at], states.projector, states.cls)
+
+
+@each_method
+@pytest.mark.parametrize(("n", "width"), [(30, 5), (576, 256), (729, 1152)])
+def test_a_row_of_a_batch_is_the_picture_alone(method: Pruner, n: int, width: int) -> None:
+    tokens, attention, states = tensors([draw_picture(seed, n, width, duplicates=0.2) for seed in range(3)])
+    batch = method.select(tokens, attention, states)
+    for b in range(3):
+        alone = method.select(tokens[b], attention[b], row(states, b))
+        for name, part in parts(batch):
+            if name == "tokens" and method.name == "visionzip":  # a linear map on a batch may round differently
+                torch.testing.assert_close(part[b], alone.tokens)
+            else:
+                assert torch.equal(part[b], getattr(alone, name)), name
+
+
+@each_method
+def test_permuting_the_batch_permutes_the_result(method: Pruner) -> None:
+    tokens, attention, states = tensors([draw_picture(seed, 40, 6) for seed in range(4)])
+    order = torch.tensor([2, 0, 3, 1])
+    result = method.select(tokens, attention, states)
+    permuted = method.select(tokens[order], attention[order], row(states, order))
+    assert torch.equal(result.indices[order], permuted.indices)
+    torch.testing.assert_close(result.tokens[order], permuted.tokens)
+
+
+@each_method
+@given(exponent=st.integers(-40, 40), factor=st.floats(1.0, 2.0), seed=st.integers(0, 1000))
+@settings(max_examples=25)
+def test_scaling_the_attention_changes_nothing(method: Pruner, exponent: int, factor: float, seed: int) -> None:
+    tokens, attention, states = tensors([draw_picture(seed, 35, 5)], torch.float64)
+    result = method.select(tokens, attention, states)
+    scaled = method.select(tokens, attention * (factor * 2.0**exponent), states)
+    assert torch.equal(result.indices, scaled.indices)
+    torch.testing.assert_close(result.tokens, scaled.tokens)
+
+
+@each_method
+@given(
+    seed=st.integers(0, 2**20),
+    n=st.integers(1, 50),
+    keep=st.integers(1, 60),
+    duplicates=st.sampled_from([0.0, 0.5, 1.0]),
+    zero_attention=st.sampled_from([0.0, 0.5, 1.0]),
+)
+@settings(max_examples=60)
+def test_exactly_k_distinct_tokens(
+    method: Pruner, seed: int, n: int, keep: int, duplicates: float, zero_attention: float
+) -> None:
+    if method.name != "none":
+        method = replace(method, keep=keep)
+    tokens, attention, states = tensors(
+        [draw_picture(seed, n, 3, duplicates=duplicates, zero_attention=zero_attention, ties=True)]
+    )
+    result = method.select(tokens, attention, states).unbatched()
+    k = method.count(n)
+    assert result.tokens.shape == (k, 3)
+    indices = result.indices.tolist()
+    assert len(set(indices)) == k
+    assert all(-1 <= i < n for i in indices)
+    if method.name != "visionzip":
+        assert indices == sorted(indices)
+    if k == n:
+        assert torch.equal(result.tokens, tokens[0])
+        assert indices == list(range(n))
+    if result.labels is not None:
+        kept = [(row, i) for row, i in enumerate(indices) if i >= 0]
+        assert all(result.labels[i] == row for row, i in kept)
+        assert set(result.labels.tolist()) == ({row for row, _ in kept} or {-1})
+
+
+THREADS = """
+import sys, torch
+sys.path[:0] = {path!r}
+from pictures import draw_picture, tensors
+from test_exactness import ALL
+torch.set_num_threads({threads})
+for n, width in ((100, 33), (576, 1024), (729, 640)):
+    tokens, attention, states = tensors([draw_picture(8, n, width)])
+    for method in ALL:
+        result = method.select(tokens, attention, states)
+        print(method.name, n, result.indices.tolist(), None if result.labels is None else result.labels.tolist())
+"""
+
+
+@pytest.mark.parametrize("kernels", ["as found", "avx2"])
+def test_same_tokens_with_any_number_of_threads(kernels: str) -> None:
+    """In processes of their own, once with the kernels of this machine, once with those of a smaller one."""
+    smaller = {"MKL_ENABLE_INSTRUCTIONS": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"} if kernels == "avx2" else {}
+    path = [os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__))]
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", THREADS.format(path=path, threads=threads)],
+            env={**os.environ, **smaller},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for threads in (1, 2, 5)
+    }
+    assert len(outputs) == 1
+    assert len(outputs.pop().splitlines()) == 3 * len(ALL)
+
+
+@each_method
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiles_into_one_graph_with_the_same_result(method: Pruner, backend: str) -> None:
+    tokens, attention, states = tensors([draw_picture(seed, 30, 6, duplicates=0.3) for seed in range(2)])
+    torch.compiler.reset()
+    compiled = torch.compile(method.select, fullgraph=True, backend=backend)
+    assert_identical(method.select(tokens, attention, states), compiled(tokens, attention, states))
+
+
+@each_method
+def test_never_waits_for_the_device(method: Pruner) -> None:
+    """Fake tensors have no values: whatever asks for one fails."""
+    with FakeTensorMode() as mode:
+        tokens, attention, states = tensors([draw_picture(0, 30, 6)])
+        fake = mode.from_tensor
+        assert states.hidden is not None
+        assert states.keys is not None
+        matrix = torch.empty(10, 6)
+        states = EncoderStates(fake(states.hidden), fake(states.keys), lambda hidden: hidden @ matrix)
+        result = method.select(fake(tokens), fake(attention), states, check=False)
+    assert result.tokens.shape == (1, method.count(30), 6)
+
+
+@each_method
+def test_autocast_does_not_lower_the_precision(method: Pruner) -> None:
+    tokens, attention, states = tensors([draw_picture(0, 60, 32)])
+    plain = method.select(tokens, attention, states)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_identical(plain, method.select(tokens, attention, states))
+
+
+@each_method
+def test_gradients_reach_the_tokens(method: Pruner) -> None:
+    tokens, attention, states = tensors([draw_picture(seed, 30, 6) for seed in range(2)], torch.float64)
+    assert states.hidden is not None
+    source = states.hidden if method.name == "visionzip" else tokens
+    source.requires_grad_()
+    result = method.select(tokens, attention, states)
+    result.tokens.sum().backward()
+    assert source.grad is not None
+    if method.name == "clustrs":
+        # each output row is a weighted mean of tokens, so the weights add up to one for every feature
+        torch.testing.assert_close(source.grad.sum(1), torch.full((2, 6), 9.0, dtype=torch.float64))
+
+
+def test_the_seed_matters_and_nothing_else() -> None:
+    tokens, attention, _ = tensors([draw_picture(0, 200, 8)])
+    one, again, other = (get_method("clustrs", keep=20, seed=s).select(tokens, attention).indices for s in (0, 0, 1))
+    torch.manual_seed(99)
+    assert torch.equal(one, again)
+    assert torch.equal(one, get_method("clustrs", keep=20).select(tokens, attention).indices)
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
+    tokens, attention, _ = tensors([draw_picture(0, 100, 16)], dtype)
+    half = get_method("clustrs", keep=10).select(tokens, attention)
+    full = get_method("clustrs", keep=10).select(tokens.float(), attention.float())
+    assert half.tokens.dtype == dtype
+    assert torch.equal(half.indices, full.indices)
+    assert torch.equal(half.tokens, full.tokens.to(dtype))

@@ -1,0 +1,58 @@
+"""Every method once more, slowly: one picture, plain loops, float64. The oracle for the fast implementations.
+
+`run` takes what `Pruner.select` takes for one picture, as numpy arrays, and a method with its parameters.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+@dataclass
+class Picture:
+    """One picture's inputs. `hidden` and `keys` start with the CLS token if `cls`; `projector` is a matrix."""
+
+    tokens: Array
+    attention: Array
+    hidden: Array
+    keys: Array
+    projector: Array
+    cls: bool
+
+
+@dataclass
+class Result:
+    tokens: Array
+    indices: list[int]
+    labels: list[int] | None = None
+    centroids: Array | None = None
+    alpha: list[float] | None = None
+    merged: list[bool] | None = None
+
+
+def run(method: Any, picture: Picture) -> Result:
+    """The reference's answer for a method of the library, told apart by its name."""
+    from reference import clustering, selection
+
+    k = method.count(len(picture.tokens))
+    if k == len(picture.tokens):
+        return selection.everything(picture, with_clusters=method.name == "clustrs")
+    solve = {
+        "clustrs": clustering.clustrs,
+        "fastervlm": selection.fastervlm,
+        "divprune": selection.divprune,
+        "visionzip": selection.visionzip,
+        "vispruner": selection.vispruner,
+        "random": selection.random,
+        "grid": selection.grid,
+    }[method.name]
+    return solve(method, picture, k)
+
+
+def best_first(scores: list[float] | Array) -> list[int]:
+    """Indices by descending score; equal ones in their order."""
+    return sorted(range(len(scores)), key=lambda i: (-scores[i], i))

@@ -1,0 +1,150 @@
+"""ClustRS: C+H, RRS, salience."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from reference import Array, Picture, Result, best_first
+from reference.noise import waiting_time
+
+ROUNDING = 2.0**-18
+
+
+def huber(radius: float, tau: float) -> float:
+    return radius**2 / 2 if radius <= tau else tau * (radius - tau / 2)
+
+
+def squared(a: Array, b: Array) -> float:
+    return float(np.sum((a - b) ** 2))
+
+
+def salience(tokens: Array, attention: Array) -> Array:
+    norms = [math.sqrt(float(np.sum(token**2))) for token in tokens]
+    mean_norm = sum(norms) / len(norms)
+    factor = 2 * sum(attention) / len(attention)
+    return np.array([a + factor * max(0.0, norm - mean_norm) for a, norm in zip(attention, norms, strict=True)])
+
+
+def seeding(method: Any, tokens: Array, weight: Array, k: int) -> list[int]:
+    seeds = [best_first(weight)[0]]
+    nearest = [math.inf] * len(tokens)
+    for step in range(k - 1):
+        for i, token in enumerate(tokens):
+            nearest[i] = min(nearest[i], squared(token, tokens[seeds[-1]]))
+        chance = [
+            weight[i] * (huber(math.sqrt(d), method.tau) if method.distance == "huber" else d)
+            for i, d in enumerate(nearest)
+        ]
+        if any(p > 0 for p in chance):
+            race = [p / waiting_time(method.seed, step, i) for i, p in enumerate(chance)]
+            seeds.append(best_first(race)[0])
+        else:
+            seeds.append(next(i for i in best_first(weight) if i not in seeds))
+    return seeds
+
+
+def mean(members: list[int], tokens: Array, weight: Array) -> Array:
+    """Weighted mean; members that weigh nothing together count equally."""
+    total = sum(weight[i] for i in members)
+    if total > 0:
+        return np.sum([weight[i] / total * tokens[i] for i in members], axis=0)
+    return np.sum([tokens[i] / len(members) for i in members], axis=0)
+
+
+def scales(tokens: Array) -> list[float]:
+    """How large each token's squared distances to the others are, about: what rounding is relative to.
+
+    The last term is float64's own rounding, all there is when every token is the same.
+    """
+    centre = np.mean(tokens, axis=0)
+    norms = [squared(token, centre) for token in tokens]
+    own = 1e-24 * float(np.sum(tokens**2))
+    return [norm + sum(norms) / len(norms) + own for norm in norms]
+
+
+def assign(tokens: Array, centres: list[Array | None], scale: list[float]) -> list[int]:
+    """The nearest centre of each token: the first of those that rounding cannot tell apart."""
+    labels = []
+    for token, size in zip(tokens, scale, strict=True):
+        far = [math.inf if centre is None else squared(token, centre) for centre in centres]
+        labels.append(next(j for j, d in enumerate(far) if d <= min(far) + ROUNDING * size))
+    return labels
+
+
+def refine(method: Any, tokens: Array, weight: Array, seeds: list[int]) -> tuple[list[int], list[Array | None]]:
+    """Labels and centres after the last round."""
+    scale = scales(tokens)
+    centres: list[Array | None] = [tokens[i] for i in seeds]
+    labels = [-1] * len(tokens)
+    for _ in range(method.iterations):
+        update = assign(tokens, centres, scale)
+        changed = sum(new != old for new, old in zip(update, labels, strict=True))
+        labels = update
+        for j, centre in enumerate(centres):
+            members = [i for i, label in enumerate(labels) if label == j]
+            if not members or centre is None:
+                centres[j] = None
+            elif method.centroid == "mean":
+                centres[j] = mean(members, tokens, weight)
+            else:
+                base = weight if sum(weight[i] for i in members) > 0 else np.ones(len(tokens))
+                pull = [min(1.0, method.tau / r) if r > 0 else 1.0 for r in map(math.sqrt, _to(tokens, centre))]
+                centres[j] = mean(members, tokens, np.array([b * p for b, p in zip(base, pull, strict=True)]))
+        if changed < method.tolerance * len(tokens):
+            break
+    return labels, centres
+
+
+def _to(tokens: Array, centre: Array) -> list[float]:
+    return [squared(token, centre) for token in tokens]
+
+
+def representatives(labels: list[int], weight: Array, k: int) -> tuple[list[int], list[int]]:
+    """One token for each cluster, and the labels, clusters numbered in raster order of these tokens."""
+    labels = list(labels)
+    order = best_first(weight)
+    kept: dict[int, int] = {}
+    for j in range(k):
+        members = [i for i in order if labels[i] == j]
+        if members:
+            kept[j] = members[0]
+    for j in range(k):
+        if j not in kept:
+            kept[j] = next(i for i in order if i not in kept.values())
+            labels[kept[j]] = j
+    rank = {j: row for row, j in enumerate(sorted(kept, key=lambda j: kept[j]))}
+    return sorted(kept.values()), [rank[label] for label in labels]
+
+
+def residual(token: Array, centre: Array, scale: float) -> float:
+    """Distance from the centre; one that rounding could make is none."""
+    d = squared(token, centre)
+    return math.sqrt(d) if d > ROUNDING * scale else 0.0
+
+
+def clustrs(method: Any, picture: Picture, k: int) -> Result:
+    tokens, weight = picture.tokens, picture.attention
+    if method.salience or (method.salience is None and not picture.cls):
+        weight = salience(tokens, weight)
+    seeds = seeding(method, tokens, weight, k)
+    labels, _ = refine(method, tokens, weight, seeds)
+    kept, labels = representatives(labels, weight, k)
+    scale = scales(tokens)
+    rows, centroids, alphas = [], [], []
+    for row, i in enumerate(kept):
+        members = [m for m, label in enumerate(labels) if label == row]
+        centre = mean(members, tokens, weight)
+        centroids.append(centre)
+        radius = {m: residual(tokens[m], centre, scale[m]) for m in members}
+        radii = sorted(radius.values())
+        delta = (radii[(len(radii) - 1) // 2] + radii[len(radii) // 2]) / 2
+        r = radius[i]
+        if len(members) == 1 or not method.shrink:
+            alpha = 1.0
+        else:
+            alpha = delta**2 / (r**2 + delta**2) if r > 0 or delta > 0 else 1.0
+            alpha = min(max(alpha, method.clip[0]), method.clip[1])
+        alphas.append(alpha)
+        rows.append(alpha * tokens[i] + (1 - alpha) * centre)
+    return Result(np.array(rows), kept, labels, np.array(centroids), alphas)
