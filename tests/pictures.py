@@ -1,5 +1,6 @@
 """Inputs for the tests: random pictures, tame and nasty, and the methods to try on them."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,8 @@ def draw_picture(
     attention[rng.random(n) < zero_attention] = 0
     projector = rng.normal(size=(10, width))
     # what float32 can hold, so that both sides see the same numbers
-    return Picture(*(x.astype(np.float32).astype(float) for x in (tokens, attention, hidden, keys, projector)), cls)
+    picture = Picture(tokens, attention, hidden, keys, projector, cls)
+    return rounded(picture, torch.float32)
 
 
 def tensors(pictures: list[Picture], dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, EncoderStates]:
@@ -70,5 +72,5 @@ def rounded(picture: Picture, dtype: torch.dtype) -> Picture:
     def there_and_back(x: Any) -> Any:
         return torch.from_numpy(x).to(dtype).double().numpy()
 
-    arrays = (picture.tokens, picture.attention, picture.hidden, picture.keys, picture.projector)
-    return Picture(*map(there_and_back, arrays), picture.cls)
+    names = ("tokens", "attention", "hidden", "keys", "projector")
+    return replace(picture, **{name: there_and_back(getattr(picture, name)) for name in names})

@@ -11,7 +11,7 @@ from scipy_free import chi_square_limit
 
 from clustrs.ops import noise
 from clustrs.ops.geometry import squared_distances
-from clustrs.ops.kmeans import seeding
+from clustrs.ops.kmeans import seeding, unit_scale
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(1, 5), st.integers(1, 20))
@@ -60,10 +60,11 @@ def test_seeds_are_drawn_with_the_right_probabilities(tau: float | None) -> None
             expected[second] = p * chances([1, second])
 
     distances, scale = squared_distances(torch.from_numpy(tokens)[None])
+    scaled = unit_scale(torch.from_numpy(weight)[None])
     trials = 6000
     counts = np.zeros((6, 6))
     for seed in range(trials):
-        first, second, third = seeding(distances, scale, torch.from_numpy(weight)[None], 3, tau=tau, seed=seed)[0]
+        first, second, third = seeding(distances, scale, scaled, 3, tau=tau, seed=seed)[0]
         assert first == 1
         counts[second, third] += 1
     assert (counts[expected == 0] == 0).all()
@@ -75,7 +76,7 @@ def test_seeds_are_drawn_with_the_right_probabilities(tau: float | None) -> None
 def test_without_chances_the_heaviest_tokens_follow() -> None:
     tokens = torch.tensor([[0.0], [5.0], [0.0], [5.0], [5.0], [0.0]])[None]
     weight = torch.tensor([[0.1, 0.9, 0.3, 0.3, 0.5, 0.0]])
-    seeds = seeding(*squared_distances(tokens), weight, 5, tau=1.0, seed=0)[0].tolist()
+    seeds = seeding(*squared_distances(tokens), unit_scale(weight), 5, tau=1.0, seed=0)[0].tolist()
     assert seeds[0] == 1
     assert seeds[1] in (0, 2)
     assert seeds[2:] == [i for i in (4, 2, 3, 0) if i not in seeds[:2]]

@@ -1,4 +1,4 @@
-"""A partition of tokens into k clusters, and sums and medians over its parts, without ever forming a k x N mask."""
+"""Sums and medians over the clusters of a partition, in one pass over the tokens."""
 
 from dataclasses import dataclass
 
@@ -9,16 +9,14 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class Clusters:
-    """`labels` [B, N] in 0 .. k-1, `sizes` [B, k], and `order` [B, N]: the tokens, cluster by cluster."""
+    """A partition into k clusters, none of them empty.
+
+    `labels` [B, N] in 0 .. k-1, `sizes` [B, k], and `order` [B, N]: the tokens, cluster by cluster.
+    """
 
     labels: Tensor
     sizes: Tensor
     order: Tensor
-
-    @property
-    def starts(self) -> Tensor:
-        """Where each cluster begins in `order`, [B, k]."""
-        return self.sizes.cumsum(-1) - self.sizes
 
 
 def partition(labels: Tensor, k: int) -> Clusters:
@@ -28,7 +26,7 @@ def partition(labels: Tensor, k: int) -> Clusters:
 
 
 def sums(clusters: Clusters, rows: Tensor, factors: Tensor) -> Tensor:
-    """Sums of `factors` [B, N] times `rows` [B, N, D] over each cluster, [B, k, D]: one pass over the rows."""
+    """Sums of `factors` [B, N] times `rows` [B, N, D] over each cluster, [B, k, D]."""
     batch, n, width = rows.shape
     places = clusters.order + torch.arange(batch, device=rows.device)[:, None] * n
     sizes = clusters.sizes.flatten()
@@ -42,24 +40,12 @@ def sums(clusters: Clusters, rows: Tensor, factors: Tensor) -> Tensor:
     return total.view(batch, -1, width)
 
 
-def shares(clusters: Clusters, weight: Tensor) -> Tensor:
-    """What each token contributes [B, N] to the weighted mean of its cluster.
-
-    Members that weigh nothing together count equally.
-    """
-    total = sums(clusters, weight[..., None], torch.ones_like(weight))[..., 0]
-    total, size = (part.gather(-1, clusters.labels) for part in (total, clusters.sizes.to(weight.dtype)))
-    return torch.where(total > 0, weight / total, 1 / size)
-
-
 def medians(clusters: Clusters, values: Tensor) -> Tensor:
-    """Median of `values` [B, N] in each cluster, [B, k]; for an even count the mean of the two middle ones.
-
-    No cluster may be empty.
-    """
+    """Median of `values` [B, N] in each cluster, [B, k]; for an even count the mean of the two middle ones."""
     by_value = values.argsort(-1)
     by_label = clusters.labels.gather(-1, by_value).argsort(dim=-1, stable=True)
     ordered = values.gather(-1, by_value.gather(-1, by_label))
-    low = ordered.gather(-1, clusters.starts + (clusters.sizes - 1) // 2)
-    high = ordered.gather(-1, clusters.starts + clusters.sizes // 2)
+    starts = clusters.sizes.cumsum(-1) - clusters.sizes
+    low = ordered.gather(-1, starts + (clusters.sizes - 1) // 2)
+    high = ordered.gather(-1, starts + clusters.sizes // 2)
     return (low + high) / 2

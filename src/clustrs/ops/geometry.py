@@ -32,9 +32,9 @@ def squared_distances(tokens: Tensor) -> tuple[Tensor, Tensor]:
     """
     matrices, scales = [], []
     for picture in tokens.unbind(0):
-        matrix = gram(picture, origin=centre(picture), factor=-2)
-        norms = matrix.diagonal() / -2
-        matrices.append(matrix.add_(norms[:, None]).add_(norms).clamp_(min=0))
+        matrix = gram(picture - centre(picture))
+        norms = matrix.diagonal().clone()
+        matrices.append(matrix.mul_(-2).add_(norms[:, None]).add_(norms).clamp_(min=0))
         scales.append(norms + norms.mean())
     return stacked(matrices), stacked(scales)
 
@@ -45,10 +45,10 @@ def cosines(left: Tensor, right: Tensor | None = None) -> Tensor:
     Without `right`, between all rows of `left`. A row of zeros has cosine 0 with everything.
     """
     if right is None:
-        raw = [gram(rows, norms=lengths(rows)) for rows in left.unbind(0)]
+        raw = [gram(rows / lengths(rows)) for rows in left.unbind(0)]
     else:
         pairs = zip(left.unbind(0), right.unbind(0), strict=True)
-        raw = [product(a / lengths(a), (b / lengths(b)).T) for a, b in pairs]
+        raw = [product(a / lengths(a), b / lengths(b)) for a, b in pairs]
     return stacked(raw).div_(COSINE_STEP).round_().mul_(COSINE_STEP)
 
 

@@ -1,7 +1,7 @@
 """Attention-weighted k-means over the N x N squared distances of a picture's tokens (C+H).
 
-A centre is a weighted mean of its cluster's tokens, held as the share [B, N] that each token has in it. Its squared
-distance to token i is sum_m w_m d_im - sum_lm w_l w_m d_lm / 2, so nothing here ever looks at the D features.
+A centre is a weighted mean of its cluster's tokens, held as the shares w that they have in it. Its squared distance
+to token i is sum_m w_m d_im - sum_lm w_l w_m d_lm / 2, so nothing here ever looks at the D features.
 """
 
 import math
@@ -9,18 +9,24 @@ import math
 import torch
 from torch import Tensor
 
-from clustrs.ops.clusters import Clusters, partition, shares, sums
 from clustrs.ops.geometry import ROUNDING, stacked
 from clustrs.ops.huber import huber
 from clustrs.ops.noise import waiting_times
-from clustrs.ops.picking import fill, rows_at, top
+from clustrs.ops.picking import fill, rows_at
 from clustrs.ops.products import product
+
+LIGHTEST = 1e-36
+"""What counts as no weight at all, next to a largest weight of about 1."""
 
 
 def unit_scale(weight: Tensor) -> Tensor:
-    """Weights [B, N] scaled by a power of two (so exactly) to a maximum near 1: neither sums nor products overflow."""
+    """Weights [B, N] scaled by a power of two (so exactly) to a largest one near 1, and none below `LIGHTEST`.
+
+    All functions below want such weights: sums neither overflow nor vanish, and tokens without weight count for
+    nothing beside others that have some, but equally among themselves.
+    """
     exponent = weight.amax(-1, keepdim=True).frexp().exponent.clamp(-126, 126)
-    return weight * torch.exp2(-exponent.to(weight.dtype))
+    return (weight * torch.exp2(-exponent.to(weight.dtype))).clamp_(min=LIGHTEST)
 
 
 def seeding(distances: Tensor, scale: Tensor, weight: Tensor, k: int, *, tau: float | None, seed: int) -> Tensor:
@@ -33,7 +39,7 @@ def seeding(distances: Tensor, scale: Tensor, weight: Tensor, k: int, *, tau: fl
     batch, n, _ = distances.shape
     rows = distances.reshape(batch * n, n)
     offset = torch.arange(batch, device=distances.device) * n
-    rates = unit_scale(weight)[:, None] / waiting_times(seed, k - 1, n, like=distances)
+    rates = weight[:, None] / waiting_times(seed, k - 1, n, like=distances)
     seeds = [weight.argmax(-1)]
     zero = torch.zeros_like(weight)
     cost = torch.full_like(weight, torch.inf)
@@ -44,30 +50,46 @@ def seeding(distances: Tensor, scale: Tensor, weight: Tensor, k: int, *, tau: fl
     drawn = torch.stack(seeds, -1)
     between = rows_at(distances, drawn).gather(-1, drawn[:, None].expand(-1, k, -1))
     repeated = (between <= ROUNDING * scale.gather(-1, drawn)[:, None]).triu(1).any(1)
-    return fill(drawn, ~repeated & (weight.gather(-1, drawn) > 0), weight)
+    return fill(drawn, ~repeated & (weight.gather(-1, drawn) > LIGHTEST), weight)
 
 
-def to_means(distances: Tensor, clusters: Clusters, share: Tensor) -> Tensor:
+def membership(labels: Tensor, k: int) -> Tensor:
+    """Whether a cluster has a token: labels [B, N] give [B, k, N]."""
+    return labels[:, None] == torch.arange(k, device=labels.device)[:, None]
+
+
+def mean_shares(members: Tensor, weight: Tensor) -> Tensor:
+    """The share [B, k, N] of each token in the weighted mean of its cluster; an empty cluster has zeros."""
+    part = members * weight[:, None]
+    return part.div_(part.sum(-1, keepdim=True).clamp_(min=LIGHTEST))
+
+
+def to_means(distances: Tensor, shares: Tensor) -> Tensor:
     """Squared distances [B, k, N] from the means of the clusters to all tokens; infinite from an empty cluster."""
-    batch, k = clusters.sizes.shape
-    mixture = share.new_zeros(batch, k, share.shape[-1]).scatter_(1, clusters.labels[:, None], share[:, None])
-    mixed = stacked([product(d, w.T).T for d, w in zip(distances.unbind(0), mixture.unbind(0), strict=True)])
-    spread = sums(clusters, own(mixed, clusters)[..., None], share / 2)
-    spread = spread.masked_fill_(clusters.sizes[..., None] == 0, -torch.inf)
-    return mixed.sub_(spread).clamp_(min=0)
+    mixed = stacked([product(s, d) for s, d in zip(shares.unbind(0), distances.unbind(0), strict=True)])
+    spread = (shares * mixed).sum(-1, keepdim=True).div_(2)
+    empty = shares.amax(-1, keepdim=True) == 0
+    return mixed.sub_(spread.masked_fill_(empty, -torch.inf)).clamp_(min=0)
 
 
-def own(to_centres: Tensor, clusters: Clusters) -> Tensor:
-    """Of [B, k, N], the entries [B, N] of each token's own cluster."""
-    return to_centres.gather(1, clusters.labels[:, None])[:, 0]
-
-
-def nearest(to_centres: Tensor, scale: Tensor) -> Tensor:
-    """The nearest centre [B, N] of each token; differences that rounding could make (see `scale` [B, N]) are ties."""
-    limit = to_centres.amin(1, keepdim=True) + ROUNDING * scale[:, None]
+def nearest(to_centres: Tensor, slack: Tensor) -> Tensor:
+    """The nearest centre [B, N] of each token: the first of those that differ by `slack` [B, 1, N] at most."""
     k = to_centres.shape[1]
-    number = torch.arange(k, device=scale.device, dtype=scale.dtype)[:, None]
+    limit = to_centres.amin(1, keepdim=True) + slack
+    number = torch.arange(k, device=slack.device, dtype=slack.dtype)[:, None]
     return torch.where(to_centres <= limit, number, k - 1).amin(1).long()
+
+
+def own(to_centres: Tensor, labels: Tensor) -> Tensor:
+    """Of [B, k, N], the entries [B, N] of each token's own cluster."""
+    return to_centres.gather(1, labels[:, None])[:, 0]
+
+
+def centres(labels: Tensor, to_centres: Tensor, weight: Tensor, huber_tau: float | None) -> Tensor:
+    """Shares [B, k, N] of the tokens in the next centres: weighted means, or a step towards the Huber M-estimates."""
+    if huber_tau is not None:
+        weight = weight * (huber_tau / own(to_centres, labels).sqrt()).clamp(max=1)
+    return mean_shares(membership(labels, to_centres.shape[1]), weight)
 
 
 def refine(
@@ -80,48 +102,34 @@ def refine(
     tolerance: float,
     huber_tau: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Lloyd rounds from `seeds`: labels [B, N], and each token's share [B, N] in the last centre of its cluster.
+    """Lloyd rounds from `seeds`: labels [B, N], and the squared distances [B, k, N] to the centres that gave them.
 
     A picture is done when fewer than tolerance * N of its tokens changed cluster; its labels then stay.
-    Centres are weighted means or, with `huber_tau`, one re-weighting step of the Huber M-estimate a round.
     A cluster that lost all its members has no centre, and gets no tokens back.
     """
-    k, n = seeds.shape[-1], distances.shape[-1]
-    weight = unit_scale(weight)
-    few = math.ceil(tolerance * n)
-
-    def centres(clusters: Clusters, to_centres: Tensor) -> Tensor:
-        share = shares(clusters, weight)
-        if huber_tau is None:
-            return share
-        pull = (huber_tau / own(to_centres, clusters).sqrt()).clamp(max=1)
-        return shares(clusters, share * pull)
-
+    slack = (ROUNDING * scale)[:, None]
+    few = math.ceil(tolerance * distances.shape[-1])
     to_centres = rows_at(distances, seeds)
-    clusters = partition(nearest(to_centres, scale), k)
-    share = centres(clusters, to_centres)
+    labels = nearest(to_centres, slack)
     done = torch.zeros_like(seeds[:, :1], dtype=torch.bool)
     for _ in range(iterations - 1):
-        to_centres = to_means(distances, clusters, share)
-        update = nearest(to_centres, scale)
-        changed = (update != clusters.labels).sum(-1, keepdim=True)
-        clusters = partition(torch.where(done, clusters.labels, update), k)
+        to_centres = to_means(distances, centres(labels, to_centres, weight, huber_tau))
+        update = nearest(to_centres, slack)
+        changed = (update != labels).sum(-1, keepdim=True)
+        labels = torch.where(done, labels, update)
         done = done | (changed < few)
-        share = centres(clusters, to_centres)
-    return clusters.labels, share
+    return labels, to_centres
 
 
-def representatives(labels: Tensor, score: Tensor, k: int) -> tuple[Tensor, Clusters]:
-    """The best-scored member [B, k] of each cluster, and the clusters, numbered in raster order of these.
+def representatives(labels: Tensor, score: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The best-scored member [B, k] of each cluster, and the labels, clusters numbered in raster order of these.
 
     An empty cluster gives its place to the best token not kept yet, which leaves its old cluster for one of its own.
     """
-    rank = top(score, score.shape[-1])
-    ranked = partition(labels.gather(-1, rank), k)
-    alive = ranked.sizes > 0
-    first = ranked.order.gather(-1, ranked.starts.clamp(max=labels.shape[-1] - 1))
-    kept = fill(rank.gather(-1, first), alive, score)
-    number = torch.arange(k, device=labels.device).expand_as(kept)
+    best = torch.where(membership(labels, k), score[:, None], -1).max(-1)
+    alive = best.values >= 0
+    kept = fill(best.indices, alive, score)
+    number = torch.arange(k, device=labels.device)
     labels = labels.scatter(-1, kept, torch.where(alive, labels.gather(-1, kept), number))
     kept, order = kept.sort(-1)
-    return kept, partition(order.argsort(-1).gather(-1, labels), k)
+    return kept, order.argsort(-1).gather(-1, labels)

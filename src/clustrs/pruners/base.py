@@ -67,8 +67,6 @@ class Pruner:
                 checks.beside(f"states.{name}", state, (*batch, n + states.cls, -1), tokens)
                 if check and name in self.needs:
                     checks.finite(f"states.{name}", state)
-        if check:
-            checks.finite("tokens", tokens)
 
         if not batch:
             tokens, attention, states = (
@@ -78,15 +76,25 @@ class Pruner:
             )
         k = self.count(n)
         with torch.autocast(tokens.device.type, enabled=False):
-            chosen = self._all(tokens) if k == n else self._select(tokens, attention, states, k)
+            chosen = self._all(tokens, check) if k == n else self._select(tokens, attention, states, k, check)
         return chosen if batch else chosen.unbatched()
 
-    def _all(self, tokens: Tensor) -> Selection:
+    def _all(self, tokens: Tensor, check: bool) -> Selection:
         """The selection when nothing has to go."""
+        if check:
+            checks.finite("tokens", tokens)
         return Selection(tokens, torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1))
 
-    def _select(self, tokens: Tensor, attention: Tensor | None, states: EncoderStates, k: int) -> Selection:
-        """Choose k < N of the tokens [B, N, D]. Inputs are checked, and what the method `needs` is there."""
+    def _select(
+        self, tokens: Tensor, attention: Tensor | None, states: EncoderStates, k: int, check: bool
+    ) -> Selection:
+        """Choose k < N of the tokens [B, N, D].
+
+        What the method `needs` is there, and all is checked but the values of the tokens: it may be cheaper to do
+        that on the way.
+        """
+        if check:
+            checks.finite("tokens", tokens)
         with torch.no_grad():
             indices = self._choose(tokens, attention, states, k).sort(-1).values
         return Selection(rows_at(tokens, indices), indices)

@@ -101,8 +101,9 @@ def values(name: str, value: Tensor, low: float, high: float) -> None:
         raise ValueError(f"{name} has {found}: all must be finite, from {low:g} to {high:g}")
 
 
-def finite(name: str, value: Tensor) -> None:
-    """All numbers finite, and none so large that squares overflow. The norm tells, in one pass."""
-    norm = torch.linalg.vector_norm(value.detach(), dtype=torch.promote_types(value.dtype, torch.float32))
-    if not norm.item() <= LARGEST:
+def finite(name: str, value: Tensor, norms: Tensor | None = None) -> None:
+    """All numbers finite, and none so large that squares overflow: the norm tells, or norms that are known already."""
+    if norms is None:
+        norms = torch.linalg.vector_norm(value.detach(), dtype=torch.promote_types(value.dtype, torch.float32))
+    if not norms.amax().item() <= LARGEST:
         values(name, value, -LARGEST, LARGEST)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from clustrs.ops import kmeans
-from clustrs.ops.clusters import shares, sums
+from clustrs.ops.clusters import partition, sums
 from clustrs.ops.geometry import ROUNDING, squared_distances
 from clustrs.ops.picking import rows_at
 from clustrs.ops.salience import salience
@@ -54,19 +54,24 @@ class ClustRS(Pruner):
         checks.choice("salience", self.salience, (True, False, None))
         checks.integer("seed", self.seed, 0)
 
-    def _all(self, tokens: Tensor) -> Selection:
-        every = super()._all(tokens)
+    def _all(self, tokens: Tensor, check: bool) -> Selection:
+        every = super()._all(tokens, check)
         alpha = torch.ones(tokens.shape[:2], dtype=single(tokens).dtype, device=tokens.device)
         return replace(every, labels=every.indices, centroids=tokens, alpha=alpha)
 
-    def _select(self, tokens: Tensor, attention: Tensor | None, states: EncoderStates, k: int) -> Selection:
+    def _select(
+        self, tokens: Tensor, attention: Tensor | None, states: EncoderStates, k: int, check: bool
+    ) -> Selection:
         assert attention is not None
         features = single(tokens)
         with torch.no_grad():
             weight = attention.to(features.dtype)
             if self.salience or (self.salience is None and not states.cls):
                 weight = salience(features, weight)
+            weight = kmeans.unit_scale(weight)
             distances, scale = squared_distances(features)
+            if check:
+                checks.finite("tokens", tokens, norms=scale.sqrt())
             tau = self.tau if self.distance == "huber" else None
             seeds = kmeans.seeding(distances, scale, weight, k, tau=tau, seed=self.seed)
             labels, _ = kmeans.refine(
@@ -78,16 +83,18 @@ class ClustRS(Pruner):
                 tolerance=self.tolerance,
                 huber_tau=self.tau if self.centroid == "huber" else None,
             )
-            indices, clusters = kmeans.representatives(labels, weight, k)
-            share = shares(clusters, kmeans.unit_scale(weight))
+            indices, labels = kmeans.representatives(labels, weight, k)
+            clusters = partition(labels, k)
+            shares = kmeans.mean_shares(kmeans.membership(labels, k), weight)
             if self.shrink:
-                residuals = kmeans.own(kmeans.to_means(distances, clusters, share), clusters)
+                residuals = kmeans.own(kmeans.to_means(distances, shares), labels)
                 residuals = residuals.masked_fill_(residuals <= ROUNDING * scale, 0).sqrt_()
                 alpha = shrink_factors(residuals, indices, clusters, self.clip)
             else:
                 alpha = torch.ones_like(indices, dtype=features.dtype)
+            share = kmeans.own(shares, labels)
         centroids = sums(clusters, features, share)
         kept = rows_at(tokens, indices)
         if self.shrink:
             kept = single(kept).lerp_(centroids, 1 - alpha[..., None]).to(tokens.dtype)
-        return Selection(kept, indices, clusters.labels, centroids.to(tokens.dtype), alpha)
+        return Selection(kept, indices, labels, centroids.to(tokens.dtype), alpha)

@@ -22,8 +22,8 @@ class EncoderStates:
 
     def batched(self) -> "EncoderStates":
         """The same with a batch of one in front."""
-        parts = {"hidden": self.hidden, "keys": self.keys}
-        return replace(self, **{name: part[None] for name, part in parts.items() if part is not None})
+        hidden, keys = (None if part is None else part[None] for part in (self.hidden, self.keys))
+        return replace(self, hidden=hidden, keys=keys)
 
 
 @dataclass(frozen=True)

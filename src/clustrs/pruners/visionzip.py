@@ -7,6 +7,7 @@ from torch import Tensor
 
 from clustrs.ops.geometry import cosines
 from clustrs.ops.picking import rows_at, top
+from clustrs.pruners import checks
 from clustrs.pruners.base import Pruner, single
 from clustrs.pruners.registry import register
 from clustrs.pruners.selection import EncoderStates, Selection
@@ -30,7 +31,11 @@ class VisionZip(Pruner):
         contextual = max(1, 10 * k // 64) if k > 1 else 0
         return k - contextual, contextual
 
-    def _select(self, tokens: Tensor, attention: Tensor | None, states: EncoderStates, k: int) -> Selection:
+    def _select(
+        self, tokens: Tensor, attention: Tensor | None, states: EncoderStates, k: int, check: bool
+    ) -> Selection:
+        if check:
+            checks.finite("tokens", tokens)
         assert attention is not None
         assert states.hidden is not None
         assert states.keys is not None

@@ -1,0 +1,207 @@
+"""How long does it take to select tokens?
+
+For every size, budget and batch, each method is timed in turn with two yardsticks: the floor, one N x N x D matrix
+product, and the greedy loop of DivPrune as its authors published it, whose cost grows with the number of tokens chosen.
+Machines are noisy, so look at the ratios: all the times behind them were taken in the same run, in turns. Every
+repetition gets a fresh copy of the tokens, as a model would hand them over, and the allocator starts out as a model
+leaves it: after a large block was freed, it no longer returns smaller ones to the system at once.
+
+Writes selection.json, selection.md and selection.png to the output folder.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from clustrs import EncoderStates, Pruner, get_method, list_methods
+
+HIDDEN, KEYS = 1024, 64
+FLOOR, LOOP = "floor", "divprune's loop"
+TARGETS = [("clustrs", 16, FLOOR, 1.4), ("clustrs", 144, FLOOR, 2.0)]
+TARGET_SIZE = (576, 4096, 1)
+Row = dict[str, Any]
+
+
+def published_loop(tokens: Tensor, k: int) -> Tensor:
+    """DivPrune with an index_select over the growing chosen set, one picture after the other."""
+    pictures = []
+    for picture in tokens:
+        unit = torch.nn.functional.normalize(picture, dim=-1)
+        far = 1 - unit @ unit.T
+        chosen = far.topk(2, dim=0, largest=False).values[1].argmax().view(1)
+        for _ in range(k - 1):
+            closest = far.index_select(0, chosen).min(0).values
+            chosen = torch.cat([chosen, closest.index_fill(0, chosen, -1).argmax().view(1)])
+        pictures.append(picture[chosen.sort().values])
+    return torch.stack(pictures)
+
+
+def methods(k: int) -> list[Pruner]:
+    return [get_method(name, keep=k) for name in list_methods() if name != "none"]
+
+
+def measure(n: int, width: int, batch: int, keeps: list[int], seconds: float, bar: "tqdm[Any]") -> list[Row]:
+    """Median milliseconds of the yardsticks and of every method, in turns."""
+    generator = torch.Generator().manual_seed(0)
+    source = torch.randn(batch, n, width, generator=generator)
+    attention = torch.rand(batch, n, generator=generator)
+    projector = torch.randn(HIDDEN, width, generator=generator)
+    hidden, keys = (torch.randn(batch, n + 1, size, generator=generator) for size in (HIDDEN, KEYS))
+    states = EncoderStates(hidden, keys, lambda x: x @ projector)
+    rows = []
+    for k in keeps:
+        calls: dict[str, Callable[[Tensor], object]] = {FLOOR: lambda tokens: tokens @ tokens.mT}
+        calls[LOOP] = partial(published_loop, k=k)
+        for method in methods(k):
+            calls[method.name] = partial(method.select, attention=attention, states=states)
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        start = time.perf_counter()
+        while len(times[FLOOR]) < 4 or (len(times[FLOOR]) < 41 and time.perf_counter() - start < seconds):
+            for name, call in calls.items():
+                tokens = source.clone()
+                before = time.perf_counter()
+                call(tokens)
+                times[name].append(time.perf_counter() - before)
+        medians = {name: statistics.median(taken[1:]) * 1e3 for name, taken in times.items()}
+        for name, ms in medians.items():
+            row: Row = {"n": n, "d": width, "batch": batch, "keep": k, "method": name, "ms": ms}
+            row |= {"to_floor": ms / medians[FLOOR], "to_loop": ms / medians[LOOP], "repeats": len(times[name]) - 1}
+            rows.append(row)
+        bar.update()
+    return rows
+
+
+def measure_naive(n: int, width: int, keeps: list[int], bar: "tqdm[Any]") -> dict[tuple[str, int], float]:
+    """Milliseconds of the loop-by-loop references of the tests, once each."""
+    sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+    import reference
+
+    rng = np.random.default_rng(0)
+    hidden, keys = rng.normal(size=(n + 1, HIDDEN)), rng.normal(size=(n + 1, KEYS))
+    picture = reference.Picture(
+        rng.normal(size=(n, width)), rng.random(n), hidden, keys, rng.normal(size=(HIDDEN, width)), cls=True
+    )
+    times = {}
+    for k in keeps:
+        for method in methods(k):
+            before = time.perf_counter()
+            reference.run(method, picture)
+            times[method.name, k] = (time.perf_counter() - before) * 1e3
+        bar.update()
+    return times
+
+
+def table(rows: list[Row]) -> str:
+    head = "| N | D | B | k | method | ms | x floor | x DivPrune's loop | reference ms |"
+    lines = [head, "|--:|--:|--:|--:|:--|--:|--:|--:|--:|"]
+    for row in rows:
+        naive = f"{row['naive_ms']:.0f}" if "naive_ms" in row else ""
+        numbers = f"{row['ms']:.2f} | {row['to_floor']:.2f} | {row['to_loop']:.2f} | {naive}"
+        lines.append(f"| {row['n']} | {row['d']} | {row['batch']} | {row['keep']} | {row['method']} | {numbers} |")
+    return "\n".join(lines)
+
+
+def verdicts(rows: list[Row]) -> list[str]:
+    """What was to be reached, and whether it was."""
+    lines = []
+    for name, k, _, limit in TARGETS:
+        for row in rows:
+            if row["method"] == name and row["keep"] == k and (row["n"], row["d"], row["batch"]) == TARGET_SIZE:
+                verdict = "reached" if row["to_floor"] <= limit else "MISSED"
+                lines.append(f"{name} at k = {k}: {row['to_floor']:.2f} x the floor, at most {limit}: {verdict}")
+    ours = [row for row in rows if row["method"] == "clustrs"]
+    slower = [row for row in ours if row["to_loop"] > 1]
+    lines.append(f"clustrs slower than DivPrune's published loop in {len(slower)} of {len(ours)} cells")
+    lines += [f"  N = {r['n']}, B = {r['batch']}, k = {r['keep']}: {r['to_loop']:.2f} x" for r in slower]
+    return lines
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    single = [row for row in rows if row["batch"] == min(r["batch"] for r in rows)]
+    names = list(dict.fromkeys(row["method"] for row in single))
+    sizes = sorted({row["n"] for row in single})
+    keeps = sorted({row["keep"] for row in single})
+    panels = [("n", n, "keep", f"N = {n}", "tokens kept, k") for n in sizes]
+    panels += [("keep", k, "n", f"k = {k}", "tokens, N") for k in (keeps[0], keeps[-1])]
+    fig, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 4.2), sharey=True, layout="constrained")
+    styles = {FLOOR: ("black", ":", ""), LOOP: ("#999999", "--", "x")}
+    colours = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#882255", "#44aa99"]
+    others = [name for name in names if name not in styles]
+    styles |= {name: (c, "-", m) for name, c, m in zip(others, colours, "osv^D*Ph", strict=False)}
+    for axis, (fixed, value, along, title, label) in zip(np.atleast_1d(axes), panels, strict=True):
+        for name in names:
+            points = sorted((r[along], r["ms"]) for r in single if r["method"] == name and r[fixed] == value)
+            colour, line, marker = styles[name]
+            axis.plot(*zip(*points, strict=True), color=colour, linestyle=line, marker=marker, label=name)
+        axis.set(title=title, xlabel=label, yscale="log")
+        axis.set_xticks(sorted({r[along] for r in single if r[fixed] == value}))
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("milliseconds a picture")
+    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
+    fig.savefig(path, dpi=110)
+
+
+def sizes(text: str) -> tuple[int, int]:
+    n, width = text.lower().split("x")
+    return int(n), int(width)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default_sizes = [(576, 4096), (729, 3584), (2880, 4096)]
+    parser.add_argument(
+        "--sizes", type=sizes, nargs="+", default=default_sizes, metavar="NxD", help="for example 576x4096"
+    )
+    parser.add_argument("--keep", type=int, nargs="+", default=[16, 50, 144, 180], help="budgets")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="pictures at once")
+    parser.add_argument("--threads", type=int, default=2, help="threads of torch (default: 2)")
+    parser.add_argument("--seconds", type=float, default=6.0, help="time for one size, batch and budget, about")
+    parser.add_argument("--naive-up-to", type=int, default=729, help="time the slow references up to this N")
+    parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for the results")
+    options = parser.parse_args()
+
+    torch.set_num_threads(options.threads)
+    torch.zeros(31 * 2**18)  # 31 MiB, freed at once: see above
+    small = [size for size in options.sizes if size[0] <= options.naive_up_to]
+    steps = len(options.keep) * (len(options.sizes) * len(options.batch) + len(small))
+    rows: list[Row] = []
+    with torch.inference_mode(), tqdm(total=steps, desc="selection", unit="cell", disable=None) as bar:
+        for n, width in options.sizes:
+            for batch in options.batch:
+                rows += measure(n, width, batch, options.keep, options.seconds, bar)
+        for n, width in small:
+            naive = measure_naive(n, width, options.keep, bar)
+            for row in rows:
+                if (row["n"], row["d"], row["batch"]) == (n, width, 1) and (row["method"], row["keep"]) in naive:
+                    row["naive_ms"] = naive[row["method"], row["keep"]]
+
+    options.out.mkdir(parents=True, exist_ok=True)
+    cpu = torch.backends.cpu.get_cpu_capability()
+    machine = {"machine": platform.machine(), "kernels": cpu, "threads": options.threads, "torch": torch.__version__}
+    (options.out / "selection.json").write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+    text = "\n".join([", ".join(f"{k} {v}" for k, v in machine.items()), "", table(rows), "", *verdicts(rows)])
+    (options.out / "selection.md").write_text(text + "\n")
+    plot(rows, options.out / "selection.png")
+    print(text)
+    print(f"\nwritten: {options.out}/selection.json, selection.md, selection.png")
+
+
+if __name__ == "__main__":
+    main()
