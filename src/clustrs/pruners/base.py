@@ -1,7 +1,7 @@
 """What every method has in common: its budget, its checks, its place in the registry."""
 
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -9,6 +9,9 @@ from torch import Tensor
 from clustrs.ops.picking import rows_at
 from clustrs.pruners import checks
 from clustrs.pruners.selection import EncoderStates, Selection
+
+if TYPE_CHECKING:
+    from clustrs.vlm.attach import Handle
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -78,6 +81,20 @@ class Pruner:
         with torch.autocast(tokens.device.type, enabled=False):
             chosen = self._all(tokens, check) if k == n else self._select(tokens, attention, states, k, check)
         return chosen if batch else chosen.unbatched()
+
+    def attach(self, model: Any, *, scope: str = "image", crops: str = "all", positions: str = "compact") -> "Handle":
+        """Prune in a transformers model from now on, until `remove()` is called on what this returns.
+
+        scope: one budget for a whole "image", or one for each "crop". crops: "all", or the "base" one alone.
+        positions: "compact" (they run on without gaps), or "original" (each survivor keeps the one it had).
+        """
+        from clustrs.vlm.attach import Handle
+
+        return Handle(self, model, scope=scope, crops=crops, positions=positions)
+
+    def __call__(self, model: Any, **options: Any) -> "Handle":
+        """`attach` for a `with` block."""
+        return self.attach(model, **options)
 
     def _all(self, tokens: Tensor, check: bool) -> Selection:
         """The selection when nothing has to go."""

@@ -1,0 +1,153 @@
+"""Models of the real classes, small, with random weights, saved and loaded as published ones are."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import numpy as np
+import torch
+import transformers as tf
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+SIDE, PATCH = 28, 7
+GRID = SIDE // PATCH
+PATCHES = GRID * GRID
+PINPOINTS = [[28, 56], [56, 28], [56, 56], [28, 84], [84, 28]]
+TOWERS = ("clip", "siglip", "dinov2")
+FAMILIES = ("llava", "llava_next", "llava_onevision")
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {% for part in message.content %}"
+    "{{ '<image>' if part.type == 'image' else part.text }} {% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+class ImagesOnlyProcessor(tf.LlavaOnevisionProcessor):  # type: ignore[misc]
+    """OneVision's processor without its video half, which needs torchvision."""
+
+    def __init__(
+        self,
+        image_processor: Any = None,
+        tokenizer: Any = None,
+        num_image_tokens: int | None = None,
+        vision_feature_select_strategy: str | None = None,
+        chat_template: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.num_image_tokens = num_image_tokens
+        self.vision_feature_select_strategy = vision_feature_select_strategy
+        self.image_token, self.video_token = "<image>", "<video>"
+        self.image_token_id, self.video_token_id = tokenizer.convert_tokens_to_ids(["<image>", "<video>"])
+        self.vision_aspect_ratio = "anyres_max_9"
+        tf.ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
+
+
+class ImagesOnlyConfig(tf.PreTrainedConfig):  # type: ignore[misc]
+    """A key under which `AutoProcessor` finds the class above."""
+
+    model_type = "images_only"
+
+
+tf.AutoProcessor.register(ImagesOnlyConfig, ImagesOnlyProcessor, exist_ok=True)
+
+
+def tokenizer() -> Any:
+    """Bytes as tokens."""
+    special = ["<pad>", "<s>", "</s>", "<unk>", "<image>", "<video>"]
+    vocabulary = {token: i for i, token in enumerate(special + sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    return tf.PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        extra_special_tokens={"image_token": "<image>", "video_token": "<video>"},
+        padding_side="left",
+    )
+
+
+def tower_config(tower: str) -> Any:
+    shape = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "image_size": SIDE, "patch_size": PATCH}
+    if tower == "clip":
+        return tf.CLIPVisionConfig(intermediate_size=64, projection_dim=32, **shape)
+    if tower == "siglip":
+        return tf.SiglipVisionConfig(intermediate_size=64, vision_use_head=False, **shape)
+    return tf.Dinov2Config(mlp_ratio=2, **shape)
+
+
+def build(family: str, tower: str, folder: Path) -> None:
+    """Save a model and its processor. The weights are large, so that outputs depend on the pictures."""
+    words = tokenizer()
+    text = tf.LlamaConfig if family != "llava_onevision" else tf.Qwen2Config
+    extra = {} if tower == "siglip" else {"num_additional_image_tokens": 1}
+    strategy = "full" if tower == "siglip" else "default"
+    common = {
+        "vision_config": tower_config(tower),
+        "text_config": text(
+            vocab_size=len(words),
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+        ),
+        "image_token_index": words.image_token_id,
+        "vision_feature_select_strategy": strategy,
+        "vision_feature_layer": -1 if family == "llava_onevision" else -2,
+    }
+    crop = {"size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}}
+    shared = {"tokenizer": words, "vision_feature_select_strategy": strategy, "chat_template": TEMPLATE}
+    torch.manual_seed(0)
+    if family == "llava":
+        model = tf.LlavaForConditionalGeneration(tf.LlavaConfig(**common))
+        processor = tf.LlavaProcessor(
+            image_processor=tf.CLIPImageProcessorPil(**crop), patch_size=PATCH, **extra, **shared
+        )
+    elif family == "llava_next":
+        model = tf.LlavaNextForConditionalGeneration(tf.LlavaNextConfig(image_grid_pinpoints=PINPOINTS, **common))
+        images = tf.LlavaNextImageProcessorPil(image_grid_pinpoints=PINPOINTS, **crop)
+        processor = tf.LlavaNextProcessor(image_processor=images, patch_size=PATCH, **extra, **shared)
+    else:
+        config = tf.LlavaOnevisionConfig(
+            image_grid_pinpoints=PINPOINTS, video_token_index=words.video_token_id, **common
+        )
+        model = tf.LlavaOnevisionForConditionalGeneration(config)
+        images = tf.LlavaOnevisionImageProcessorPil(
+            size={"height": SIDE, "width": SIDE}, image_grid_pinpoints=PINPOINTS
+        )
+        count = PATCHES if tower == "siglip" else PATCHES + 1
+        processor = ImagesOnlyProcessor(image_processor=images, num_image_tokens=count, **shared)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter *= 4
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+
+
+def load(folder: Path, **options: Any) -> tuple[Any, Any]:
+    model = tf.AutoModelForImageTextToText.from_pretrained(folder, **options).eval()
+    model.generation_config.eos_token_id = None
+    return model, tf.AutoProcessor.from_pretrained(folder)
+
+
+def picture(height: int = 40, width: int = 60, seed: int = 0) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def prepare(processor: Any, texts: list[str], images: list[list[Image.Image]]) -> dict[str, Any]:
+    """Inputs for a batch of prompts, each with its own pictures."""
+    nested = images if isinstance(processor, ImagesOnlyProcessor) else [image for row in images for image in row]
+    if isinstance(processor, ImagesOnlyProcessor):
+        nested = [row for row in images if row]
+    return dict(processor(images=nested or None, text=texts, padding=True, return_tensors="pt"))
