@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test test-oldest lint bench clean
 
 setup: $(STAMP)
 
@@ -21,13 +21,20 @@ demo: setup ## Which tokens does each method keep? A table and a picture.
 test: setup ## All tests.
 	$(BIN)/python -m pytest
 
+test-oldest: ## The tests with models again, with the oldest transformers that is supported, in .venv-oldest.
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --constraint constraints.txt torch
+	.venv-oldest/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' 'transformers==5.16.*'
+	.venv-oldest/bin/python -m pytest tests/vlm tests/test_cli.py
+
 lint: setup ## Style, formatting, types.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: setup ## Time of every method against the matrix product it cannot do without.
+bench: setup ## Selection against the matrix product it cannot do without; whole models, end to end.
 	$(BIN)/python benchmarks/selection.py
+	$(BIN)/python benchmarks/end_to_end.py
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

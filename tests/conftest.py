@@ -1,5 +1,9 @@
 import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # The same examples on every run; HYPOTHESIS_PROFILE=explore looks for new ones.
@@ -7,3 +11,31 @@ common = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", common, derandomize=True, max_examples=120)
 settings.register_profile("explore", common, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+@pytest.fixture(scope="session")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """Folders of saved tiny models, each built once."""
+    made: dict[tuple[str, str], Path] = {}
+
+    def folder(family: str, tower: str) -> Path:
+        import tiny_models
+
+        if (family, tower) not in made:
+            made[family, tower] = tmp_path_factory.mktemp(f"{family}-{tower}")
+            tiny_models.build(family, tower, made[family, tower])
+        return made[family, tower]
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def load(folder_of: Callable[[str, str], Path]) -> Callable[..., tuple[Any, Any]]:
+    """A freshly loaded tiny model and its processor."""
+
+    def fresh(family: str = "llava", tower: str = "clip", **options: Any) -> tuple[Any, Any]:
+        import tiny_models
+
+        return tiny_models.load(folder_of(family, tower), **options)
+
+    return fresh

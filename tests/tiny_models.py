@@ -1,6 +1,7 @@
 """Models of the real classes, small, with random weights, saved and loaded as published ones are."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import transformers as tf
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+Load = Callable[..., tuple[Any, Any]]
+"""The fixture `load`: family, tower and options of `from_pretrained` to a model and its processor."""
 SIDE, PATCH = 28, 7
 GRID = SIDE // PATCH
 PATCHES = GRID * GRID
@@ -73,7 +76,13 @@ def tokenizer() -> Any:
 
 
 def tower_config(tower: str) -> Any:
-    shape = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "image_size": SIDE, "patch_size": PATCH}
+    shape = {
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "image_size": SIDE,
+        "patch_size": PATCH,
+    }
     if tower == "clip":
         return tf.CLIPVisionConfig(intermediate_size=64, projection_dim=32, **shape)
     if tower == "siglip":
@@ -129,7 +138,7 @@ def build(family: str, tower: str, folder: Path) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter *= 4
+                parameter.mul_(4)
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
 
@@ -147,7 +156,8 @@ def picture(height: int = 40, width: int = 60, seed: int = 0) -> Image.Image:
 
 def prepare(processor: Any, texts: list[str], images: list[list[Image.Image]]) -> dict[str, Any]:
     """Inputs for a batch of prompts, each with its own pictures."""
-    nested = images if isinstance(processor, ImagesOnlyProcessor) else [image for row in images for image in row]
     if isinstance(processor, ImagesOnlyProcessor):
-        nested = [row for row in images if row]
-    return dict(processor(images=nested or None, text=texts, padding=True, return_tensors="pt"))
+        given: list[Any] = [row for row in images if row]
+    else:
+        given = [image for row in images for image in row]
+    return dict(processor(images=given or None, text=texts, padding=True, return_tensors="pt"))

@@ -67,7 +67,7 @@ def test_same_as_reference(
     result = method.select(tokens, attention, states)
     assert result.tokens.dtype == dtype
     tolerance = {torch.float64: 1e-9, torch.float32: 1e-5}.get(dtype, 3 * torch.finfo(dtype).eps)
-    assert_same(result.unbatched(), reference.run(method, picture), tolerance * (1 + offset))
+    assert_same(result.picture(0), reference.run(method, picture), tolerance * (1 + offset))
 
 
 @pytest.mark.parametrize(("name", "parameters"), CASES)
@@ -77,10 +77,10 @@ def test_same_as_reference_at_real_sizes(name: str, parameters: dict[str, Any], 
     picture = draw_picture(3, n, width, cls=n == 576, duplicates=0.1)
     # VisPruner sorts hundreds of nearly equal cosines again and again: float32 and float64 part company there.
     dtype = torch.float64 if name == "vispruner" else torch.float32
-    assert_same(method.select(*tensors([picture], dtype)).unbatched(), reference.run(method, picture), 1e-5)
+    assert_same(method.select(*tensors([picture], dtype)).picture(0), reference.run(method, picture), 1e-5)
 
 
 def test_clustrs_at_full_width() -> None:
     method = get_method("clustrs", keep=50)
     picture = draw_picture(4, 576, 4096)
-    assert_same(method.select(*tensors([picture])).unbatched(), reference.run(method, picture), 1e-5)
+    assert_same(method.select(*tensors([picture])).picture(0), reference.run(method, picture), 1e-5)

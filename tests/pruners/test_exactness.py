@@ -89,7 +89,7 @@ def test_exactly_k_distinct_tokens(
     tokens, attention, states = tensors(
         [draw_picture(seed, n, 3, duplicates=duplicates, zero_attention=zero_attention, ties=True)]
     )
-    result = method.select(tokens, attention, states).unbatched()
+    result = method.select(tokens, attention, states).picture(0)
     k = method.count(n)
     assert result.tokens.shape == (k, 3)
     indices = result.indices.tolist()

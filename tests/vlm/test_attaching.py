@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Load
-from tiny_models import FAMILIES, picture, prepare
+from tiny_models import FAMILIES, Load, picture, prepare
 
 from clustrs import ClustRS, get_method, list_methods
 

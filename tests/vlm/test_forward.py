@@ -5,8 +5,7 @@ from typing import Any
 import by_hand
 import pytest
 import torch
-from conftest import Load
-from tiny_models import FAMILIES, GRID, PATCHES, TOWERS, picture, prepare
+from tiny_models import FAMILIES, GRID, PATCHES, TOWERS, Load, picture, prepare
 
 from clustrs import get_method, list_methods
 

@@ -6,8 +6,7 @@ from typing import Any
 import by_hand
 import pytest
 import torch
-from conftest import Load
-from tiny_models import FAMILIES, picture, prepare
+from tiny_models import FAMILIES, Load, picture, prepare
 from torch import Tensor
 from transformers import GenerationConfig, TextIteratorStreamer, pipeline
 
@@ -69,7 +68,12 @@ def generate_with_ids(model: Any, handle: Any, ids: Tensor, way: dict[str, Any])
 def test_each_row_of_a_padded_batch_is_the_prompt_alone(load: Load, family: str, positions: str) -> None:
     """Four prompts of different lengths, one without a picture and one with two."""
     model, processor = load(family)
-    texts = ["<s>user: <image> what?", "<s>no picture here, only words", "<s><image> and <image> differ how?", "<s><image>"]
+    texts = [
+        "<s>user: <image> what?",
+        "<s>no picture here, only words",
+        "<s><image> and <image> differ how?",
+        "<s><image>",
+    ]
     images = [[picture()], [], [picture(30, 70, 1), picture(50, 50, 2)], [picture(28, 28, 3)]]
     inputs = prepare(processor, texts, images)
     if family == "llava_onevision":

@@ -5,8 +5,7 @@ from typing import Any
 import by_hand
 import pytest
 import torch
-from conftest import Load
-from tiny_models import PATCHES, TOWERS
+from tiny_models import PATCHES, TOWERS, Load
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -20,7 +19,9 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         out = func(*args, **(kwargs or {}))
-        sizes = [t.untyped_storage().nbytes() // t.element_size() for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+        sizes = [
+            t.untyped_storage().nbytes() // t.element_size() for t in tree_leaves(out) if isinstance(t, torch.Tensor)
+        ]
         self.numel = max([self.numel, *sizes])
         return out
 

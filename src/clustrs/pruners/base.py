@@ -80,7 +80,7 @@ class Pruner:
         k = self.count(n)
         with torch.autocast(tokens.device.type, enabled=False):
             chosen = self._all(tokens, check) if k == n else self._select(tokens, attention, states, k, check)
-        return chosen if batch else chosen.unbatched()
+        return chosen if batch else chosen.picture(0)
 
     def attach(self, model: Any, *, scope: str = "image", crops: str = "all", positions: str = "compact") -> "Handle":
         """Prune in a transformers model from now on, until `remove()` is called on what this returns.

@@ -44,7 +44,7 @@ class Selection:
     alpha: Tensor | None = None
     merged: Tensor | None = None
 
-    def unbatched(self) -> "Selection":
-        """The only picture of a batch of one."""
+    def picture(self, number: int) -> "Selection":
+        """One picture of a batch."""
         parts = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: part[0] for name, part in parts.items() if part is not None})
+        return replace(self, **{name: part[number] for name, part in parts.items() if part is not None})

@@ -23,6 +23,7 @@ from clustrs.vlm.choosing import choose
 from clustrs.vlm.compaction import Kept, Prompts, compact
 
 MARK = "_clustrs_handle"
+MISSING_IDS = "input_ids is missing: the placeholders of the pictures are found in it"
 PIXELS = ("pixel_values", "pixel_values_videos")
 CONSUMED = (*PIXELS, "image_sizes", "batch_num_images", "vision_feature_layer", "vision_feature_select_strategy")
 """Arguments that are used up when the pictures are encoded."""
@@ -75,7 +76,9 @@ class Handle:
         self.inner: Any = getattr(self.model, "model", self.model)
         if kind not in FAMILIES or not hasattr(self.inner, "vision_tower"):
             known = ", ".join(FAMILIES)
-            raise ValueError(f"a model of type {kind!r} is not supported: known are {known}; for others use select(...)")
+            raise ValueError(
+                f"a model of type {kind!r} is not supported: known are {known}; for others use select(...)"
+            )
         if MARK in self.model.__dict__ or MARK in self.inner.__dict__:
             raise ValueError("a method is attached to this model already: remove it first (handle.remove())")
         self.open = FAMILIES[kind]
@@ -115,16 +118,18 @@ class Handle:
 
     def _forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(original)
+        rest = next(p.name for p in signature.parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD)
 
         @functools.wraps(original)
         def forward(*args: Any, **kwargs: Any) -> Any:
             arguments = dict(signature.bind_partial(*args, **kwargs).arguments)
-            arguments.update(arguments.pop("kwargs", {}))
+            arguments.update(arguments.pop(rest, {}))
             if not self._has_pictures(arguments):
                 return original(*args, **kwargs)
             mask = arguments.get("attention_mask")
-            prompts = self._prune(arguments, pad_left=mask is not None and bool((mask[:, 0] == 0).any()))
+            pad_left = isinstance(mask, Tensor) and mask.dim() == 2 and bool((mask[:, 0] == 0).any())
             given = arguments.pop("position_ids", None)
+            prompts = self._prune(arguments, pad_left, positions=given)
             if self.positions == "original":
                 arguments["position_ids"] = prompts.original
             elif given is not None:
@@ -145,15 +150,19 @@ class Handle:
                 kwargs["input_ids"] = inputs
             ids = kwargs.get("input_ids")
             config = generation.effective(self.model, kwargs)
-            if kwargs.get("attention_mask") is None and isinstance(ids, Tensor):
+            if not isinstance(ids, Tensor):
+                raise ValueError(MISSING_IDS)
+            if kwargs.get("attention_mask") is None:
                 kwargs["attention_mask"] = generation.default_mask(ids, config)
-            prompts = self._prune(kwargs, pad_left=True)
-            kwargs.pop("position_ids", None)
+            given = kwargs.pop("position_ids", None)
+            counted = given if given is not None else (kwargs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
+            prompts = self._prune(kwargs, pad_left=True, positions=counted)
             if self.positions == "original":
                 kwargs["position_ids"] = prompts.original
+            elif given is not None:
+                kwargs["position_ids"] = prompts.original - prompts.moved
             kwargs.update(input_ids=prompts.input_ids, inputs_embeds=prompts.inputs_embeds)
             kwargs.update(attention_mask=prompts.attention_mask)
-            assert isinstance(ids, Tensor)
             return generation.run(original, self.model, ids, prompts.input_ids, kwargs)
 
         return generate
@@ -163,11 +172,14 @@ class Handle:
             raise ValueError("mm_encoder_outputs: ready-made features can't be pruned, give pixel_values")
         return any(arguments.get(name) is not None for name in PIXELS)
 
-    def _prune(self, arguments: dict[str, Any], pad_left: bool) -> Prompts:
-        """Encode and prune the pictures, compact the prompt; takes out of `arguments` what is used up."""
+    def _prune(self, arguments: dict[str, Any], pad_left: bool, positions: Tensor | None) -> Prompts:
+        """Encode and prune the pictures, compact the prompt; takes out of `arguments` what is used up.
+
+        `positions` are the position ids of the whole prompt; None means that they count from 0.
+        """
         ids = arguments.pop("input_ids", None)
         if not isinstance(ids, Tensor):
-            raise ValueError("input_ids is missing: the placeholders of the pictures are found in it")
+            raise ValueError(MISSING_IDS)
         if arguments.get("inputs_embeds") is not None:
             raise ValueError("inputs_embeds: give input_ids alone, with pictures")
         mask = arguments.get("attention_mask")
@@ -191,10 +203,8 @@ class Handle:
         self.seconds = clock.seconds
         for name in CONSUMED:
             arguments.pop(name, None)
-        positions = arguments.get("position_ids")
         if positions is None:
-            counts = torch.ones_like(ids) if mask is None or not pad_left else mask
-            positions = (counts.cumsum(-1) - 1).clamp(min=0)
+            positions = torch.arange(ids.shape[1], device=ids.device)
         embeddings = self.inner.get_input_embeddings()(ids)
         prompts = compact(
             ids,
@@ -222,10 +232,16 @@ class Handle:
                 places = picture.rows[members[selection.indices.clamp(min=0)]]
                 rows = selection.tokens
             kept.append(Kept(rows, places, len(picture.whole)))
-            parts = (picture.attention, picture.crop, picture.row, picture.column)
             self.last.append(
                 PictureSelection(
-                    selection, *(part[members] for part in parts), picture.grids, len(picture.whole), len(rows)
+                    selection,
+                    attention=picture.attention[members],
+                    crop=picture.crop[members],
+                    row=picture.row[members],
+                    column=picture.column[members],
+                    grids=picture.grids,
+                    placeholders=len(picture.whole),
+                    kept=len(rows),
                 )
             )
         return kept

@@ -177,7 +177,10 @@ def single_crop(inner: Any, arguments: dict[str, Any], clock: Clock) -> list[Can
     with clock.time("scoring"):
         encoded = encode(inner, arguments, out.hidden_states)
         every = [maps(encoded, 1, 1, i)[0] for i in range(len(out.pooler_output))]
-        return [unpack(m, whole, encoded, 1, 1, i) for i, (m, whole) in enumerate(zip(every, out.pooler_output, strict=True))]
+        return [
+            unpack(m, whole, encoded, 1, 1, i)
+            for i, (m, whole) in enumerate(zip(every, out.pooler_output, strict=True))
+        ]
 
 
 def many_crops(inner: Any, arguments: dict[str, Any], clock: Clock) -> list[Candidates]:

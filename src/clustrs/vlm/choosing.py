@@ -1,6 +1,5 @@
 """Which tokens of which pictures: budgets over whole pictures or single crops, batched where sizes agree."""
 
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -14,9 +13,7 @@ Choice = tuple[Selection, Tensor, bool]
 """A selection, the candidates it was made from (its indices count in these), and whether nothing had to go."""
 
 
-def choose(
-    method: Pruner, pictures: list[Candidates], projector: Any, *, scope: str, crops: str
-) -> list[Choice]:
+def choose(method: Pruner, pictures: list[Candidates], projector: Any, *, scope: str, crops: str) -> list[Choice]:
     """One choice a picture. With scope "image" one budget covers all its crops, with "crop" each crop has its own."""
     groups: list[tuple[int, Tensor, int]] = []
     members_of = []
@@ -54,7 +51,7 @@ def select_groups(
         states = EncoderStates(hidden, keys, projector, cls=hidden.shape[1] > tokens.shape[1])
         batch = method.select(tokens, attention, states)
         for b, g in enumerate(these):
-            results[g] = row(batch, b)
+            results[g] = batch.picture(b)
     return [results[g] for g in range(len(groups))]
 
 
@@ -63,12 +60,6 @@ def inputs(picture: Candidates, members: Tensor, crop: int) -> tuple[Tensor, Ten
     hidden = torch.cat([picture.cls_hidden[crop], picture.hidden[members]])
     keys = torch.cat([picture.cls_keys[crop], picture.keys[members]])
     return picture.whole[picture.rows[members]], picture.attention[members], hidden, keys
-
-
-def row(batch: Selection, b: int) -> Selection:
-    """One picture of a batch."""
-    parts = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    return Selection(**{name: None if part is None else part[b] for name, part in parts.items()})
 
 
 def joined(parts: list[tuple[Tensor, Selection]], members: Tensor) -> Selection:

@@ -1,4 +1,4 @@
-"""The second door: image placeholders in a batch of prompts, compacted from what the model would feed to what is kept."""
+"""The second door: the placeholders of pictures in a batch of prompts, compacted to what is kept of them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +59,7 @@ def compact(
     `pictures` pairs a placeholder's id with the pictures that fill it, in order. `embeddings` [B, S, D] are those of
     all ids, `positions` [B, S] the position ids before.
     """
-    batch, length = input_ids.shape
+    batch = len(input_ids)
     keep = torch.ones_like(input_ids, dtype=torch.bool)
     embeddings = embeddings.clone()
     positions = positions.clone()

@@ -54,8 +54,8 @@ def layer_before(tower: nn.Module, feature_layer: int) -> tuple[Layer, int]:
         raise ValueError(f"vision_feature_layer={feature_layer}: no layer of the {len(stack)} makes that output")
     block = stack[number]
     if hasattr(block, "self_attn"):
-        attention = block.self_attn
-        return Layer(block.layer_norm1, attention.q_proj, attention.k_proj, attention.num_heads, attention.scale), number
+        own = block.self_attn
+        return Layer(block.layer_norm1, own.q_proj, own.k_proj, own.num_heads, own.scale), number
     attention = block.attention
     if hasattr(attention, "q_proj"):
         query, key = attention.q_proj, attention.k_proj

@@ -20,7 +20,7 @@ def eager_scores(model: Any, pixels: Tensor, cls: bool) -> Tensor:
     finally:
         inner.vision_tower.set_attn_implementation(before)
     layer = inner.config.vision_feature_layer
-    attention = out.attentions[layer if layer == -1 else layer]
+    attention = out.attentions[layer]
     return attention[:, :, 0, 1:].mean(1) if cls else attention.mean((1, 2))
 
 
@@ -61,7 +61,12 @@ def select(model: Any, method: Pruner, inputs: dict[str, Any], cls: bool, base_o
         hidden = inner.vision_tower(pixels, output_hidden_states=True).hidden_states[inner.config.vision_feature_layer]
         first = int(cls)
         tokens = inner.multi_modal_projector(hidden[:, first:])
-        parts = [tokens, eager_scores(model, pixels, cls)[..., None], hidden[:, first:], keys_of(model, pixels)[:, first:]]
+        parts = [
+            tokens,
+            eager_scores(model, pixels, cls)[..., None],
+            hidden[:, first:],
+            keys_of(model, pixels)[:, first:],
+        ]
         if "image_sizes" in inputs:
             parts = [anyres(model, part, inputs["image_sizes"][0]) for part in parts]
         else:

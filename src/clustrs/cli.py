@@ -1,0 +1,365 @@
+"""The `clustrs` command: words to calls, nothing else."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import MISSING, asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from clustrs.pruners import Pruner
+    from clustrs.vlm.asking import Answer
+
+DEFAULT_KEEP = 16
+PARTS = ("vision", "scoring", "selection", "prefill", "decode_per_token")
+MODELS = "a LLaVA-1.5, LLaVA-NeXT or LLaVA-OneVision model, for example --model llava-hf/llava-1.5-7b-hf"
+
+TOP_EXAMPLES = """\
+examples:
+  clustrs methods                                               what there is, and with which parameters
+  clustrs ask cat.jpg "What is this?" --model llava-hf/llava-1.5-7b-hf --keep 64
+  clustrs compare cat.jpg "What is this?" --model llava-hf/llava-1.5-7b-hf
+"""
+ASK_EXAMPLES = """\
+examples (M stands for a folder or a Hugging Face id):
+  clustrs ask cat.jpg "What is this?" --model M                  16 visual tokens, chosen by ClustRS
+  clustrs ask cat.jpg "What is this?" --model M --keep 0.25      a quarter of them
+  clustrs ask cat.jpg "What is this?" --model M --method none    all of them, for comparison
+  clustrs ask cat.jpg "What is this?" --model M --set tau=2 --set shrink=false
+  clustrs ask cat.jpg "What is this?" --model M --corrupt gaussian:0.5 --show kept.png
+"""
+COMPARE_EXAMPLES = """\
+examples (M stands for a folder or a Hugging Face id):
+  clustrs compare cat.jpg "What is this?" --model M --keep 64
+  clustrs compare cat.jpg "What is this?" --model M --methods none,clustrs,fastervlm --corrupt salt_pepper:0.2
+  clustrs compare cat.jpg "What is this?" --model M --show kept.png
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Leaves it to `main` to say what is wrong."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message} (see {self.prog} --help)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; 0 is success, 2 a mistake of the user's, told in one line."""
+    try:
+        options = parser().parse_args(argv)
+        options.run(options)
+    except ValueError as error:
+        return complain(str(error))
+    except ModuleNotFoundError as error:
+        if not error.name or error.name.partition(".")[0] not in ("transformers", "PIL", "scipy", "matplotlib"):
+            raise
+        return complain(f"{error.name} is not installed: pip install 'clustrs[cli]'")
+    return 0
+
+
+def complain(message: str) -> int:
+    print("clustrs:", " ".join(message.split()), file=sys.stderr)
+    return 2
+
+
+def parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    top = Parser(
+        prog="clustrs",
+        description="Fewer and cleaner visual tokens for vision-language models, without training.",
+        epilog=TOP_EXAMPLES,
+        formatter_class=raw,
+    )
+    top.add_argument("--version", action=Version, nargs=0, help="print the version and stop")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    ask = commands.add_parser(
+        "ask",
+        help="ask a question about a picture",
+        description="Ask a question about a picture. Prints the answer, how many visual tokens the language model "
+        "read, and the time.",
+        epilog=ASK_EXAMPLES,
+        formatter_class=raw,
+    )
+    add_common(ask)
+    ask.add_argument("--method", default="clustrs", help="how to choose the tokens (default: clustrs)")
+    ask.set_defaults(run=run_ask)
+
+    compare = commands.add_parser(
+        "compare",
+        help="ask with several methods, side by side",
+        description="Ask the same question with several methods. Prints a table, times in milliseconds; the model is "
+        "warmed up before.",
+        epilog=COMPARE_EXAMPLES,
+        formatter_class=raw,
+    )
+    add_common(compare)
+    compare.add_argument("--methods", metavar="A,B", help="which methods (default: all)")
+    compare.set_defaults(run=run_compare)
+
+    methods = commands.add_parser("methods", help="list the methods", description="List the methods, their parameters.")
+    methods.add_argument("--json", action="store_true", help="print JSON")
+    methods.set_defaults(run=run_methods)
+    return top
+
+
+def add_common(command: argparse.ArgumentParser) -> None:
+    command.add_argument("picture", metavar="PICTURE", help="a picture file")
+    command.add_argument("question", metavar="QUESTION", help="what to ask")
+    command.add_argument("--model", metavar="ID_OR_FOLDER", help="the model, a folder or a Hugging Face id (required)")
+    command.add_argument("--keep", help=f"a count (16) or a fraction (0.25; 1.0 is all) (default: {DEFAULT_KEEP})")
+    command.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", default=[], help="a parameter of the method, see clustrs methods"
+    )
+    command.add_argument("--corrupt", metavar="NAME:LEVEL", help="spoil the picture first, for example gaussian:0.5")
+    command.add_argument("--seed", type=int, default=0, help="of the corruption (default: 0)")
+    command.add_argument(
+        "--scope", default="image", help='one budget for the whole "image" or for each "crop" (default: image)'
+    )
+    command.add_argument("--crops", default="all", help='"all" crops or the "base" crop alone (default: all)')
+    command.add_argument(
+        "--positions", default="compact", help='"compact" or "original" position of kept tokens (default: compact)'
+    )
+    command.add_argument("--max-new-tokens", type=int, default=64, help="longest answer (default: 64)")
+    command.add_argument("--show", metavar="FILE", help="draw the kept tokens to a .png, .pdf or .svg file")
+    command.add_argument("--json", action="store_true", help="print JSON")
+
+
+class Version(argparse.Action):
+    """Looks the version up only when it is asked for: that needs torch."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        import clustrs
+
+        print(f"clustrs {clustrs.__version__}")
+        parser.exit()
+
+
+def parse_keep(text: str) -> int | float:
+    """16 is a count; 0.25 and 1.0 are fractions."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    raise ValueError(f"--keep {text}: give a count (16) or a fraction (0.25)")
+
+
+def parse_settings(settings: list[str]) -> dict[str, Any]:
+    """KEY=VALUE pairs; a value that is no JSON is a string."""
+    parsed = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not (key and equals):
+            raise ValueError(f"--set {setting}: give KEY=VALUE, for example tau=2")
+        if key == "keep":
+            raise ValueError(f"--set {setting}: give --keep {value}")
+        try:
+            parsed[key] = json.loads(value)
+        except json.JSONDecodeError:
+            parsed[key] = value
+    return parsed
+
+
+def make_method(name: str, keep: str | None, settings: dict[str, Any]) -> "Pruner":
+    """A method with these parameters, and a budget unless it is the one that keeps everything."""
+    from clustrs.pruners import get_method
+
+    if keep is not None:
+        settings = {"keep": parse_keep(keep), **settings}
+    elif name != "none":
+        settings = {"keep": DEFAULT_KEEP, **settings}
+    return get_method(name, **settings)
+
+
+class Question:
+    """What `ask` and `compare` have in common: the options checked, the cheap ones first, and the model loaded."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        from clustrs.corruptions import Corruption
+        from clustrs.pruners import checks
+        from clustrs.vlm import asking, drawing
+
+        self.options = options
+        if options.model is None:
+            raise ValueError(f"--model is missing: give the folder or the Hugging Face id of {MODELS}")
+        checks.choice("--scope", options.scope, ("image", "crop"))
+        checks.choice("--crops", options.crops, ("all", "base"))
+        checks.choice("--positions", options.positions, ("compact", "original"))
+        checks.integer("--max-new-tokens", options.max_new_tokens, 1)
+        if options.show:
+            drawing.check_path(options.show)
+        self.corruption = Corruption.parse(options.corrupt) if options.corrupt else None
+        image = asking.open_picture(options.picture)
+        self.image: Image.Image = (
+            self.corruption.apply(image, Path(options.picture).name, options.seed) if self.corruption else image
+        )
+        quiet_transformers()
+        self.model, self.processor = asking.load(options.model)
+
+    def ask(self, method: "Pruner", max_new_tokens: int | None = None) -> "Answer":
+        from clustrs.vlm import asking
+
+        options = self.options
+        return asking.ask(
+            self.model,
+            self.processor,
+            self.image,
+            options.question,
+            method,
+            max_new_tokens or options.max_new_tokens,
+            scope=options.scope,
+            crops=options.crops,
+            positions=options.positions,
+        )
+
+    def seen(self) -> "Image.Image":
+        from clustrs.vlm import asking
+
+        return asking.as_seen(self.processor, self.image)
+
+    def title(self, method: str = "") -> str:
+        parts = [method, self.options.question, str(self.corruption or "")]
+        return " | ".join(part for part in parts if part)
+
+    def as_json(self) -> dict[str, Any]:
+        names = ("picture", "question", "model", "scope", "crops", "positions")
+        corruption = {**asdict(self.corruption), "seed": self.options.seed} if self.corruption else None
+        return {**{name: getattr(self.options, name) for name in names}, "corruption": corruption}
+
+
+def quiet_transformers() -> None:
+    """Keep progress bars and warnings of the loading out of the way of the answer."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def answer_json(method: "Pruner", answer: "Answer") -> dict[str, Any]:
+    return {
+        "method": method.to_dict(),
+        "answer": answer.text,
+        "unpruned_tokens": answer.unpruned_tokens,
+        "visual_tokens": answer.visual_tokens,
+        "new_tokens": answer.new_tokens,
+        "seconds": asdict(answer.seconds),
+        "kept": answer.picture.selection.indices.tolist(),
+    }
+
+
+def milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1000 * seconds:.1f}"
+
+
+def run_ask(options: argparse.Namespace) -> None:
+    method = make_method(options.method, options.keep, parse_settings(options.set))
+    question = Question(options)
+    answer = question.ask(method)
+    if options.json:
+        print(json.dumps({**question.as_json(), **answer_json(method, answer)}, indent=2))
+    else:
+        times = [f"{part} {milliseconds(getattr(answer.seconds, part))}" for part in PARTS[:-1]]
+        times.append(f"decode {milliseconds(answer.seconds.decode_per_token)} a token")
+        print(answer.text)
+        print(f"\n{method.name}: {answer.visual_tokens} of {answer.unpruned_tokens} visual tokens went in, ", end="")
+        print(f"{answer.new_tokens} new tokens came out")
+        print(f"milliseconds: {', '.join(times)}")
+    if options.show:
+        from clustrs.vlm import drawing
+
+        drawing.draw_kept(question.seen(), answer.picture, options.show, question.title(method.name))
+
+
+def run_compare(options: argparse.Namespace) -> None:
+    methods = compared(options)
+    question = Question(options)
+    question.ask(methods[0], max_new_tokens=2)  # the first call pays for what is set up once
+    answers = [question.ask(method) for method in methods]
+    if options.json:
+        results = [answer_json(method, answer) for method, answer in zip(methods, answers, strict=True)]
+        print(json.dumps({**question.as_json(), "results": results}, indent=2))
+    else:
+        print(table(methods, answers))
+    if options.show:
+        from clustrs.vlm import drawing
+
+        pictures = {method.name: answer.picture for method, answer in zip(methods, answers, strict=True)}
+        drawing.draw_comparison(question.seen(), pictures, options.show, question.title())
+
+
+def compared(options: argparse.Namespace) -> list["Pruner"]:
+    """The methods to compare; each takes those of the given parameters that it has."""
+    from clustrs.pruners import list_methods, method_class
+
+    every = sorted(list_methods(), key=lambda name: name != "none")  # what the others are compared with comes first
+    names = [name.strip() for name in options.methods.split(",")] if options.methods else every
+    if len(set(names)) < len(names):
+        raise ValueError(f"--methods {options.methods}: give each method once")
+    known = {name: {field.name for field in fields(method_class(name))} for name in names}
+    settings = parse_settings(options.set)
+    for key in settings:
+        if not any(key in parameters for parameters in known.values()):
+            raise ValueError(f"--set {key}: none of the methods has this parameter, see clustrs methods")
+    methods = []
+    for name, parameters in known.items():
+        mine = {key: value for key, value in settings.items() if key in parameters}
+        methods.append(make_method(name, None if name == "none" else options.keep, mine))
+    return methods
+
+
+def table(methods: list["Pruner"], answers: list["Answer"]) -> str:
+    """A Markdown table, aligned; the answers come last, because they are long."""
+    head = ["method", "tokens", *("decode/token" if part == "decode_per_token" else part for part in PARTS), "answer"]
+    rows = [head]
+    for method, answer in zip(methods, answers, strict=True):
+        times = [milliseconds(getattr(answer.seconds, part)) for part in PARTS]
+        text = " ".join(answer.text.split()).replace("|", "\\|")
+        rows.append([method.name, f"{answer.visual_tokens}/{answer.unpruned_tokens}", *times, text])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head) - 1)]
+    lines = []
+    for row in rows:
+        numbers = [cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:], strict=True)]
+        lines.append(f"| {' | '.join([row[0].ljust(widths[0]), *numbers, row[-1]])} |")
+    rules = [":" + "-" * (widths[0] - 1), *("-" * (width - 1) + ":" for width in widths[1:]), ":-----"]
+    lines.insert(1, f"| {' | '.join(rules)} |")
+    return "\n".join(lines)
+
+
+def run_methods(options: argparse.Namespace) -> None:
+    listed = [describe(name) for name in method_names()]
+    if options.json:
+        print(json.dumps(listed, indent=2))
+        return
+    for method in listed:
+        parameters = [
+            key if value == "required" else f"{key}={json.dumps(value)}" for key, value in method["parameters"].items()
+        ]
+        print(f"{method['name']:10} {method['summary']}")
+        print(f"{'':10} {', '.join(parameters)}")
+        if method["paper"]:
+            print(f"{'':10} {method['paper']}")
+
+
+def method_names() -> list[str]:
+    from clustrs.pruners import list_methods
+
+    return list_methods()
+
+
+def describe(name: str) -> dict[str, Any]:
+    """A method's name, what it does, its parameters with defaults ("required" if there is none), its paper."""
+    from clustrs.pruners import method_class
+
+    method = method_class(name)
+    defaults = {f.name: "required" if f.default is MISSING else f.default for f in fields(method)}
+    summary = (method.__doc__ or "").strip().splitlines()[0]
+    return {"name": name, "summary": summary, "parameters": defaults, "paper": method.paper}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
