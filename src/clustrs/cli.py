@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         return complain(str(error))
     except ModuleNotFoundError as error:
-        if not error.name or error.name.partition(".")[0] not in ("transformers", "PIL", "scipy", "matplotlib"):
+        if not error.name or error.name.partition(".")[0] not in ("transformers", "PIL", "matplotlib"):
             raise
         return complain(f"{error.name} is not installed: pip install 'clustrs[cli]'")
     return 0

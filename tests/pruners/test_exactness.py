@@ -155,8 +155,8 @@ def test_compiles_into_one_graph_with_the_same_result(method: Pruner, backend: s
 @each_method
 def test_never_waits_for_the_device(method: Pruner) -> None:
     """Fake tensors have no values: whatever asks for one fails."""
+    tokens, attention, states = tensors([draw_picture(0, 30, 6)])
     with FakeTensorMode() as mode:
-        tokens, attention, states = tensors([draw_picture(0, 30, 6)])
         fake = mode.from_tensor
         assert states.hidden is not None
         assert states.keys is not None

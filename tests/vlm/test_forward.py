@@ -47,6 +47,27 @@ def test_logits_and_cache_are_those_of_pruning_by_hand(load: Load, family: str, 
         assert out.past_key_values.get_seq_length() == text + 7
 
 
+@pytest.mark.parametrize("family", ["llava_next", "llava_onevision"])
+def test_the_base_crops_alone_go_through_the_tower(load: Load, family: str) -> None:
+    model, processor = load(family)
+    pictures = [picture(), picture(70, 30, 1)]
+    together = prepare(processor, ["<s>a <image> b <image>"], [pictures])
+    apart = prepare(processor, ["<s>a <image>", "<s>b <image>"], [[image] for image in pictures])
+    flat = {**apart, "pixel_values": torch.cat([apart["pixel_values"][0], apart["pixel_values"][1]])}
+    counts = []
+    hook = model.model.vision_tower.register_forward_hook(lambda module, args, out: counts.append(len(args[0])))
+    with torch.no_grad():
+        for inputs in (together, apart, flat):
+            count = int((inputs["input_ids"] == model.config.image_token_id).sum())
+            with get_method("clustrs", keep=6)(model, crops="base") as handle:
+                model(**inputs)
+            assert [last.kept for last in handle.last] == [6, 6]
+            assert sum(last.placeholders for last in handle.last) == count
+            assert [len(last.attention) for last in handle.last] == [PATCHES, PATCHES]
+    hook.remove()
+    assert counts == [2, 2, 2]
+
+
 @pytest.mark.parametrize(("family", "tower"), KINDS)
 def test_places(load: Load, family: str, tower: str) -> None:
     """Every candidate's place is right: a score map with a mark in one cell is found again there."""
@@ -208,7 +229,7 @@ def test_training(load: Load, family: str) -> None:
         goal = torch.cat([head, torch.full((6,), -100), tail])
         loss = torch.nn.functional.cross_entropy(logits[0, :-1], goal[1:], ignore_index=-100, reduction="sum")
         expected, count = expected + float(loss), count + int((goal[1:] != -100).sum())
-    assert float(out.loss) == pytest.approx(expected / count, rel=1e-4)
+    assert float(out.loss.detach()) == pytest.approx(expected / count, rel=1e-4)
 
 
 def test_a_prompt_that_does_not_fit_its_pictures(load: Load) -> None:

@@ -44,13 +44,13 @@ class VisPruner(Pruner):
         rest = rank[:, important:]
         while (surplus := rest.shape[1] - (k - important)) > 0:
             even, odd = rest[:, ::2], rest[:, 1::2]
-            closest = alike_between(alike, even, odd).amax(-1)
+            closest = likeness(alike, even, odd)
             order = even.gather(-1, closest.sort(dim=-1, descending=True, stable=True).indices)
             rest = torch.cat([order[:, min(AT_ONCE, surplus, even.shape[1]) :], odd], -1)
         return torch.cat([rank[:, :important], rest], -1)
 
 
-def alike_between(alike: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """The entries of [B, N, N] at rows [B, R] and columns [B, C]: [B, R, C]."""
-    picture = torch.arange(len(alike), device=alike.device)[:, None, None]
-    return alike[picture, rows[:, :, None], columns[:, None]]
+def likeness(alike: Tensor, even: Tensor, odd: Tensor) -> Tensor:
+    """The largest of the cosines [B, N, N] of each even token [B, E] to an odd one [B, O]: [B, E]."""
+    pictures = zip(alike.unbind(0), even.unbind(0), odd.unbind(0), strict=True)
+    return torch.stack([cosines.index_select(0, e).index_select(1, o).amax(-1) for cosines, e, o in pictures])

@@ -18,7 +18,7 @@ from clustrs.pruners import checks
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.selection import Selection
 from clustrs.vlm import generation
-from clustrs.vlm.candidates import FAMILIES, Candidates, Clock, video_frames
+from clustrs.vlm.candidates import FAMILIES, Candidates, Clock, base_crops, video_frames
 from clustrs.vlm.choosing import choose
 from clustrs.vlm.compaction import Kept, Prompts, compact
 
@@ -81,7 +81,7 @@ class Handle:
             )
         if MARK in self.model.__dict__ or MARK in self.inner.__dict__:
             raise ValueError("a method is attached to this model already: remove it first (handle.remove())")
-        self.open = FAMILIES[kind]
+        self.open = base_crops if crops == "base" and kind != "llava" else FAMILIES[kind]
         self.last: list[PictureSelection] = []
         self.seconds: dict[str, float] = {}
         self._before: list[tuple[Any, str, Any]] = []
@@ -221,26 +221,26 @@ class Handle:
         return prompts
 
     def _keep(self, candidates: list[Candidates], video: bool) -> list[Kept]:
-        scope, crops = ("image", "all") if video else (self.scope, self.crops)
-        chosen = choose(self.method, candidates, self.inner.multi_modal_projector, scope=scope, crops=crops)
+        scope = "image" if video else self.scope
+        chosen = choose(self.method, candidates, self.inner.multi_modal_projector, scope=scope)
         kept = []
-        for picture, (selection, members, untouched) in zip(candidates, chosen, strict=True):
-            if untouched:
+        for picture, (selection, everything) in zip(candidates, chosen, strict=True):
+            if everything:
                 places = torch.arange(len(picture.whole), device=picture.whole.device)
                 rows = picture.whole
             else:
-                places = picture.rows[members[selection.indices.clamp(min=0)]]
+                places = picture.rows[selection.indices.clamp(min=0)]
                 rows = selection.tokens
-            kept.append(Kept(rows, places, len(picture.whole)))
+            kept.append(Kept(rows, places, picture.placeholders))
             self.last.append(
                 PictureSelection(
                     selection,
-                    attention=picture.attention[members],
-                    crop=picture.crop[members],
-                    row=picture.row[members],
-                    column=picture.column[members],
+                    attention=picture.attention,
+                    crop=picture.crop,
+                    row=picture.row,
+                    column=picture.column,
                     grids=picture.grids,
-                    placeholders=len(picture.whole),
+                    placeholders=picture.placeholders,
                     kept=len(rows),
                 )
             )

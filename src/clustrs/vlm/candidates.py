@@ -6,7 +6,7 @@ take the same way as the features, through unpadding and resizing.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -24,11 +24,13 @@ FIXED = 5
 class Candidates:
     """One picture or video: N tokens that may be kept, out of the rows that the model would feed.
 
-    `whole` [M, D] is what the unpruned model feeds, newlines included; `rows` [N] are the places of the candidates
-    in it. `hidden` [N, H] and `keys` [N, K] belong to them, `cls_hidden` and `cls_keys` [crops, 1, ...] to the crops.
+    `whole` [M, D] is what the unpruned model feeds for its `placeholders`, newlines included, or the base crop's part
+    of that; `rows` [N] are the places of the candidates in it. `hidden` [N, H] and `keys` [N, K] belong to them,
+    `cls_hidden` and `cls_keys` [crops, 1, ...] to the crops.
     """
 
     whole: Tensor
+    placeholders: int
     rows: Tensor
     attention: Tensor
     hidden: Tensor
@@ -39,10 +41,6 @@ class Candidates:
     row: Tensor
     column: Tensor
     grids: list[tuple[int, int]]
-
-    @property
-    def tokens(self) -> Tensor:
-        return self.whole[self.rows]
 
 
 @dataclass(frozen=True)
@@ -131,6 +129,7 @@ def unpack(packed: Tensor, whole: Tensor, encoded: Encoded, crops: int, columns:
     width = encoded.hidden.shape[-1]
     return Candidates(
         whole,
+        len(packed),
         rows,
         real[:, SCORE],
         real[:, FIXED : FIXED + width].to(encoded.hidden.dtype),
@@ -200,6 +199,43 @@ def many_crops(inner: Any, arguments: dict[str, Any], clock: Clock) -> list[Cand
         return [unpack(p, whole, encoded, n, c, s) for p, whole, n, c, s in parts]
 
 
+def base_crops(inner: Any, arguments: dict[str, Any], clock: Clock) -> list[Candidates]:
+    """LLaVA-NeXT and LLaVA-OneVision with the base crops alone: only these go through the tower."""
+    from transformers.models.llava_next.modeling_llava_next import image_size_to_num_patches
+
+    config = inner.config
+    counts = [
+        image_size_to_num_patches(size, config.image_grid_pinpoints, config.vision_config.image_size)
+        for size in arguments["image_sizes"]
+    ]
+    if arguments.get("batch_num_images") is not None:  # pictures that come together have no crops but the base
+        together = [int(n) for n in arguments["batch_num_images"] for _ in range(int(n))]
+        counts = [count if n == 1 else 1 for count, n in zip(counts, together, strict=True)]
+    pixels = arguments["pixel_values"]
+    if pixels.dim() == 4:
+        starts = [sum(counts[:i]) for i in range(len(counts))]
+        pixels = pixels[starts]
+    else:
+        pixels = pixels[:, 0]
+    with clock.time("vision"):
+        hidden_states = inner.vision_tower(pixels, output_hidden_states=True, return_dict=True).hidden_states
+        layer = setting(inner, arguments, "vision_feature_layer")
+        chosen = [layer] if isinstance(layer, int) else list(layer)
+        first = int(towers.has_cls(inner.vision_tower))
+        features = inner.multi_modal_projector(torch.cat([hidden_states[i][:, first:] for i in chosen], -1))
+    with clock.time("scoring"), torch.no_grad():
+        encoded = encode(inner, arguments, hidden_states)
+        more = {"vision_feature_select_strategy": setting(inner, arguments, "vision_feature_select_strategy")}
+        if hasattr(config, "vision_aspect_ratio"):
+            more = {"vision_aspect_ratio": config.vision_aspect_ratio}
+        shapes = [encoded.scores.new_zeros(count, encoded.side**2, 1) for count in counts]
+        _, lengths = inner.pack_image_features(
+            shapes, arguments["image_sizes"], image_newline=encoded.scores.new_zeros(1), **more
+        )
+        pictures = [unpack(maps(encoded, 1, 1, i)[0], features[i], encoded, 1, 1, i) for i in range(len(counts))]
+        return [replace(p, placeholders=int(n)) for p, n in zip(pictures, lengths, strict=True)]
+
+
 def grid_columns(inner: Any, image_size: Any, crops: int) -> int:
     """How many crops lie side by side in a picture of some height and width."""
     if crops == 1:
@@ -234,6 +270,7 @@ def video_frames(inner: Any, arguments: dict[str, Any], clock: Clock) -> list[Ca
             result.append(
                 Candidates(
                     whole,
+                    len(whole),
                     rows,
                     flat[:, SCORE],
                     flat[:, FIXED : FIXED + width].to(encoded.hidden.dtype),

@@ -9,31 +9,25 @@ from clustrs.pruners.base import Pruner
 from clustrs.pruners.selection import EncoderStates, Selection
 from clustrs.vlm.candidates import Candidates
 
-Choice = tuple[Selection, Tensor, bool]
-"""A selection, the candidates it was made from (its indices count in these), and whether nothing had to go."""
 
+def choose(method: Pruner, pictures: list[Candidates], projector: Any, *, scope: str) -> list[tuple[Selection, bool]]:
+    """A selection for each picture, and whether nothing had to go.
 
-def choose(method: Pruner, pictures: list[Candidates], projector: Any, *, scope: str, crops: str) -> list[Choice]:
-    """One choice a picture. With scope "image" one budget covers all its crops, with "crop" each crop has its own."""
+    With scope "image" one budget covers all crops of a picture, with "crop" each crop has its own.
+    """
     groups: list[tuple[int, Tensor, int]] = []
-    members_of = []
     for i, picture in enumerate(pictures):
         members = torch.arange(len(picture.rows), device=picture.rows.device)
-        if crops == "base":
-            members = members[picture.crop == 0]
-        members_of.append(members)
         if scope == "image":
             groups.append((i, members, 0))
         else:
-            crop = picture.crop[members]
-            groups += [(i, members[crop == c], int(c)) for c in crop.unique()]
+            groups += [(i, members[picture.crop == c], int(c)) for c in picture.crop.unique()]
     selections = select_groups(method, pictures, groups, projector)
     choices = []
-    for i, (picture, members) in enumerate(zip(pictures, members_of, strict=True)):
+    for i, picture in enumerate(pictures):
         mine = [(g[1], s) for g, s in zip(groups, selections, strict=True) if g[0] == i]
-        everything = all(len(s.indices) == len(m) and s.merged is None for m, s in mine)
-        untouched = everything and len(members) == len(picture.rows)
-        choices.append((joined(mine, members), members, untouched))
+        everything = all(len(s.indices) == len(members) and s.merged is None for members, s in mine)
+        choices.append((joined(mine, len(picture.rows)), everything))
     return choices
 
 
@@ -62,17 +56,16 @@ def inputs(picture: Candidates, members: Tensor, crop: int) -> tuple[Tensor, Ten
     return picture.whole[picture.rows[members]], picture.attention[members], hidden, keys
 
 
-def joined(parts: list[tuple[Tensor, Selection]], members: Tensor) -> Selection:
-    """The selections of a picture's groups as one, its indices and labels counted over all `members`."""
+def joined(parts: list[tuple[Tensor, Selection]], n: int) -> Selection:
+    """The selections of a picture's groups as one, with indices and labels over all its n candidates."""
     if len(parts) == 1:
         return parts[0][1]
-    place = {int(m): i for i, m in enumerate(members.tolist())}
-    indices, labels, start = [], torch.full_like(members, -1), 0
+    indices, start = [], 0
+    labels = torch.full((n,), -1, device=parts[0][0].device)
     for group, selection in parts:
-        at = torch.tensor([place[int(m)] for m in group.tolist()], device=members.device)
-        indices.append(torch.where(selection.indices < 0, -1, at[selection.indices.clamp(min=0)]))
+        indices.append(torch.where(selection.indices < 0, -1, group[selection.indices.clamp(min=0)]))
         if selection.labels is not None:
-            labels[at] = torch.where(selection.labels < 0, -1, selection.labels + start)
+            labels[group] = torch.where(selection.labels < 0, -1, selection.labels + start)
         start += len(selection.indices)
 
     def cat(name: str) -> Tensor | None:
@@ -81,7 +74,7 @@ def joined(parts: list[tuple[Tensor, Selection]], members: Tensor) -> Selection:
 
     tokens = cat("tokens")
     assert tokens is not None
-    with_labels = parts[0][1].labels is not None
+    grouped = parts[0][1].labels is not None
     return Selection(
-        tokens, torch.cat(indices), labels if with_labels else None, cat("centroids"), cat("alpha"), cat("merged")
+        tokens, torch.cat(indices), labels if grouped else None, cat("centroids"), cat("alpha"), cat("merged")
     )

@@ -75,9 +75,7 @@ def shorten(kwargs: dict[str, Any], model: Any, by: int) -> None:
         kwargs["generation_config"] = config
 
 
-def run(
-    original: Callable[..., Any], model: Any, prompt: Tensor, compacted: Tensor, kwargs: dict[str, Any]
-) -> Any:
+def run(original: Callable[..., Any], model: Any, prompt: Tensor, compacted: Tensor, kwargs: dict[str, Any]) -> Any:
     """Call the model's own `generate`, and put the caller's prompt back in front of what it returns."""
     by = prompt.shape[1] - compacted.shape[1]
     shorten(kwargs, model, by)
