@@ -152,6 +152,7 @@ def plot(rows: list[Row], path: Path) -> None:
             axis.plot(*zip(*points, strict=True), color=colour, linestyle=line, marker=marker, label=name)
         axis.set(title=title, xlabel=label, yscale="log")
         axis.set_xticks(sorted({r[along] for r in single if r[fixed] == value}))
+        axis.tick_params(axis="x", rotation=45 if along == "n" else 0)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("milliseconds a picture")
     fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)

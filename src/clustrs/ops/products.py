@@ -34,8 +34,8 @@ def gram(rows: Tensor) -> Tensor:
     out = rows.new_empty(n, n)
     for start, stop in pairwise(edges):
         strip = product(rows[start:stop], rows[start:])
-        corner = strip[:, : stop - start].triu()
-        out[start:stop, start:stop] = corner + corner.triu(1).T
-        out[start:stop, stop:] = strip[:, stop - start :]
+        corner = strip[:, : stop - start].triu_()
+        corner.add_(corner.triu(1).T)
+        out[start:stop, start:] = strip
         out[stop:, start:stop] = strip[:, stop - start :].T
     return out
