@@ -29,9 +29,10 @@ def salience(tokens: Array, attention: Array) -> Array:
 def seeding(method: Any, tokens: Array, weight: Array, k: int) -> list[int]:
     seeds = [best_first(weight)[0]]
     nearest = [math.inf] * len(tokens)
+    scale = scales(tokens)
     for step in range(k - 1):
         for i, token in enumerate(tokens):
-            nearest[i] = min(nearest[i], squared(token, tokens[seeds[-1]]))
+            nearest[i] = min(nearest[i], residual(token, tokens[seeds[-1]], scale[i]) ** 2)
         chance = [
             weight[i] * (huber(math.sqrt(d), method.tau) if method.distance == "huber" else d)
             for i, d in enumerate(nearest)

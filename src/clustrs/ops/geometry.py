@@ -26,17 +26,17 @@ def centre(tokens: Tensor) -> Tensor:
 
 
 def squared_distances(tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """All squared distances between the tokens of each picture, and how large each token's are on average.
+    """All squared distances between the tokens of each picture, and the mean of each token's.
 
     [B, N, D] gives [B, N, N] and [B, N].
     """
-    matrices, scales = [], []
+    matrices, means = [], []
     for picture in tokens.unbind(0):
         matrix = gram(picture - centre(picture))
         norms = matrix.diagonal().clone()
         matrices.append(matrix.mul_(-2).add_(norms[:, None]).add_(norms).clamp_(min=0))
-        scales.append(norms + norms.mean())
-    return stacked(matrices), stacked(scales)
+        means.append(matrix.mean(-1))
+    return stacked(matrices), stacked(means)
 
 
 def cosines(left: Tensor, right: Tensor | None = None) -> Tensor:

@@ -33,23 +33,25 @@ def seeding(distances: Tensor, scale: Tensor, weight: Tensor, k: int, *, tau: fl
     """k-means++ seeds [B, k]: first the heaviest token, then draws in proportion to weight times cost.
 
     The cost of a token is h_tau of its distance to the nearest seed, or the squared distance if tau is None.
-    Once all that is left weighs nothing or repeats a seed (up to rounding: see `scale` [B, N]), no draw is possible,
-    and the heaviest tokens not drawn follow.
+    A token that repeats a seed, up to rounding (see `scale` [B, N]), costs nothing. Once all that is left weighs or
+    costs nothing, no draw is possible, and the heaviest tokens not drawn follow.
     """
     batch, n, _ = distances.shape
     rows = distances.reshape(batch * n, n)
     offset = torch.arange(batch, device=distances.device) * n
     rates = weight[:, None] / waiting_times(seed, k - 1, n, like=distances)
     seeds = [weight.argmax(-1)]
+    slack = ROUNDING * scale
     zero = torch.zeros_like(weight)
     cost = torch.full_like(weight, torch.inf)
     for rate in rates.unbind(1):
         row = rows.index_select(0, seeds[-1] + offset if batch > 1 else seeds[-1])
+        row.masked_fill_(row <= slack, 0)
         cost = torch.minimum(cost, row if tau is None else huber(row.sqrt_(), tau, zero))
         seeds.append((cost * rate).argmax(-1))
     drawn = torch.stack(seeds, -1)
     between = rows_at(distances, drawn).gather(-1, drawn[:, None].expand(-1, k, -1))
-    repeated = (between <= ROUNDING * scale.gather(-1, drawn)[:, None]).triu(1).any(1)
+    repeated = (between <= slack.gather(-1, drawn)[:, None]).triu(1).any(1)
     return fill(drawn, ~repeated & (weight.gather(-1, drawn) > LIGHTEST), weight)
 
 
