@@ -80,16 +80,21 @@ def setting(inner: nn.Module, arguments: dict[str, Any], name: str) -> Any:
     return getattr(inner.config, name) if given is None else given
 
 
+def feature_layers(inner: nn.Module, arguments: dict[str, Any]) -> list[int]:
+    """The hidden states that the projector reads, side by side."""
+    layer = setting(inner, arguments, "vision_feature_layer")
+    return [layer] if isinstance(layer, int) else list(layer)
+
+
 def encode(inner: Any, arguments: dict[str, Any], hidden_states: tuple[Tensor, ...]) -> Encoded:
     """Score the patches of all crops with the layer that the projector reads."""
     tower = inner.vision_tower
     cls = towers.has_cls(tower)
-    feature_layer = setting(inner, arguments, "vision_feature_layer")
     strategy = setting(inner, arguments, "vision_feature_select_strategy")
     if (strategy == "default") != cls:
         other = "default" if cls else "full"
         raise ValueError(f"vision_feature_select_strategy={strategy!r} does not suit this tower: give {other!r}")
-    chosen = [feature_layer] if isinstance(feature_layer, int) else list(feature_layer)
+    chosen = feature_layers(inner, arguments)
     layer, at = towers.layer_before(tower, chosen[-1])
     scores, keys = towers.look(layer, hidden_states[at], cls)
     hidden = torch.cat([hidden_states[i] for i in chosen], -1)
@@ -99,7 +104,7 @@ def encode(inner: Any, arguments: dict[str, Any], hidden_states: tuple[Tensor, .
     return Encoded(scores, hidden[:, first:], keys[:, first:], hidden[:, :first], keys[:, :first], side)
 
 
-def maps(encoded: Encoded, crops: int, columns: int, start: int, video: bool = False) -> Tensor:
+def maps(encoded: Encoded, crops: int, columns: int, start: int) -> Tensor:
     """Channels [crops, side * side, ...] of one picture, to be packed as its features are.
 
     Crop 0 is the base, the others lie in a grid of `columns`, and have their places in that grid's coordinates.
@@ -108,9 +113,9 @@ def maps(encoded: Encoded, crops: int, columns: int, start: int, video: bool = F
     stop = start + crops
     place = torch.arange(side * side, device=encoded.scores.device)
     number = torch.arange(crops, device=place.device)[:, None]
-    tile = number if video else (number - 1).clamp(min=0)
-    y = place // side + (tile // columns) * side * (not video)
-    x = place % side + (tile % columns) * side * (not video)
+    tile = (number - 1).clamp(min=0)
+    y = place // side + (tile // columns) * side
+    x = place % side + (tile % columns) * side
     base = (number == 0).expand_as(y)
     fixed = torch.stack([torch.ones_like(y), base, y, x], -1).float()
     scores, hidden, keys = (part[start:stop].float() for part in (encoded.scores, encoded.hidden, encoded.keys))
@@ -219,10 +224,9 @@ def base_crops(inner: Any, arguments: dict[str, Any], clock: Clock) -> list[Cand
         pixels = pixels[:, 0]
     with clock.time("vision"):
         hidden_states = inner.vision_tower(pixels, output_hidden_states=True, return_dict=True).hidden_states
-        layer = setting(inner, arguments, "vision_feature_layer")
-        chosen = [layer] if isinstance(layer, int) else list(layer)
         first = int(towers.has_cls(inner.vision_tower))
-        features = inner.multi_modal_projector(torch.cat([hidden_states[i][:, first:] for i in chosen], -1))
+        read = [hidden_states[i][:, first:] for i in feature_layers(inner, arguments)]
+        features = inner.multi_modal_projector(torch.cat(read, -1))
     with clock.time("scoring"), torch.no_grad():
         encoded = encode(inner, arguments, hidden_states)
         more = {"vision_feature_select_strategy": setting(inner, arguments, "vision_feature_select_strategy")}
@@ -249,7 +253,10 @@ def grid_columns(inner: Any, image_size: Any, crops: int) -> int:
 
 
 def video_frames(inner: Any, arguments: dict[str, Any], clock: Clock) -> list[Candidates]:
-    """LLaVA-OneVision's videos: pooled frames, one newline at the end. A frame stands as a crop."""
+    """LLaVA-OneVision's videos: pooled frames, one newline at the end. A frame stands as a crop.
+
+    Pooling mixes places, so these are counted anew; scores, hidden states and keys are pooled as the features are.
+    """
     videos = arguments["pixel_values_videos"]
     with clock.time("vision"):
         given = {n: arguments[n] for n in FEATURE_ARGUMENTS[1:3] if arguments.get(n) is not None}
@@ -259,7 +266,7 @@ def video_frames(inner: Any, arguments: dict[str, Any], clock: Clock) -> list[Ca
         count, frames = videos.shape[:2]
         result = []
         for i in range(count):
-            pooled = inner.apply_pooling(maps(encoded, frames, 1, i * frames, video=True))
+            pooled = inner.apply_pooling(maps(encoded, frames, 1, i * frames))
             side = int(pooled.shape[1] ** 0.5)
             rows = torch.arange(frames * side * side, device=pooled.device)
             flat = pooled.flatten(0, 1)
