@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -361,7 +360,7 @@ def test_mistakes_in_words(run: Run, folder: Path, picture: Path) -> None:
         ([], "the following arguments are required: COMMAND"),
         (["answer"], "argument COMMAND: invalid choice: 'answer'"),
         (["ask"], "the following arguments are required: PICTURE, QUESTION"),
-        (["ask", picture, "What?"], "--model is missing: give the folder or the Hugging Face id of a LLaVA"),
+        (["ask", "sample:dog", "What?"], "picture 'sample:dog': the samples are scene-1"),
         (["ask", picture, " ", "--model", folder], "the question is empty"),
         (["ask", picture, "An <image>?", "--model", folder], "the question has '<image>' in it"),
     ]
@@ -392,15 +391,12 @@ def test_bad_models(run: Run, folder: Path, picture: Path, tmp_path: Path) -> No
         assert err.count("\n") == 1
 
 
-@pytest.mark.skipif(find_spec("torchvision") is not None, reason="torchvision is installed")
-def test_video_processor_needs_torchvision(run: Run, picture: Path, tmp_path: Path) -> None:
+def test_onevision_needs_no_torchvision_for_pictures(run: Run, picture: Path, tmp_path: Path) -> None:
     tiny_models.build("llava_onevision", "siglip", tmp_path)
-    for name in ("processor_config.json", "tokenizer_config.json"):
-        text = (tmp_path / name).read_text()
-        (tmp_path / name).write_text(text.replace("ImagesOnlyProcessor", "LlavaOnevisionProcessor"))
-    code, _, err = run("ask", picture, "What?", "--model", tmp_path)
-    assert code == 2
-    assert "processors that read videos need torchvision, which is not installed" in err
+    assert json.loads((tmp_path / "processor_config.json").read_text())["processor_class"] == "LlavaOnevisionProcessor"
+    code, out, err = run("ask", picture, "What?", "--model", tmp_path, "--keep", 5, "--max-new-tokens", 2)
+    assert (code, err) == (0, "")
+    assert "5 of " in out
 
 
 def test_model_is_left_as_it_was(folder: Path, picture: Path) -> None:

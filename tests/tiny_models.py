@@ -13,6 +13,8 @@ import transformers as tf
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from clustrs.vlm.processors import LlavaOnevisionProcessor, load_processor
+
 Load = Callable[..., tuple[Any, Any]]
 """The fixture `load`: family, tower and options of `from_pretrained` to a model and its processor."""
 SIDE, PATCH = 28, 7
@@ -26,35 +28,6 @@ TEMPLATE = (
     "{{ '<image>' if part.type == 'image' else part.text }} {% endfor %}{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
-
-
-class ImagesOnlyProcessor(tf.LlavaOnevisionProcessor):  # type: ignore[misc]
-    """OneVision's processor without its video half, which needs torchvision."""
-
-    def __init__(
-        self,
-        image_processor: Any = None,
-        tokenizer: Any = None,
-        num_image_tokens: int | None = None,
-        vision_feature_select_strategy: str | None = None,
-        chat_template: str | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self.num_image_tokens = num_image_tokens
-        self.vision_feature_select_strategy = vision_feature_select_strategy
-        self.image_token, self.video_token = "<image>", "<video>"
-        self.image_token_id, self.video_token_id = tokenizer.convert_tokens_to_ids(["<image>", "<video>"])
-        self.vision_aspect_ratio = "anyres_max_9"
-        tf.ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
-
-
-class ImagesOnlyConfig(tf.PreTrainedConfig):  # type: ignore[misc]
-    """A key under which `AutoProcessor` finds the class above."""
-
-    model_type = "images_only"
-
-
-tf.AutoProcessor.register(ImagesOnlyConfig, ImagesOnlyProcessor, exist_ok=True)
 
 
 def tokenizer() -> Any:
@@ -134,7 +107,7 @@ def build(family: str, tower: str, folder: Path) -> None:
             size={"height": SIDE, "width": SIDE}, image_grid_pinpoints=PINPOINTS
         )
         count = PATCHES if tower == "siglip" else PATCHES + 1
-        processor = ImagesOnlyProcessor(image_processor=images, num_image_tokens=count, **shared)
+        processor = LlavaOnevisionProcessor(image_processor=images, num_image_tokens=count, **shared)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -146,7 +119,7 @@ def build(family: str, tower: str, folder: Path) -> None:
 def load(folder: Path, **options: Any) -> tuple[Any, Any]:
     model = tf.AutoModelForImageTextToText.from_pretrained(folder, **options).eval()
     model.generation_config.eos_token_id = None
-    return model, tf.AutoProcessor.from_pretrained(folder)
+    return model, load_processor(str(folder))
 
 
 def picture(height: int = 40, width: int = 60, seed: int = 0) -> Image.Image:
@@ -156,7 +129,7 @@ def picture(height: int = 40, width: int = 60, seed: int = 0) -> Image.Image:
 
 def prepare(processor: Any, texts: list[str], images: list[list[Image.Image]]) -> dict[str, Any]:
     """Inputs for a batch of prompts, each with its own pictures."""
-    if isinstance(processor, ImagesOnlyProcessor):
+    if isinstance(processor, LlavaOnevisionProcessor):
         given: list[Any] = [row for row in images if row]
     else:
         given = [image for row in images for image in row]

@@ -2,11 +2,14 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, asdict, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
+
+from clustrs.embedded import DEFAULT, picture_path, samples
+from clustrs.embedded import MODELS as EMBEDDED
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -16,25 +19,26 @@ if TYPE_CHECKING:
 
 DEFAULT_KEEP = 16
 PARTS = ("vision", "scoring", "selection", "prefill", "decode_per_token")
-MODELS = "a LLaVA-1.5, LLaVA-NeXT or LLaVA-OneVision model, for example --model llava-hf/llava-1.5-7b-hf"
 
 TOP_EXAMPLES = """\
 examples:
+  clustrs samples                                               pictures to try, and questions to ask about them
+  clustrs ask sample:scene-1 "How many objects are there?"
+  clustrs compare sample:scene-1 "How many objects are there?" --corrupt gaussian:0.5
   clustrs methods                                               what there is, and with which parameters
   clustrs ask cat.jpg "What is this?" --model llava-hf/llava-1.5-7b-hf --keep 64
-  clustrs compare cat.jpg "What is this?" --model llava-hf/llava-1.5-7b-hf
 """
 ASK_EXAMPLES = """\
 examples (M stands for a folder or a Hugging Face id):
-  clustrs ask cat.jpg "What is this?" --model M                  16 visual tokens, chosen by ClustRS
-  clustrs ask cat.jpg "What is this?" --model M --keep 0.25      a quarter of them
+  clustrs ask sample:scene-1 "How many objects are there?"       the embedded model, 16 visual tokens chosen by ClustRS
+  clustrs ask cat.jpg "What is this?" --model M --keep 0.25      a model of yours, a quarter of the tokens
   clustrs ask cat.jpg "What is this?" --model M --method none    all of them, for comparison
   clustrs ask cat.jpg "What is this?" --model M --set tau=2 --set shrink=false
   clustrs ask cat.jpg "What is this?" --model M --corrupt gaussian:0.5 --show kept.png
 """
 COMPARE_EXAMPLES = """\
 examples (M stands for a folder or a Hugging Face id):
-  clustrs compare cat.jpg "What is this?" --model M --keep 64
+  clustrs compare sample:scene-1 "How many objects are there?"
   clustrs compare cat.jpg "What is this?" --model M --methods none,clustrs,fastervlm --corrupt salt_pepper:0.2
   clustrs compare cat.jpg "What is this?" --model M --show kept.png
 """
@@ -58,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not error.name or error.name.partition(".")[0] not in ("transformers", "PIL", "matplotlib"):
             raise
         return complain(f"{error.name} is not installed: pip install 'clustrs[cli]'")
+    except BrokenPipeError:  # whoever read the output has had enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
@@ -101,6 +107,15 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("--methods", metavar="A,B", help="which methods (default: all)")
     compare.set_defaults(run=run_compare)
 
+    samples = commands.add_parser(
+        "samples",
+        help="list the sample pictures",
+        description="List the pictures that come with the package, with questions for the drawn ones and the right "
+        "answers. Give sample:NAME wherever a picture is asked for.",
+    )
+    samples.add_argument("--json", action="store_true", help="print JSON")
+    samples.set_defaults(run=run_samples)
+
     methods = commands.add_parser("methods", help="list the methods", description="List the methods, their parameters.")
     methods.add_argument("--json", action="store_true", help="print JSON")
     methods.set_defaults(run=run_methods)
@@ -108,9 +123,15 @@ def parser() -> argparse.ArgumentParser:
 
 
 def add_common(command: argparse.ArgumentParser) -> None:
-    command.add_argument("picture", metavar="PICTURE", help="a picture file")
+    command.add_argument("picture", metavar="PICTURE", help="a picture file, or sample:NAME (see clustrs samples)")
     command.add_argument("question", metavar="QUESTION", help="what to ask")
-    command.add_argument("--model", metavar="ID_OR_FOLDER", help="the model, a folder or a Hugging Face id (required)")
+    command.add_argument(
+        "--model",
+        metavar="ID_OR_FOLDER",
+        default=DEFAULT,
+        help=f"a folder, a Hugging Face id, or one of {', '.join(EMBEDDED)}, which come with the package and know "
+        f"drawn scenes only (default: {DEFAULT})",
+    )
     command.add_argument("--keep", help=f"a count (16) or a fraction (0.25; 1.0 is all) (default: {DEFAULT_KEEP})")
     command.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], help="a parameter of the method, see clustrs methods"
@@ -185,8 +206,6 @@ class Question:
         from clustrs.vlm import asking, drawing
 
         self.options = options
-        if options.model is None:
-            raise ValueError(f"--model is missing: give the folder or the Hugging Face id of {MODELS}")
         checks.choice("--scope", options.scope, ("image", "crop"))
         checks.choice("--crops", options.crops, ("all", "base"))
         checks.choice("--positions", options.positions, ("compact", "original"))
@@ -194,10 +213,9 @@ class Question:
         if options.show:
             drawing.check_path(options.show)
         self.corruption = Corruption.parse(options.corrupt) if options.corrupt else None
-        image = asking.open_picture(options.picture)
-        self.image: Image.Image = (
-            self.corruption.apply(image, Path(options.picture).name, options.seed) if self.corruption else image
-        )
+        path = picture_path(options.picture)
+        image = asking.open_picture(path)
+        self.image: Image.Image = self.corruption.apply(image, path.name, options.seed) if self.corruption else image
         quiet_transformers()
         self.model, self.processor = asking.load(options.model)
 
@@ -269,10 +287,26 @@ def run_ask(options: argparse.Namespace) -> None:
         print(f"\n{method.name}: {answer.visual_tokens} of {answer.unpruned_tokens} visual tokens went in, ", end="")
         print(f"{answer.new_tokens} new tokens came out")
         print(f"milliseconds: {', '.join(times)}")
+        print(about(options.model), end="")
     if options.show:
         from clustrs.vlm import drawing
 
         drawing.draw_kept(question.seen(), answer.picture, options.show, question.title(method.name))
+
+
+def about(model: str) -> str:
+    """A line on the model when it is an embedded one."""
+    return f"model: {model}, embedded; it knows drawn scenes only (--model for another)\n" if model in EMBEDDED else ""
+
+
+def run_samples(options: argparse.Namespace) -> None:
+    if options.json:
+        print(json.dumps([{**asdict(sample), "path": str(sample.path)} for sample in samples()], indent=2))
+        return
+    for sample in samples():
+        print(f"sample:{sample.name}  ({sample.licence})  {sample.path}")
+        for question, answer in sample.questions:
+            print(f"    {question}  {answer}")
 
 
 def run_compare(options: argparse.Namespace) -> None:
@@ -285,6 +319,7 @@ def run_compare(options: argparse.Namespace) -> None:
         print(json.dumps({**question.as_json(), "results": results}, indent=2))
     else:
         print(table(methods, answers))
+        print(about(options.model), end="")
     if options.show:
         from clustrs.vlm import drawing
 

@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import nn
 
+from clustrs.embedded import MODELS, model_folder
 from clustrs.pruners import Pruner
 
 if TYPE_CHECKING:
@@ -51,23 +51,24 @@ class Answer:
 
 
 def load(model_id: str) -> tuple[Any, Any]:
-    """A model and its processor from a folder or the Hugging Face hub: float32 on a CPU, its own type elsewhere."""
-    from transformers import AutoModelForImageTextToText, AutoProcessor
+    """A model and its processor: an embedded one, or from a folder or the Hugging Face hub. Float32 on a CPU, its own
+    type elsewhere."""
+    from transformers import AutoModelForImageTextToText
 
-    expanded = Path(model_id).expanduser()
+    from clustrs.vlm.processors import load_processor
+
+    expanded = model_folder(model_id) if model_id in MODELS else Path(model_id).expanduser()
     if not expanded.exists() and (model_id.startswith((".", "/", "~")) or model_id.count("/") > 1):
         raise ValueError(f"model {model_id!r}: there is no such folder")
     source = str(expanded) if expanded.exists() else model_id
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     try:
-        processor = AutoProcessor.from_pretrained(source)
+        processor = load_processor(source)
         model: Any = AutoModelForImageTextToText.from_pretrained(
             source, dtype=torch.float32 if accelerator is None else "auto"
         )
     except Exception as error:  # transformers, safetensors and the hub raise many kinds
         advice = "give a folder that save_pretrained wrote (model and processor), or an id of the Hugging Face hub"
-        if "video" in str(error).lower() and find_spec("torchvision") is None:
-            advice = "processors that read videos need torchvision, which is not installed"
         raise ValueError(f"model {model_id!r} could not be loaded: {_first_sentence(error)}; {advice}") from error
     if not hasattr(processor, "image_processor"):
         raise ValueError(f"model {model_id!r} has no image processor, only a {type(processor).__name__}")

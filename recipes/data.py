@@ -1,0 +1,192 @@
+"""Training pictures, drawn as they are needed. Step n of a stage sees the same pictures in every run."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.random import Generator
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from clustrs.scenes.questions import KINDS, Question, draw_questions, lists
+from clustrs.scenes.rendering import PATCH, Drawing, draw
+from clustrs.scenes.scene import COLOURS, MOST, SHAPES, sample
+from clustrs.scenes.testset import generator_for
+
+IGNORED = -100
+CLEAR = 0.35
+"""A patch belongs to an object that covers at least this much of it; below `FAINT` it is background."""
+FAINT = 0.08
+COLOUR = {name: i for i, name in enumerate(COLOURS)}
+SHAPE = {name: i for i, name in enumerate(SHAPES)}
+NAMES = (*KINDS, "list")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """`sides` and `pictures` alternate from step to step."""
+
+    sides: tuple[int, ...]
+    pictures: tuple[int, ...]
+    steps: int
+
+
+def blurred(picture: NDArray[np.float32], sigma: float) -> NDArray[np.float32]:
+    weights = np.exp(-0.5 * (np.arange(-2, 3) / max(sigma, 1e-3)) ** 2).astype(np.float32)
+    weights /= weights.sum()
+    for axis in (0, 1):
+        padding = [(2, 2) if i == axis else (0, 0) for i in range(3)]
+        padded = np.pad(picture, padding, mode="edge")
+        length = picture.shape[axis]
+        picture = sum(w * np.take(padded, range(i, i + length), axis) for i, w in enumerate(weights))
+    return picture
+
+
+def spoilt(pixels: NDArray[np.uint8], settings: dict[str, float], generator: Generator) -> NDArray[np.uint8]:
+    """Mild changes of brightness, contrast, sharpness and grain."""
+    picture: Any = pixels.astype(np.float32) / 255
+    if generator.random() < settings["chance"]:
+        picture = picture + np.float32(generator.uniform(-1, 1) * settings["brightness"])
+    if generator.random() < settings["chance"]:
+        mean = picture.mean()
+        picture = mean + (picture - mean) * np.float32(1 + generator.uniform(-1, 1) * settings["contrast"])
+    if generator.random() < settings["chance"]:
+        picture = blurred(picture, generator.uniform(0.3, settings["blur"]))
+    if generator.random() < settings["chance"]:
+        sigma = np.float32(generator.uniform(0, settings["noise"]))
+        picture = picture + sigma * generator.standard_normal(picture.shape, dtype=np.float32)
+    return (np.clip(picture, 0, 1) * 255 + 0.5).astype(np.uint8)
+
+
+def patch_labels(drawing: Drawing, corner: NDArray[np.int64], grid: int) -> dict[str, NDArray[Any]]:
+    """What each patch shows: shape, colour, digit (0: none), and of its object the centre and the size."""
+    things = drawing.scene.things
+    nearest = drawing.coverage.argmax(0)
+    covered = drawing.coverage.max(0)
+    clear, unclear = covered >= CLEAR, (covered > FAINT) & (covered < CLEAR)
+
+    def label(values: list[int]) -> NDArray[np.int64]:
+        return np.where(unclear, IGNORED, np.where(clear, np.array(values)[nearest] + 1, 0)).reshape(-1)
+
+    printed = np.take_along_axis(drawing.digits, nearest[None], 0)[0]
+    digit = np.array([-1 if thing.digit is None else thing.digit for thing in things])[nearest] + 1
+    digit = np.where(printed >= CLEAR, digit, np.where(printed > FAINT, IGNORED, 0))
+    place = np.array([[thing.x, thing.y] for thing in things]) + corner[::-1] * PATCH
+    place = np.concatenate([place / (grid * PATCH) * 4 - 2, np.log([[thing.area / 800] for thing in things]) * 2], 1)
+    return {
+        "shape": label([SHAPE[thing.shape] for thing in things]),
+        "colour": label([COLOUR[thing.colour] for thing in things]),
+        "digit": digit.reshape(-1),
+        "geometry": place[nearest].astype(np.float32).reshape(-1, 3),
+    }
+
+
+class Pictures(Dataset[dict[str, Tensor]]):
+    """Item n is the whole batch of step n."""
+
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        family: str,
+        stage: int,
+        plan: Stage,
+        words: dict[str, int] | None = None,
+    ) -> None:
+        own = settings[family]
+        self.seed, self.photometry, self.stage, self.plan, self.words = (
+            settings["seed"],
+            settings["photometry"],
+            stage,
+            plan,
+            words,
+        )
+        self.grid, self.scale, self.questions = own["encoder"]["grid"], own["scale"], own["language"]["questions"]
+        self.lists = own["language"]["lists"]
+
+    def __len__(self) -> int:
+        return self.plan.steps
+
+    def __getitem__(self, step: int) -> dict[str, Tensor]:
+        turn = step % len(self.plan.sides)
+        side = self.plan.sides[turn]
+        purpose = 1 if self.words is None else 2
+        rows = []
+        for number in range(self.plan.pictures[turn]):
+            generator = generator_for(self.seed, purpose, self.stage, step, number)
+            drawing = draw(sample(generator, side).scaled(round(side * self.scale)), generator)
+            pixels = spoilt(drawing.pixels, self.photometry, generator)
+            corner = generator.integers(0, self.grid - len(pixels) // PATCH + 1, 2)
+            row: dict[str, Any] = {"pixels": pixels, "corner": corner}
+            if self.words is None:
+                row |= patch_labels(drawing, corner, self.grid)
+                present = np.zeros(len(COLOUR) * len(SHAPE), np.float32)
+                for thing in drawing.scene.things:
+                    present[COLOUR[thing.colour] * len(SHAPE) + SHAPE[thing.shape]] = 1
+                row |= {"present": present, "count": np.array(min(len(drawing.scene.things), MOST) - 1)}
+            else:
+                asked = draw_questions(drawing.scene, self.questions, generator)
+                asked += [lists(drawing.scene)[i] for i in generator.permutation(3)[: self.lists]]
+                row |= blocks(asked, self.words)
+            rows.append(row)
+        if self.words is not None:
+            pad(rows, "ids", 0)
+            pad(rows, "segments", -1)
+            pad(rows, "positions", 0)
+            pad(rows, "targets", IGNORED)
+            pad(rows, "kinds", -1)
+        return {key: torch.from_numpy(np.stack([row[key] for row in rows])) for key in rows[0]}
+
+
+def pad(rows: list[dict[str, Any]], key: str, value: int) -> None:
+    longest = max(len(row[key]) for row in rows)
+    for row in rows:
+        row[key] = np.pad(row[key], (0, longest - len(row[key])), constant_values=value)
+
+
+def split(text: str) -> list[str]:
+    """Words as the tokenizer makes them."""
+    for mark in "?.,:":
+        text = text.replace(mark, f" {mark} ")
+    return text.lower().split()
+
+
+def blocks(asked: list[Question], words: dict[str, int]) -> dict[str, NDArray[np.int64]]:
+    """The questions and answers of a picture in a row. Each sees the picture and itself: `segments` tells them apart,
+    `positions` start anew. `targets` are the answers, shifted to where they are predicted; `kinds` says of what."""
+    ids: list[int] = []
+    segments: list[int] = []
+    positions: list[int] = []
+    targets: list[int] = []
+    kinds: list[int] = []
+    for number, question in enumerate(asked):
+        prompt = [words[word] for word in split(f"{question.text} ASSISTANT:")]
+        answer = [*(words[word] for word in split(question.answer)), words["</s>"]]
+        block = prompt + answer[:-1]
+        ids += block
+        segments += [number] * len(block)
+        positions += range(len(block))
+        targets += [IGNORED] * (len(prompt) - 1) + answer
+        kinds += [-1] * (len(prompt) - 1) + [NAMES.index(question.kind)] * (len(answer) - 1) + [-1]
+    table = {"ids": ids, "segments": segments, "positions": positions, "targets": targets, "kinds": kinds}
+    return {key: np.array(values) for key, values in table.items()}
+
+
+class From(torch.utils.data.Sampler[int]):
+    """Steps from the given one on."""
+
+    def __init__(self, first: int, steps: int) -> None:
+        self.first, self.steps = first, steps
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.first, self.steps))
+
+    def __len__(self) -> int:
+        return self.steps - self.first
+
+
+def batches(pictures: Pictures, first: int) -> DataLoader[dict[str, Tensor]]:
+    """Batches from step `first` on, drawn by one other process."""
+    return DataLoader(pictures, batch_size=None, sampler=From(first, len(pictures)), num_workers=1, prefetch_factor=4)

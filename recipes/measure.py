@@ -1,0 +1,152 @@
+"""What an embedded model can do: everything its card says in numbers.
+
+python -m recipes.measure mini-llava       writes recipes/results/mini-llava.json and prints it as tables
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from tqdm import tqdm
+
+from clustrs import NoPruning, Pruner, Random
+from clustrs.corruptions import Corruption
+from clustrs.embedded import MODELS
+from clustrs.scenes.testset import Example, examples
+from clustrs.vlm import asking
+
+RESULTS = Path(__file__).with_name("results")
+SIGMAS = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 3.0)
+TOP = 16
+ON_OBJECT = 0.25
+"""A patch lies on an object that covers at least this much of it."""
+
+
+def answers(model: Any, processor: Any, picture: Image.Image, example: Example, method: Pruner) -> Iterator[bool]:
+    """Whether each question about a picture is answered right."""
+    texts = [asking.prompt(processor, question.text) for question in example.questions]
+    inputs = processor(images=[[picture]] * len(texts), text=texts, padding=True, return_tensors="pt")
+    with method(model), torch.inference_mode():
+        output = model.generate(**inputs, max_new_tokens=3, do_sample=False)
+    for row, question in zip(output[:, inputs["input_ids"].shape[1] :], example.questions, strict=True):
+        yield processor.decode(row, skip_special_tokens=True).strip() == question.answer
+
+
+def accuracy(model: Any, processor: Any, tests: list[Example], name: str, method: Pruner, spoil: Any) -> dict[str, Any]:
+    """Right answers in per cent, over all and by kind."""
+    right: dict[str, list[bool]] = defaultdict(list)
+    for example in tqdm(tests, desc=name, file=sys.stderr):
+        picture = spoil(example)
+        for question, ok in zip(example.questions, answers(model, processor, picture, example, method), strict=True):
+            right[question.kind].append(ok)
+    every = [ok for kind in right.values() for ok in kind]
+    return {
+        "questions": len(every),
+        "right": 100 * sum(every) / len(every),
+        "by kind": {kind: 100 * sum(values) / len(values) for kind, values in sorted(right.items())},
+    }
+
+
+def attention(model: Any, processor: Any, tests: list[Example]) -> dict[str, float]:
+    """How often the most attended tokens lie on objects, and how often any token does."""
+    hits, share = [], []
+    for example in tqdm(tests, desc="attention", file=sys.stderr):
+        picture = Image.fromarray(example.drawing.pixels)
+        inputs = processor(images=[picture], text=[asking.prompt(processor, "?")], return_tensors="pt")
+        with NoPruning()(model) as handle, torch.inference_mode():
+            model(**inputs)
+        seen = handle.last[0]
+        rows, _ = seen.grids[0]
+        base = seen.attention[seen.crop == 0]
+        scaled = example.drawing.scene.scaled(8 * rows)
+        covered = torch.from_numpy(coverage(scaled)).flatten()
+        on_object = covered >= ON_OBJECT
+        hits.append(on_object[base.topk(TOP).indices].float().mean().item())
+        share.append(on_object.float().mean().item())
+    top, chance = 100 * sum(hits) / len(hits), 100 * sum(share) / len(share)
+    return {"of the 16 most attended": top, "of all": chance, "ratio": top / chance}
+
+
+def coverage(scene: Any) -> Any:
+    """The part of each patch that objects cover."""
+    from clustrs.scenes.rendering import draw
+    from clustrs.scenes.testset import generator_for
+
+    return draw(scene, generator_for(0)).coverage.sum(0)
+
+
+def cold_start(model: str) -> float:
+    """Seconds of `clustrs ask` from nothing to an answer."""
+    command = [
+        sys.executable,
+        "-m",
+        "clustrs.cli",
+        "ask",
+        "sample:scene-1",
+        "How many objects are there?",
+        "--model",
+        model,
+    ]
+    started = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    return time.perf_counter() - started
+
+
+def load_and_answer(name: str) -> float:
+    """Seconds to load the model and answer one question, in a process that has its libraries imported."""
+    started = time.perf_counter()
+    model, processor = asking.load(name)
+    picture = asking.open_picture(Path(asking.__file__).parents[1] / "embedded" / "pictures" / "scene-1.png")
+    asking.ask(model, processor, picture, "How many objects are there?", NoPruning())
+    return time.perf_counter() - started
+
+
+def noisy(sigma: float) -> Any:
+    corruption = Corruption("gaussian", sigma)
+    return lambda example: corruption.apply(Image.fromarray(example.drawing.pixels), str(example.number), 0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("--pictures", type=int, default=250, help="so many of the test set (default: all 250)")
+    parser.add_argument("--only", nargs="*", help="only these conditions")
+    options = parser.parse_args()
+    model, processor = asking.load(options.model)
+    tests = list(examples(options.pictures))
+
+    def grey(example: Example) -> Image.Image:
+        return Image.new("RGB", (example.drawing.scene.side,) * 2, (128, 128, 128))
+
+    conditions: dict[str, tuple[Pruner, Any]] = {
+        "clean": (NoPruning(), lambda example: Image.fromarray(example.drawing.pixels)),
+        "grey picture": (NoPruning(), grey),
+        **{f"random, k = {k}": (Random(keep=k), lambda e: Image.fromarray(e.drawing.pixels)) for k in (16, 50, 144)},
+        **{f"sigma {sigma}": (NoPruning(), noisy(sigma)) for sigma in SIGMAS},
+    }
+    result: dict[str, Any] = {
+        "model": options.model,
+        "pictures": len(tests),
+        "seconds": {"command": cold_start(options.model), "load and answer": load_and_answer(options.model)},
+        "tokens on objects, %": attention(model, processor, tests),
+        "accuracy": {},
+    }
+    for name, (method, spoil) in conditions.items():
+        if not options.only or name in options.only:
+            result["accuracy"][name] = accuracy(model, processor, tests, name, method, spoil)
+    RESULTS.mkdir(exist_ok=True)
+    if not options.only and options.pictures == 250:
+        (RESULTS / f"{options.model}.json").write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""A training run that can be stopped at any moment and goes on where it was: checkpoints, schedule, log."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from recipes.data import Stage
+
+Step = Callable[[dict[str, Tensor]], tuple[Tensor, dict[str, float]]]
+SAVE_EVERY = 120.0
+"""Seconds between two checkpoints."""
+
+
+class Run:
+    """The parameters of `parts`, AdamW over them, and where the run stands. Everything is kept in `folder`."""
+
+    def __init__(
+        self, folder: Path, parts: dict[str, nn.Module], rate: float, decay: float, warmup: int, total: int
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.parameters = {
+            f"{part}.{name}": value
+            for part, module in parts.items()
+            for name, value in module.named_parameters()
+            if value.requires_grad
+        }
+        groups = [
+            {"params": [p for p in self.parameters.values() if p.dim() > 1], "weight_decay": decay},
+            {"params": [p for p in self.parameters.values() if p.dim() <= 1], "weight_decay": 0.0},
+        ]
+        self.optimiser = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), eps=1e-8)
+        self.rate, self.warmup, self.total = rate, warmup, total
+        self.step, self.seconds = 0, 0.0
+        self.restore()
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint.safetensors"
+
+    def save(self) -> None:
+        tensors: dict[str, Tensor] = dict(self.parameters)
+        for name, parameter in self.parameters.items():
+            state = self.optimiser.state.get(parameter, {})
+            tensors |= {f"{name}|{key}": state[key] for key in ("exp_avg", "exp_avg_sq") if key in state}
+        tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+        partial = self.checkpoint.with_suffix(".partial")
+        save_file(tensors, partial, {"step": str(self.step), "seconds": repr(self.seconds)})
+        os.replace(partial, self.checkpoint)
+
+    def restore(self) -> None:
+        if not self.checkpoint.exists():
+            return
+        with safe_open(self.checkpoint, "pt") as stored:
+            self.step, self.seconds = int(stored.metadata()["step"]), float(stored.metadata()["seconds"])
+            names = set(stored.keys())
+            for name, parameter in self.parameters.items():
+                parameter.data.copy_(stored.get_tensor(name))
+                if f"{name}|exp_avg" in names:
+                    moments = {key: stored.get_tensor(f"{name}|{key}") for key in ("exp_avg", "exp_avg_sq")}
+                    self.optimiser.state[parameter] = {"step": torch.tensor(float(self.step)), **moments}
+        log = self.folder / "log.jsonl"
+        lines = log.read_text().splitlines() if log.exists() else []
+        log.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= self.step))
+
+    def learning_rate(self) -> float:
+        """Linear warm-up, then a cosine down to a twentieth."""
+        if self.step < self.warmup:
+            return self.rate * (self.step + 1) / self.warmup
+        progress = (self.step - self.warmup) / max(1, self.total - self.warmup)
+        return self.rate * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
+
+    def stages(
+        self, stages: Iterable[Stage], data: Callable[[int, Stage, int], Iterable[dict[str, Tensor]]], step: Step
+    ) -> None:
+        """Run what is left of the stages. `data(number, stage, first)` gives the batches of a stage from one on."""
+        begin = 0
+        for number, stage in enumerate(stages):
+            if self.step < begin + stage.steps:
+                self.stage(number, stage, data(number, stage, self.step - begin), step)
+            begin += stage.steps
+        self.save()
+
+    def stage(self, number: int, stage: Stage, batches: Iterable[dict[str, Tensor]], step: Step) -> None:
+        started, saved = time.monotonic() - self.seconds, time.monotonic()
+        sums: dict[str, list[float]] = {}
+        for batch in batches:
+            for group in self.optimiser.param_groups:
+                group["lr"] = self.learning_rate()
+            value, report = step(batch)
+            self.optimiser.zero_grad(set_to_none=True)
+            value.backward()
+            nn.utils.clip_grad_norm_(self.parameters.values(), 1.0)
+            self.optimiser.step()
+            self.step += 1
+            self.seconds = time.monotonic() - started
+            for key, number_ in {"loss": value.item(), **report}.items():
+                if not math.isnan(number_):
+                    sums.setdefault(key, []).append(number_)
+            if self.step % 25 == 0:
+                self.log(number, max(stage.sides), {key: sum(values) / len(values) for key, values in sums.items()})
+                sums = {}
+            if time.monotonic() - saved > SAVE_EVERY:
+                self.save()
+                saved = time.monotonic()
+
+    def log(self, stage: int, side: int, means: dict[str, float]) -> None:
+        row = {
+            "step": self.step,
+            "stage": stage,
+            "side": side,
+            "seconds": round(self.seconds),
+            "rate": self.learning_rate(),
+        }
+        row |= {key: round(value, 4) for key, value in means.items()}
+        with (self.folder / "log.jsonl").open("a") as log:
+            log.write(json.dumps(row) + "\n")
+        print(f"{self.step}/{self.total} " + " ".join(f"{k} {v:.3f}" for k, v in means.items()), flush=True)

@@ -1,0 +1,49 @@
+"""What the package carries to be tried at once: two small models, and pictures to ask them about."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+MODELS = ("mini-llava", "mini-onevision")
+DEFAULT = MODELS[0]
+SAMPLE = "sample:"
+"""Before the name of a sample picture, where a file is asked for."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A picture that comes with the package. Photographs have no questions: the embedded models only know scenes."""
+
+    name: str
+    path: Path
+    licence: str
+    questions: tuple[tuple[str, str], ...]
+
+
+def model_folder(name: str) -> Path:
+    """Where an embedded model lies, in the format of the model hub."""
+    if name not in MODELS:
+        raise ValueError(f"embedded model {name!r}: there are {', '.join(MODELS)}")
+    return HERE / name
+
+
+def samples() -> list[Sample]:
+    """The sample pictures, scenes first."""
+    listed = json.loads((HERE / "pictures" / "samples.json").read_text())
+    return [
+        Sample(row["name"], HERE / "pictures" / row["file"], row["licence"], tuple(map(tuple, row["questions"])))
+        for row in listed
+    ]
+
+
+def picture_path(given: str) -> Path:
+    """The file that a user means: `sample:NAME` is a sample picture, anything else is a path."""
+    if not given.startswith(SAMPLE):
+        return Path(given)
+    wanted = given.removeprefix(SAMPLE)
+    for sample in samples():
+        if sample.name == wanted:
+            return sample.path
+    names = ", ".join(sample.name for sample in samples())
+    raise ValueError(f"picture {given!r}: the samples are {names} (see clustrs samples)")
