@@ -12,7 +12,11 @@ PREFIX = ("<s>", "user", ":")
 
 
 class Asking(nn.Module):
-    """Answers all questions about a picture in one pass; each sees the picture and itself, as if asked alone."""
+    """Answers all questions about a picture in one pass; each sees the picture and itself, as if asked alone.
+
+    The layers are the model's own, in an order that does no work in vain: what comes before the questions is attended to
+    by all of them but computed once, and in the last layer only the questions matter.
+    """
 
     def __init__(self, model: Any, encoder: Any, words: dict[str, int]) -> None:
         super().__init__()
@@ -40,24 +44,63 @@ class Asking(nn.Module):
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         """Logits where an answer is predicted, (answers, words)."""
         visual = self.picture(batch)
-        size, ahead = len(visual), len(self.prefix) + visual.shape[1]
         embed = self.language.embed_tokens
-        sequence = torch.cat([embed(self.prefix).expand(size, -1, -1), visual, embed(batch["ids"])], 1)
-        positions = torch.cat([torch.arange(ahead).expand(size, -1), ahead + batch["positions"]], 1)
-        out = self.language(
-            inputs_embeds=sequence,
-            position_ids=positions,
-            attention_mask=visible(ahead, batch["segments"]),
-            use_cache=False,
-        ).last_hidden_state[:, ahead:]
-        return self.head(out[batch["targets"] != IGNORED])
+        ahead = torch.cat([embed(self.prefix).expand(len(visual), -1, -1), visual], 1)
+        text = embed(batch["ids"])
+        length = ahead.shape[1]
+        turns = self.language.rotary_emb(ahead, torch.arange(length)[None])
+        text_turns = self.language.rotary_emb(text, length + batch["positions"])
+        mask = visible(length, batch["segments"])
+        last = self.language.layers[-1]
+        for layer in self.language.layers:
+            ahead_normed, text_normed = layer.input_layernorm(ahead), layer.input_layernorm(text)
+            keys, values = keys_and_values(layer.self_attn, ahead_normed, turns)
+            text_keys, text_values = keys_and_values(layer.self_attn, text_normed, text_turns)
+            mixed = F.scaled_dot_product_attention(
+                rotated(layer.self_attn.q_proj(text_normed), layer.self_attn, text_turns),
+                torch.cat([keys, text_keys], 2),
+                torch.cat([values, text_values], 2),
+                attn_mask=mask,
+            )
+            text = finished(layer, text, mixed)
+            if layer is not last:
+                queries = rotated(layer.self_attn.q_proj(ahead_normed), layer.self_attn, turns)
+                ahead = finished(layer, ahead, F.scaled_dot_product_attention(queries, keys, values, is_causal=True))
+        return self.head(self.language.norm(text[batch["targets"] != IGNORED]))
+
+
+Turns = tuple[Tensor, Tensor]
+"""Cosines and sines of the rotary positions."""
+
+
+def heads(x: Tensor, attention: Any) -> Tensor:
+    return x.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+
+
+def rotated(x: Tensor, attention: Any, turns: Turns) -> Tensor:
+    """(B, heads, T, size), turned by its positions."""
+    x = heads(x, attention)
+    cos, sin = turns[0][:, None], turns[1][:, None]
+    left, right = x.chunk(2, -1)
+    return x * cos + torch.cat([-right, left], -1) * sin
+
+
+def keys_and_values(attention: Any, normed: Tensor, turns: Turns) -> tuple[Tensor, Tensor]:
+    return rotated(attention.k_proj(normed), attention, turns), heads(attention.v_proj(normed), attention)
+
+
+def finished(layer: Any, x: Tensor, mixed: Tensor) -> Tensor:
+    """A layer's output, from what its attention has mixed."""
+    x = x + layer.self_attn.o_proj(mixed.transpose(1, 2).flatten(2))
+    return x + layer.mlp(layer.post_attention_layernorm(x))
 
 
 def visible(ahead: int, segments: Tensor) -> Tensor:
-    """(B, 1, T, T): the picture in order; each question the picture and what came before in itself."""
-    segment = torch.cat([segments.new_full((len(segments), ahead), -2), segments], 1)
-    shared = (segment[:, None, :] == -2) | (segment[:, :, None] == segment[:, None, :])
-    return (shared & torch.ones(segment.shape[1], segment.shape[1], dtype=torch.bool).tril())[:, None]
+    """(B, 1, T, ahead + T), 0 or -inf: each question sees the picture and what came before in itself."""
+    length = segments.shape[1]
+    own = (segments[:, :, None] == segments[:, None, :]) & torch.ones(length, length, dtype=torch.bool).tril()
+    hidden = torch.zeros(own.shape).masked_fill_(~own, -torch.inf)
+    return torch.cat([torch.zeros(len(segments), length, ahead), hidden], 2)[:, None]
 
 
 def loss(asking: Asking, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, float]]:

@@ -5,6 +5,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,12 +20,21 @@ SAVE_EVERY = 120.0
 """Seconds between two checkpoints."""
 
 
+@dataclass(frozen=True)
+class Schedule:
+    """Of the learning rate, in steps."""
+
+    rate: float
+    warmup: int
+    horizon: int
+    cooldown: int
+    total: int
+
+
 class Run:
     """The parameters of `parts`, AdamW over them, and where the run stands. Everything is kept in `folder`."""
 
-    def __init__(
-        self, folder: Path, parts: dict[str, nn.Module], rate: float, decay: float, warmup: int, total: int
-    ) -> None:
+    def __init__(self, folder: Path, parts: dict[str, nn.Module], schedule: Schedule, decay: float) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.parameters = {
@@ -37,8 +47,8 @@ class Run:
             {"params": [p for p in self.parameters.values() if p.dim() > 1], "weight_decay": decay},
             {"params": [p for p in self.parameters.values() if p.dim() <= 1], "weight_decay": 0.0},
         ]
-        self.optimiser = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), eps=1e-8)
-        self.rate, self.warmup, self.total = rate, warmup, total
+        self.optimiser = torch.optim.AdamW(groups, lr=schedule.rate, betas=(0.9, 0.98), eps=1e-8)
+        self.schedule = schedule
         self.step, self.seconds = 0, 0.0
         self.restore()
 
@@ -72,11 +82,13 @@ class Run:
         log.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= self.step))
 
     def learning_rate(self) -> float:
-        """Linear warm-up, then a cosine down to a twentieth."""
-        if self.step < self.warmup:
-            return self.rate * (self.step + 1) / self.warmup
-        progress = (self.step - self.warmup) / max(1, self.total - self.warmup)
-        return self.rate * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
+        """Linear warm-up, a cosine that would reach a twentieth at the horizon, and a linear way down at the end."""
+        plan = self.schedule
+        if self.step < plan.warmup:
+            return plan.rate * (self.step + 1) / plan.warmup
+        progress = (self.step - plan.warmup) / (plan.horizon - plan.warmup)
+        rate = plan.rate * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
+        return rate * min(1.0, max(0.02, (plan.total - self.step) / plan.cooldown))
 
     def stages(
         self, stages: Iterable[Stage], data: Callable[[int, Stage, int], Iterable[dict[str, Tensor]]], step: Step
@@ -123,4 +135,4 @@ class Run:
         row |= {key: round(value, 4) for key, value in means.items()}
         with (self.folder / "log.jsonl").open("a") as log:
             log.write(json.dumps(row) + "\n")
-        print(f"{self.step}/{self.total} " + " ".join(f"{k} {v:.3f}" for k, v in means.items()), flush=True)
+        print(f"{self.step}/{self.schedule.total} " + " ".join(f"{k} {v:.3f}" for k, v in means.items()), flush=True)

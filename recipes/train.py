@@ -20,7 +20,7 @@ from torch import nn
 
 from recipes import language, models, tower
 from recipes.data import Pictures, Stage, batches
-from recipes.running import Run
+from recipes.running import Run, Schedule
 
 SETTINGS = Path(__file__).with_name("settings.toml")
 SHIPPED = Path(__file__).parents[1] / "src" / "clustrs" / "embedded"
@@ -32,7 +32,9 @@ def stages(settings: dict[str, Any]) -> list[Stage]:
 
 
 def start(folder: Path, parts: dict[str, nn.Module], own: dict[str, Any]) -> Run:
-    return Run(folder, parts, own["rate"], own["decay"], own["warmup"], sum(stage.steps for stage in stages(own)))
+    total = sum(stage.steps for stage in stages(own))
+    schedule = Schedule(own["rate"], own["warmup"], own["horizon"], own["cooldown"], total)
+    return Run(folder, parts, schedule, own["decay"])
 
 
 def trained(module: nn.Module, checkpoint: Path, part: str) -> None:

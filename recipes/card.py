@@ -1,0 +1,177 @@
+"""Bring the model card up to date: curves, attention maps and tables in `docs/embedded.md`, from what was measured.
+
+python -m recipes.card      after training (the logs in build/train) and `python -m recipes.measure`
+"""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import torch
+from PIL import Image
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+from clustrs import NoPruning
+from clustrs.embedded import MODELS
+from clustrs.scenes.questions import KINDS
+from clustrs.scenes.testset import examples
+from clustrs.vlm import asking
+from recipes.measure import RESULTS
+from recipes.train import NAMES
+
+DOCS = Path(__file__).parents[1] / "docs"
+LOGS = DOCS / "training"
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999", "#7a5195")
+"""Colours that colour-blind people can tell apart."""
+STYLES = ("-", "--", ":", "-.")
+
+
+def collect(source: Path = Path("build/train")) -> dict[str, list[dict[str, Any]]]:
+    """Copy the logs of the runs into the docs, and read them."""
+    LOGS.mkdir(exist_ok=True)
+    for log in sorted(source.glob("*/log.jsonl")):
+        shutil.copy(log, LOGS / f"{log.parent.name}.jsonl")
+    return {
+        log.stem: [json.loads(line) for line in log.read_text().splitlines()] for log in sorted(LOGS.glob("*.jsonl"))
+    }
+
+
+def curves(logs: dict[str, list[dict[str, Any]]]) -> None:
+    """What each run had right, over its minutes."""
+    for family, name in NAMES.items():
+        runs = [(part, logs[f"{family}-{part}"]) for part in ("encoder", "language") if f"{family}-{part}" in logs]
+        if not runs:
+            continue
+        figure, axes = plt.subplots(1, len(runs), figsize=(6.5 * len(runs), 4), squeeze=False)
+        for axis, (part, rows) in zip(axes[0], runs, strict=True):
+            left_out = {"step", "stage", "side", "seconds", "rate", "loss"}
+            for i, key in enumerate(key for key in rows[-1] if key not in left_out):
+                found = [(row["seconds"] / 60, 100 * row[key]) for row in rows if key in row]
+                axis.plot(*zip(*found, strict=True), STYLES[i % 4], color=COLOURS[i % 9], label=key, linewidth=1.3)
+            starts = [row["seconds"] / 60 for a, row in zip(rows, rows[1:], strict=False) if a["stage"] != row["stage"]]
+            for start in starts:
+                axis.axvline(start, color="#bbbbbb", linewidth=0.8)
+            axis.set(title=f"{name}: {part}", xlabel="minutes", ylabel="right, %", ylim=(0, 101))
+            axis.legend(fontsize=7, ncol=2, loc="lower right")
+            axis.grid(alpha=0.25)
+        figure.tight_layout()
+        figure.savefig(DOCS / "images" / f"{name}-training.png", dpi=110)
+        plt.close(figure)
+
+
+def attention_maps(name: str) -> None:
+    """Some test pictures, and what their tokens are worth to the encoder."""
+    model, processor = asking.load(name)
+    figure, axes = plt.subplots(2, 6, figsize=(13, 4.6))
+    for column, example in enumerate(examples(6)):
+        picture = Image.fromarray(example.drawing.pixels)
+        inputs = processor(images=[picture], text=[asking.prompt(processor, "?")], return_tensors="pt")
+        with NoPruning()(model) as handle, torch.inference_mode():
+            model(**inputs)
+        seen = handle.last[0]
+        rows, columns = seen.grids[0]
+        scores = seen.attention[seen.crop == 0].reshape(rows, columns)
+        axes[0, column].imshow(picture)
+        axes[1, column].imshow(scores, cmap="magma")
+        for axis in axes[:, column]:
+            axis.set_axis_off()
+    figure.tight_layout()
+    figure.savefig(DOCS / "images" / f"{name}-attention.png", dpi=90)
+    plt.close(figure)
+
+
+def noise_curve(results: dict[str, dict[str, Any]]) -> None:
+    figure, axis = plt.subplots(figsize=(6.5, 4))
+    for i, (name, result) in enumerate(results.items()):
+        accuracy = result["accuracy"]
+        noisy = {float(key.split()[1]): value["right"] for key, value in accuracy.items() if key.startswith("sigma")}
+        axis.plot([0.02, *noisy], [accuracy["clean"]["right"], *noisy.values()], "o-", color=COLOURS[i], label=name)
+        axis.axhline(accuracy["grey picture"]["right"], color=COLOURS[i], linestyle=":", label=f"{name}, grey picture")
+    axis.set(xscale="log", xlabel="noise, sigma (leftmost: none)", ylabel="right, %", ylim=(0, 100))
+    axis.legend(fontsize=8)
+    axis.grid(alpha=0.25)
+    figure.tight_layout()
+    figure.savefig(DOCS / "images" / "embedded-noise.png", dpi=110)
+    plt.close(figure)
+
+
+def row(cells: list[Any]) -> str:
+    return "| " + " | ".join(f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in cells) + " |"
+
+
+def accuracy_table(results: dict[str, dict[str, Any]]) -> str:
+    lines = [row(["model", "condition", "all", *KINDS]), "|:--|:--|" + "--:|" * (1 + len(KINDS))]
+    for name, result in results.items():
+        for condition, cell in result["accuracy"].items():
+            lines.append(row([name, condition, cell["right"], *(cell["by kind"][kind] for kind in KINDS)]))
+    return "\n".join(lines)
+
+
+def attention_table(results: dict[str, dict[str, Any]]) -> str:
+    lines = [row(["model", "of the 16 most attended tokens, %", "of all tokens, %", "ratio"]), "|:--|--:|--:|--:|"]
+    lines += [row([name, *result["tokens on objects, %"].values()]) for name, result in results.items()]
+    return "\n".join(lines)
+
+
+def seconds_table(results: dict[str, dict[str, Any]]) -> str:
+    lines = [row(["model", "`clustrs ask`, from nothing, s", "load and answer, s"]), "|:--|--:|--:|"]
+    lines += [row([name, *(float(value) for value in result["seconds"].values())]) for name, result in results.items()]
+    return "\n".join(lines)
+
+
+def training_table(logs: dict[str, list[dict[str, Any]]]) -> str:
+    lines = [row(["run", "steps", "minutes", "last loss"]), "|:--|--:|--:|--:|"]
+    for name, rows in logs.items():
+        lines.append(
+            row(
+                [
+                    f"[{name}](training/{name}.jsonl)",
+                    rows[-1]["step"],
+                    rows[-1]["seconds"] / 60,
+                    f"{rows[-1]['loss']:.3f}",
+                ]
+            )
+        )
+    return "\n".join(lines)
+
+
+def fill(page: Path, blocks: dict[str, str]) -> None:
+    """Put each text between its marks in the page."""
+    text = page.read_text()
+    for name, block in blocks.items():
+        marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+        if not marks.search(text):
+            raise SystemExit(f"{page} has no place for {name}: <!-- {name} --> ... <!-- end -->")
+        text = marks.sub(lambda match, block=block: f"{match[1]}{block}\n{match[2]}", text)
+    page.write_text(text)
+
+
+def main() -> None:
+    logs = collect()
+    results = {
+        name: json.loads((RESULTS / f"{name}.json").read_text())
+        for name in MODELS
+        if (RESULTS / f"{name}.json").exists()
+    }
+    curves(logs)
+    noise_curve(results)
+    for name in results:
+        attention_maps(name)
+    fill(
+        DOCS / "embedded.md",
+        {
+            "accuracy": accuracy_table(results),
+            "attention": attention_table(results),
+            "seconds": seconds_table(results),
+            "training": training_table(logs),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

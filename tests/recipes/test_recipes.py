@@ -1,0 +1,193 @@
+"""The recipe: training sees what inference sees, and a stopped run goes on as if it had not been stopped."""
+
+import copy
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor
+
+from clustrs.scenes import Question, draw, sample
+from clustrs.scenes.testset import generator_for
+from clustrs.vlm import asking
+from recipes import data, language, models, tower, train
+
+ASKED = [
+    Question("colour", "What colour is the star?", "red"),
+    Question("size", "Is the red star larger or smaller than the blue circle?", "larger"),
+    Question("list", "List the objects from left to right.", "red star 7, blue circle"),
+]
+
+
+@pytest.fixture(scope="module")
+def settings() -> dict[str, Any]:
+    """The shipped settings with fewer, narrower layers and fewer steps."""
+    settings = tomllib.loads(train.SETTINGS.read_text())
+    for family in ("llava", "onevision"):
+        settings[family]["encoder"] |= {"width": 32, "heads": 2, "warmup": 2, "horizon": 20, "cooldown": 2}
+        settings[family]["language"] |= {"width": 32, "heads": 2, "inner": 48, "layers": 2, "warmup": 2, "horizon": 20}
+        settings[family]["language"] |= {"questions": 3, "cooldown": 2}
+        for part in ("encoder", "language"):
+            settings[family][part]["stages"] = [
+                {"sides": [64], "pictures": [3], "steps": 3},
+                {"sides": [64, 128], "pictures": [2, 1], "steps": 3},
+            ]
+    return settings
+
+
+def picture(side: int, scale: float) -> Tensor:
+    generator = generator_for(5)
+    drawing = draw(sample(generator, side).scaled(round(side * scale)), generator)
+    return torch.from_numpy(drawing.pixels)[None]
+
+
+@pytest.mark.parametrize("family", ["llava", "onevision"])
+def test_training_sees_what_inference_sees(settings: dict[str, Any], family: str) -> None:
+    torch.manual_seed(0)
+    model = getattr(models, family)(settings[family]).eval()
+    processor = getattr(models, f"{family}_processor")(settings[family])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    encoder = (
+        tower.Clip(model.model.vision_tower, fresh=False)
+        if family == "llava"
+        else tower.Siglip(model.model.vision_tower)
+    )
+    words = models.vocabulary()
+    asker = language.Asking(model, encoder, words)
+    pixels = picture(192, settings[family]["scale"])
+    blocks = {key: torch.from_numpy(value)[None] for key, value in data.blocks(ASKED, words).items()}
+    with torch.no_grad():
+        logits = asker({"pixels": pixels, "corner": torch.zeros(1, 2, dtype=torch.long), **blocks})
+    begin = 0
+    for question in ASKED:
+        text = asking.prompt(processor, question.text) + " " + question.answer
+        inputs = processor(images=[Image.fromarray(pixels[0].numpy())], text=[text], return_tensors="pt")
+        length = len(data.split(question.answer)) + 1
+        with torch.no_grad():
+            expected = model(**inputs).logits[0, -length:]
+        torch.testing.assert_close(logits[begin : begin + length], expected, rtol=1e-3, atol=1e-4)
+        begin += length
+    assert begin == len(logits)
+
+
+def test_words_are_split_as_the_tokenizer_splits() -> None:
+    tokens, words = models.tokenizer(), models.vocabulary()
+    for question in ASKED:
+        for text in (question.text, question.answer):
+            assert tokens(text, add_special_tokens=False)["input_ids"] == [words[word] for word in data.split(text)]
+
+
+def test_every_word_of_the_task_is_known() -> None:
+    generator, words = generator_for(6), models.vocabulary()
+    for _ in range(100):
+        scene = sample(generator)
+        for question in [*data.draw_questions(scene, 20, generator), *data.lists(scene)]:
+            assert set(data.split(question.text)) | set(data.split(question.answer)) <= set(words)
+
+
+def test_a_window_takes_the_positions_where_it_lies() -> None:
+    at = tower.places(torch.tensor([[0, 0], [2, 3]]), 2, 5)
+    assert at.tolist() == [[0, 1, 5, 6], [13, 14, 18, 19]]
+
+
+def test_questions_see_the_picture_and_themselves() -> None:
+    seen = language.visible(2, torch.tensor([[0, 0, 1, 1, -1]]))[0, 0]
+    assert seen.exp().int().tolist() == [
+        [1, 1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0, 0],
+        [1, 1, 0, 0, 1, 0, 0],
+        [1, 1, 0, 0, 1, 1, 0],
+        [1, 1, 0, 0, 0, 0, 1],
+    ]
+
+
+def test_patch_labels_name_what_lies_there() -> None:
+    generator = generator_for(8)
+    drawing = draw(sample(generator, 96), generator)
+    labels = data.patch_labels(drawing, np.array([3, 4]), 24)
+    shapes, colours = list(data.SHAPE), list(data.COLOUR)
+    covered = drawing.coverage.reshape(len(drawing.scene.things), -1)
+    for patch in range(covered.shape[1]):
+        most = int(covered[:, patch].argmax())
+        thing = drawing.scene.things[most]
+        if covered[most, patch] >= data.CLEAR:
+            assert shapes[labels["shape"][patch] - 1] == thing.shape
+            assert colours[labels["colour"][patch] - 1] == thing.colour
+            x, y, size = labels["geometry"][patch]
+            assert (x + 2) / 4 * 192 == pytest.approx(thing.x + 4 * 8, abs=1e-3)
+            assert (y + 2) / 4 * 192 == pytest.approx(thing.y + 3 * 8, abs=1e-3)
+            assert size == pytest.approx(2 * np.log(thing.area / 800), abs=1e-3)
+        elif covered[most, patch] <= data.FAINT:
+            assert labels["shape"][patch] == labels["colour"][patch] == 0
+        else:
+            assert labels["shape"][patch] == data.IGNORED
+
+
+def test_spoilt_pictures_stay_close(settings: dict[str, Any]) -> None:
+    generator = generator_for(9)
+    drawing = draw(sample(generator, 96), generator)
+    changed = [data.spoilt(drawing.pixels, settings["photometry"], generator) for _ in range(50)]
+    differences = [abs(picture.astype(int) - drawing.pixels).mean() for picture in changed]
+    assert 0 < np.median(differences) < 40
+    assert max(differences) < 90
+
+
+def test_the_last_layer_for_cls_alone(settings: dict[str, Any]) -> None:
+    torch.manual_seed(1)
+    vision = models.llava(settings["llava"]).model.vision_tower.eval()
+    pixels = picture(192, 1.0)
+    with torch.no_grad():
+        encoder = tower.Clip(vision)
+        hidden = encoder(pixels, torch.zeros(1, 2, dtype=torch.long))
+        whole = vision(tower.normalised(pixels), output_hidden_states=True)
+    torch.testing.assert_close(hidden, whole.hidden_states[-2], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(encoder.summaries(hidden)[1], whole.pooler_output, rtol=1e-4, atol=1e-5)
+
+
+def test_a_stopped_run_goes_on(settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both models, both halves: interrupted after two steps, and not."""
+    for part in (train.train_encoder, train.train_language):
+        for family in ("llava", "onevision"):
+            part(settings, family, tmp_path / "whole")
+    monkeypatch.setattr("recipes.running.SAVE_EVERY", 0.0)
+    for part in (train.train_encoder, train.train_language):
+        name = part.__name__.removeprefix("train_")
+        for family in ("llava", "onevision"):
+            short = copy.deepcopy(settings)
+            with monkeypatch.context() as patch:
+                patch.setattr(data.Pictures, "__len__", lambda _: 2)
+                patch.setattr(train, "stages", lambda own: [data.Stage((64,), (3,), 6)])
+                part(short, family, tmp_path / "parts")
+            part(settings, family, tmp_path / "parts")
+            whole, parts = (
+                load_file(tmp_path / run / f"{family}-{name}" / "checkpoint.safetensors") for run in ("whole", "parts")
+            )
+            assert whole.keys() == parts.keys()
+            for key, tensor in whole.items():
+                torch.testing.assert_close(
+                    parts[key], tensor, rtol=1e-3, atol=1e-5, msg=lambda m, key=key: f"{key}: {m}"
+                )
+
+
+def test_a_log_has_one_line_a_step_counted_once(tmp_path: Path) -> None:
+    from recipes.running import Run, Schedule
+
+    layer = torch.nn.Linear(2, 1)
+    run = Run(tmp_path, {"layer": layer}, Schedule(1e-2, 1, 100, 10, 100), 0.0)
+    stage = data.Stage((1,), (1,), 100)
+    batches = [{"x": torch.ones(1, 2)}] * 60
+    run.stages([stage], lambda *_: batches, lambda batch: (layer(batch["x"]).square().mean(), {"one": 1.0}))
+    assert run.step == 60
+    again = Run(tmp_path, {"layer": torch.nn.Linear(2, 1)}, Schedule(1e-2, 1, 100, 10, 100), 0.0)
+    assert again.step == 60
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [25, 50]
+    assert all(line["one"] == 1 for line in lines)
