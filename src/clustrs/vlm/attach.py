@@ -82,6 +82,8 @@ class Handle:
         if MARK in self.model.__dict__ or MARK in self.inner.__dict__:
             raise ValueError("a method is attached to this model already: remove it first (handle.remove())")
         self.open = base_crops if crops == "base" and kind != "llava" else FAMILIES[kind]
+        self.ready: list[Candidates] | None = None
+        """The pictures of the next call, already encoded, one for each placeholder in order; `vlm.sharing` sets it."""
         self.last: list[PictureSelection] = []
         self.seconds: dict[str, float] = {}
         self._before: list[tuple[Any, str, Any]] = []
@@ -170,7 +172,7 @@ class Handle:
     def _has_pictures(self, arguments: dict[str, Any]) -> bool:
         if arguments.get("mm_encoder_outputs"):
             raise ValueError("mm_encoder_outputs: ready-made features can't be pruned, give pixel_values")
-        return any(arguments.get(name) is not None for name in PIXELS)
+        return self.ready is not None or any(arguments.get(name) is not None for name in PIXELS)
 
     def _prune(self, arguments: dict[str, Any], pad_left: bool, positions: Tensor | None) -> Prompts:
         """Encode and prune the pictures, compact the prompt; takes out of `arguments` what is used up.
@@ -195,12 +197,13 @@ class Handle:
             ("pixel_values", "image_token_id", self.open),
             ("pixel_values_videos", "video_token_id", video_frames),
         ):
-            if arguments.get(pixels) is not None:
-                candidates = opened(self.inner, arguments, clock)
+            ready = self.ready if pixels == "pixel_values" else None
+            if ready is not None or arguments.get(pixels) is not None:
+                candidates = opened(self.inner, arguments, clock) if ready is None else ready
                 with clock.time("selection"):
                     kept = self._keep(candidates, video=opened is video_frames)
                 pictures.append((getattr(self.inner.config, token), kept))
-        self.seconds = clock.seconds
+        self.ready, self.seconds = None, clock.seconds
         for name in CONSUMED:
             arguments.pop(name, None)
         if positions is None:
@@ -222,9 +225,12 @@ class Handle:
 
     def _keep(self, candidates: list[Candidates], video: bool) -> list[Kept]:
         scope = "image" if video else self.scope
-        chosen = choose(self.method, candidates, self.inner.multi_modal_projector, scope=scope)
+        different = list({id(picture): picture for picture in candidates}.values())
+        chosen = choose(self.method, different, self.inner.multi_modal_projector, scope=scope)
+        choice = {id(picture): one for picture, one in zip(different, chosen, strict=True)}
         kept = []
-        for picture, (selection, everything) in zip(candidates, chosen, strict=True):
+        for picture in candidates:
+            selection, everything = choice[id(picture)]
             if everything:
                 places = torch.arange(len(picture.whole), device=picture.whole.device)
                 rows = picture.whole

@@ -1,12 +1,9 @@
-"""The `clustrs` command: words to calls, nothing else."""
+"""`clustrs ask`, `compare`, `samples` and `methods`."""
 
 import argparse
 import json
-import os
-import sys
-from collections.abc import Sequence
 from dataclasses import MISSING, asdict, fields
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from clustrs.embedded import DEFAULT, picture_path, samples
 from clustrs.embedded import MODELS as EMBEDDED
@@ -20,14 +17,6 @@ if TYPE_CHECKING:
 DEFAULT_KEEP = 16
 PARTS = ("vision", "scoring", "selection", "prefill", "decode_per_token")
 
-TOP_EXAMPLES = """\
-examples:
-  clustrs samples                                               pictures to try, and questions to ask about them
-  clustrs ask sample:scene-1 "How many objects are there?"
-  clustrs compare sample:scene-1 "How many objects are there?" --corrupt gaussian:0.5
-  clustrs methods                                               what there is, and with which parameters
-  clustrs ask cat.jpg "What is this?" --model llava-hf/llava-1.5-7b-hf --keep 64
-"""
 ASK_EXAMPLES = """\
 examples (M stands for a folder or a Hugging Face id):
   clustrs ask sample:scene-1 "How many objects are there?"       the embedded model, 16 visual tokens chosen by ClustRS
@@ -44,45 +33,8 @@ examples (M stands for a folder or a Hugging Face id):
 """
 
 
-class Parser(argparse.ArgumentParser):
-    """Leaves it to `main` to say what is wrong."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message} (see {self.prog} --help)")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; 0 is success, 2 a mistake of the user's, told in one line."""
-    try:
-        options = parser().parse_args(argv)
-        options.run(options)
-    except ValueError as error:
-        return complain(str(error))
-    except ModuleNotFoundError as error:
-        if not error.name or error.name.partition(".")[0] not in ("transformers", "PIL", "matplotlib"):
-            raise
-        return complain(f"{error.name} is not installed: pip install 'clustrs[cli]'")
-    except BrokenPipeError:  # whoever read the output has had enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
-
-
-def complain(message: str) -> int:
-    print("clustrs:", " ".join(message.split()), file=sys.stderr)
-    return 2
-
-
-def parser() -> argparse.ArgumentParser:
+def add_commands(commands: Any) -> None:
     raw = argparse.RawDescriptionHelpFormatter
-    top = Parser(
-        prog="clustrs",
-        description="Fewer and cleaner visual tokens for vision-language models, without training.",
-        epilog=TOP_EXAMPLES,
-        formatter_class=raw,
-    )
-    top.add_argument("--version", action=Version, nargs=0, help="print the version and stop")
-    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-
     ask = commands.add_parser(
         "ask",
         help="ask a question about a picture",
@@ -119,7 +71,6 @@ def parser() -> argparse.ArgumentParser:
     methods = commands.add_parser("methods", help="list the methods", description="List the methods, their parameters.")
     methods.add_argument("--json", action="store_true", help="print JSON")
     methods.set_defaults(run=run_methods)
-    return top
 
 
 def add_common(command: argparse.ArgumentParser) -> None:
@@ -148,16 +99,6 @@ def add_common(command: argparse.ArgumentParser) -> None:
     command.add_argument("--max-new-tokens", type=int, default=64, help="longest answer (default: 64)")
     command.add_argument("--show", metavar="FILE", help="draw the kept tokens to a .png, .pdf or .svg file")
     command.add_argument("--json", action="store_true", help="print JSON")
-
-
-class Version(argparse.Action):
-    """Looks the version up only when it is asked for: that needs torch."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        import clustrs
-
-        print(f"clustrs {clustrs.__version__}")
-        parser.exit()
 
 
 def parse_keep(text: str) -> int | float:
@@ -394,7 +335,3 @@ def describe(name: str) -> dict[str, Any]:
     defaults = {f.name: "required" if f.default is MISSING else f.default for f in fields(method)}
     summary = (method.__doc__ or "").strip().splitlines()[0]
     return {"name": name, "summary": summary, "parameters": defaults, "paper": method.paper}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,5 @@
+import sys
+
+from clustrs.cli import main
+
+sys.exit(main())

@@ -1,0 +1,41 @@
+"""What a task is: pictures, questions, how an answer is scored."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from PIL import Image
+
+
+@dataclass(frozen=True)
+class Item:
+    """One question. `picture` names the picture (several questions may share one); `question` is what the model is
+    asked, word for word, without a placeholder for the picture; `kinds` are the groups in which it is counted."""
+
+    id: str
+    picture: str
+    question: str
+    answer: str
+    kinds: tuple[str, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Task(Protocol):
+    """Data, prompt, parse rule and score."""
+
+    name: str
+    items: Sequence[Item]
+    max_new_tokens: int
+    """The longest answer that makes sense."""
+    judged: bool
+    """Whether scores come from a judge, in a step of its own."""
+    scale: float
+    """What a mean score is multiplied with in reports: 100 for accuracy in per cent, 1 or 100 for a judge's score."""
+
+    def open(self, picture: str) -> Image.Image:
+        """The picture in RGB; a ValueError says what is wrong with it."""
+        ...
+
+    def score(self, item: Item, text: str) -> float | None:
+        """From 0 to 1; None when a judge has to say."""
+        ...
