@@ -6,6 +6,7 @@ python -m recipes.card      after training (the logs in build/train) and `python
 import json
 import re
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def curves(logs: dict[str, list[dict[str, Any]]]) -> None:
             for i, key in enumerate(key for key in rows[-1] if key not in left_out):
                 found = [(row["seconds"] / 60, 100 * row[key]) for row in rows if key in row]
                 axis.plot(*zip(*found, strict=True), STYLES[i % 4], color=COLOURS[i % 9], label=key, linewidth=1.3)
-            starts = [row["seconds"] / 60 for a, row in zip(rows, rows[1:], strict=False) if a["stage"] != row["stage"]]
+            starts = [row["seconds"] / 60 for a, row in pairwise(rows) if a["stage"] != row["stage"]]
             for start in starts:
                 axis.axvline(start, color="#bbbbbb", linewidth=0.8)
             axis.set(title=f"{name}: {part}", xlabel="minutes", ylabel="right, %", ylim=(0, 101))

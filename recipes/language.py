@@ -14,8 +14,8 @@ PREFIX = ("<s>", "user", ":")
 class Asking(nn.Module):
     """Answers all questions about a picture in one pass; each sees the picture and itself, as if asked alone.
 
-    The layers are the model's own, in an order that does no work in vain: what comes before the questions is attended to
-    by all of them but computed once, and in the last layer only the questions matter.
+    The layers are the model's own, in an order that does no work in vain: what comes before the questions is computed
+    once for all of them, and in the last layer only the questions matter.
     """
 
     def __init__(self, model: Any, encoder: Any, words: dict[str, int]) -> None:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from clustrs import NoPruning, Pruner, Random
 from clustrs.corruptions import Corruption
 from clustrs.embedded import MODELS
 from clustrs.scenes.testset import Example, examples
-from clustrs.vlm import asking
+from clustrs.vlm import asking, sharing
 
 RESULTS = Path(__file__).with_name("results")
 SIGMAS = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 3.0)
@@ -30,14 +29,12 @@ ON_OBJECT = 0.25
 """A patch lies on an object that covers at least this much of it."""
 
 
-def answers(model: Any, processor: Any, picture: Image.Image, example: Example, method: Pruner) -> Iterator[bool]:
+def answers(model: Any, processor: Any, picture: Image.Image, example: Example, method: Pruner) -> list[bool]:
     """Whether each question about a picture is answered right."""
-    texts = [asking.prompt(processor, question.text) for question in example.questions]
-    inputs = processor(images=[[picture]] * len(texts), text=texts, padding=True, return_tensors="pt")
-    with method(model), torch.inference_mode():
-        output = model.generate(**inputs, max_new_tokens=3, do_sample=False)
-    for row, question in zip(output[:, inputs["input_ids"].shape[1] :], example.questions, strict=True):
-        yield processor.decode(row, skip_special_tokens=True).strip() == question.answer
+    prompts = [(0, asking.prompt(processor, question.text)) for question in example.questions]
+    batch = sharing.encode(model, processor, [picture], prompts)
+    replies = sharing.reply(model, processor, batch, method, 3)
+    return [reply.text == question.answer for reply, question in zip(replies, example.questions, strict=True)]
 
 
 def accuracy(model: Any, processor: Any, tests: list[Example], name: str, method: Pruner, spoil: Any) -> dict[str, Any]:

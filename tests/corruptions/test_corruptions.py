@@ -55,7 +55,7 @@ def test_picture_stays_a_picture(corruption: Corruption) -> None:
 
 
 @pytest.mark.parametrize("corruption", EVERY, ids=str)
-@pytest.mark.parametrize("size", [(1, 1), (1, 50), (50, 1), (3, 2)])
+@pytest.mark.parametrize("size", [(1, 1), (1, 50), (50, 1), (3, 2), (3, 500), (500, 3)])
 def test_tiny_pictures(corruption: Corruption, size: tuple[int, int]) -> None:
     assert corruption.apply(noise_picture(*size), "a").size == size[::-1]
 
@@ -100,11 +100,12 @@ def test_gaussian_moments() -> None:
     assert abs(np.corrcoef(change[..., 0].ravel(), change[..., 1].ravel())[0, 1]) < 4 / math.sqrt(n / 3)
 
 
-def test_gaussian_clips() -> None:
-    spoiled = applied("gaussian", 3.0, grey())
-    beyond = math.erfc(0.5 / 3 / math.sqrt(2)) / 2  # a normal variable of deviation 3 beyond half the range
-    for end in (0, 255):
-        assert abs((spoiled == end).mean() - beyond) < 0.005
+@pytest.mark.parametrize("sigma", PAPER_LEVELS["gaussian"][1:])
+def test_gaussian_clips(sigma: float) -> None:
+    spoiled = applied("gaussian", sigma, grey())
+    for end, distance in ((0, 127.5 / 255), (255, 126.5 / 255)):  # from 128 to where a value rounds to the end
+        beyond = math.erfc(distance / sigma / math.sqrt(2)) / 2
+        assert abs((spoiled == end).mean() - beyond) < 4 * math.sqrt(beyond * (1 - beyond) / spoiled.size)
 
 
 @pytest.mark.parametrize("rho", PAPER_LEVELS["salt_pepper"])
@@ -128,6 +129,13 @@ def test_brightness_by_hand(factor: float) -> None:
     image = noise_picture()
     expected = np.minimum(pixels(image) * factor, 255)
     assert np.abs(applied("brightness", factor, image) - expected).max() <= 0.5
+
+
+@pytest.mark.parametrize("factor", PAPER_LEVELS["brightness"])
+def test_brightness_is_pillows_but_rounded(factor: float) -> None:
+    image = noise_picture()
+    more = applied("brightness", factor, image) - pixels(ImageEnhance.Brightness(image).enhance(factor))
+    assert set(np.unique(more)) <= {0, 1}
 
 
 @pytest.mark.parametrize("factor", [0, 0.5, 1, 1.5, 2])
@@ -228,7 +236,7 @@ def test_parse() -> None:
     ("text", "message"),
     [
         ("gausian:0.5", r"unknown corruption 'gausian' \(did you mean 'gaussian'\?\): .*salt_pepper.*jpeg"),
-        ("fog:x", "unknown corruption 'fog': give one of gaussian"),
+        ("rain:x", "unknown corruption 'rain': give one of gaussian, .*, imagenet_c/jpeg_compression"),
         ("gaussian", "corruption 'gaussian': give NAME:LEVEL, .*names are gaussian, salt_pepper"),
         ("gaussian:", "give NAME:LEVEL"),
         ("gaussian:a lot", "give NAME:LEVEL"),

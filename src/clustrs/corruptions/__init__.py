@@ -1,5 +1,5 @@
-"""How a picture is spoiled: seven corruptions, seeded by the picture and by nothing that depends on the run's order."""
+"""How a picture is spoiled, seeded by the picture and by nothing that depends on the run's order."""
 
-from clustrs.corruptions.corruption import PAPER_LEVELS, Corruption
+from clustrs.corruptions.corruption import IMAGENET_C_LEVELS, PAPER_LEVELS, Corruption
 
-__all__ = ["PAPER_LEVELS", "Corruption"]
+__all__ = ["IMAGENET_C_LEVELS", "PAPER_LEVELS", "Corruption"]

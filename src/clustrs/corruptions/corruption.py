@@ -10,7 +10,7 @@ from difflib import get_close_matches
 import numpy as np
 from PIL import Image
 
-from clustrs.corruptions import effects
+from clustrs.corruptions import effects, imagenet_c
 
 Effect = Callable[[Image.Image, float, np.random.Generator], Image.Image]
 
@@ -23,7 +23,12 @@ PAPER_LEVELS: dict[str, tuple[float, ...]] = {
     "motion_blur": (15, 31),
     "jpeg": (60, 30),
 }
-"""The corruptions and, for each, the levels of the paper."""
+"""The corruptions of the paper and, for each, its levels."""
+
+IMAGENET_C_LEVELS: dict[str, tuple[float, ...]] = {
+    f"imagenet_c/{family}": (1, 2, 3, 4, 5) for family in imagenet_c.FAMILIES
+}
+"""The families of ImageNet-C and, for each, its severities."""
 
 
 @dataclass(frozen=True)
@@ -50,21 +55,33 @@ RULES = {
     "cutout": Rule(effects.cutout, 0, 1, "a share of the picture from 0 to 1"),
     "motion_blur": Rule(effects.motion_blur, 1, 999, "an odd number of pixels from 1 to 999", "odd"),
     "jpeg": Rule(effects.jpeg, 1, 100, "a quality (an integer) from 1 to 100", "integer"),
+    **{
+        f"imagenet_c/{family}": Rule(effect, 1, 5, "a severity (an integer) from 1 to 5", "integer")
+        for family, effect in imagenet_c.FAMILIES.items()
+    },
 }
+
+
+def suggestion(name: str) -> str:
+    """The question whether another name was meant, if one is close; `imagenet_c/` may be missing from it."""
+    short = {known.rpartition("/")[2]: known for known in reversed(RULES)}  # the paper's come last, and stay
+    close = get_close_matches(str(name).lower(), [*RULES, *short], n=1)
+    return f" (did you mean {short.get(close[0], close[0])!r}?)" if close else ""
 
 
 @dataclass(frozen=True)
 class Corruption:
-    """One way to spoil a picture, for example `Corruption("gaussian", 0.5)`; `PAPER_LEVELS` has the names."""
+    """One way to spoil a picture, for example `Corruption("gaussian", 0.5)`.
+
+    `PAPER_LEVELS` and `IMAGENET_C_LEVELS` have the names.
+    """
 
     name: str
     level: float
 
     def __post_init__(self) -> None:
         if self.name not in RULES:
-            close = get_close_matches(str(self.name).lower(), RULES, n=1)
-            near = f" (did you mean {close[0]!r}?)" if close else ""
-            raise ValueError(f"unknown corruption {self.name!r}{near}: give one of {', '.join(RULES)}")
+            raise ValueError(f"unknown corruption {self.name!r}{suggestion(self.name)}: give one of {', '.join(RULES)}")
         rule = RULES[self.name]
         number = isinstance(self.level, int | float) and not isinstance(self.level, bool)
         if not (number and rule.accepts(self.level)):

@@ -1,0 +1,1 @@
+"""Tasks, the runner, the judge, and what is made of their answers."""

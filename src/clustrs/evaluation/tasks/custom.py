@@ -1,0 +1,112 @@
+"""Questions of one's own: a file of JSON lines beside its pictures."""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from string import ascii_uppercase
+
+from PIL import Image
+
+from clustrs.evaluation.task import Item
+from clustrs.evaluation.tasks.scienceqa import LETTERS, asked, chosen, with_choices
+from clustrs.evaluation.tasks.sources import Folder, Pictures, Record, gather, parse_json, read_text, record
+from clustrs.pruners import checks
+
+NEW_TOKENS = {"exact": 32, "contains": 128, "choice": 16, "judged": 1024}
+"""The ways of scoring, and the longest answer that makes sense with each."""
+
+
+def plain(text: str) -> str:
+    """A text without what does not count: case, spacing, punctuation at its end."""
+    text = " ".join(unicodedata.normalize("NFC", text).casefold().split())
+    return text.rstrip(" .,;:!?") or text
+
+
+def occurs(answer: str, text: str) -> bool:
+    """Whether an answer occurs in a text as whole words; a number must not be a part of another, or lack its minus."""
+    answer = plain(answer)
+    before = r"(?<!\d[.,])(?<!\W[-\u2212])(?<!^[-\u2212])" if answer[0].isdigit() else ""
+    after = r"(?![.,]\d)" if answer[-1].isdigit() else ""
+    return re.search(rf"(?<!\w){before}{re.escape(answer)}(?!\w){after}", plain(text)) is not None
+
+
+class Custom:
+    """A user's questions, with one way of scoring for all."""
+
+    name = "custom"
+    scale = 100.0
+
+    def __init__(self, items: Sequence[Item], pictures: Pictures, scoring: str) -> None:
+        self.items = items
+        self.pictures = pictures
+        self.scoring = scoring
+        self.max_new_tokens = NEW_TOKENS[scoring]
+        self.judged = scoring == "judged"
+
+    def open(self, picture: str) -> Image.Image:
+        return self.pictures(picture)
+
+    def score(self, item: Item, text: str) -> float | None:
+        """1 if any of the accepted answers is given."""
+        if self.scoring == "judged":
+            return None
+        if self.scoring == "choice":
+            return float(chosen(text, item.extra["letters"]) == item.answer)
+        accepted = item.extra["accepted"]
+        if self.scoring == "contains":
+            return float(any(occurs(answer, text) for answer in accepted))
+        return float(any(plain(answer) == plain(text) for answer in accepted))
+
+
+def load(data: Path | None, limit: int | None = None, scoring: str = "exact") -> Custom:
+    """From a file of JSON lines, or a folder with a questions.jsonl; its pictures lie beside it or below."""
+    checks.choice("scoring", scoring, NEW_TOKENS)
+    if data is None:
+        raise ValueError("data is missing: give a file of JSON lines, or a folder with a questions.jsonl")
+    path = data / "questions.jsonl" if data.is_dir() else data
+    if not path.is_file():
+        raise ValueError(f"data={str(data)!r}: there is no file {path.name} there")
+    lines = enumerate(read_text(path).split("\n"), 1)
+    numbered = [(number, f"{path}, line {number}", line) for number, line in lines if line.strip()]
+    records = [(number, record(where, parse_json(line, where))) for number, where, line in numbered]
+    items = gather(str(path), ((entry, from_line(number, entry, scoring)) for number, entry in records))
+    return Custom(items[:limit], Folder(path.parent), scoring)
+
+
+def from_line(number: int, entry: Record, scoring: str) -> Item:
+    """One line; without an id it gets its number."""
+    key = f"line-{number}" if entry.fields.get("id") is None else entry.name("id")
+    picture, question, kinds = entry.picture("image"), entry.text("question"), kinds_of(entry)
+    if scoring == "choice":
+        choices = entry.texts("choices")
+        if not 2 <= len(choices) <= len(ascii_uppercase):
+            raise entry.wrong("choices", f"2 to {len(ascii_uppercase)} of them")
+        letters = tuple(ascii_uppercase[: max(len(choices), len(LETTERS))])
+        answer = right_letter(entry, choices)
+        return Item(key, picture, asked(with_choices(question, choices)), answer, kinds, {"letters": letters})
+    if "choices" in entry.fields:
+        raise ValueError(f"{entry.where}: choices with scoring={scoring!r}: give scoring='choice', or leave them out")
+    accepted = entry.texts("answer") if isinstance(entry.fields.get("answer"), list) else (entry.text("answer"),)
+    return Item(key, picture, question, "<OR>".join(accepted), kinds, {"accepted": accepted})
+
+
+def right_letter(entry: Record, choices: Sequence[str]) -> str:
+    """The letter of the right choice, which is given as a letter or in full."""
+    answer = entry.text("answer")
+    letters = ascii_uppercase[: len(choices)]
+    meant = {letter for letter, choice in zip(letters, choices, strict=True) if answer in (letter, choice)}
+    if len(meant) != 1:
+        raise entry.wrong(
+            "answer", f"one letter of {letters}, or one of the choices in full, so that one alone is meant"
+        )
+    return meant.pop()
+
+
+def kinds_of(entry: Record) -> tuple[str, ...]:
+    """From `kind` or `kinds`."""
+    if entry.fields.get("kinds") is None:
+        return () if entry.fields.get("kind") is None else (entry.text("kind"),)
+    if entry.fields.get("kind") is not None:
+        raise entry.wrong("kind", "either kind or kinds")
+    return entry.kinds("kinds") if entry.fields["kinds"] != [] else ()

@@ -1,0 +1,79 @@
+"""MM-Vet: open questions about photographs, charts and memes, scored by a judge."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from clustrs.evaluation.task import Item
+from clustrs.evaluation.tasks.sources import (
+    Folder,
+    Hub,
+    Pictures,
+    Record,
+    gather,
+    hub_rows,
+    official_file,
+    parse_json,
+    read_text,
+    record,
+)
+
+HUB = "lmms-lab/MMVet"
+ADVICE = (
+    "give data=DIR (--data DIR), a folder with mm-vet.json and images/, as in "
+    "https://github.com/yuweihao/MM-Vet/releases/download/v1/mm-vet.zip"
+)
+
+
+class MMVet:
+    """Questions are asked as they stand; `<AND>` and `<OR>` in the answers are for the judge."""
+
+    name = "mmvet"
+    max_new_tokens = 1024
+    judged = True
+    scale = 100.0
+
+    def __init__(self, items: Sequence[Item], pictures: Pictures) -> None:
+        self.items = items
+        self.pictures = pictures
+
+    def open(self, picture: str) -> Image.Image:
+        return self.pictures(picture)
+
+    def score(self, item: Item, text: str) -> float | None:
+        """None: the judge says."""
+        return None
+
+
+def load(data: Path | None, limit: int | None = None, hub: str | None = None) -> MMVet:
+    """From the official folder, or without one from a dataset of the hub."""
+    if data is None:
+        return from_hub(hub or HUB, limit)
+    if hub is not None:
+        raise ValueError(f"hub={hub!r} and data={str(data)!r}: give one of them")
+    path = official_file(data, "mm-vet.json", ADVICE)
+    entries = record(str(path), parse_json(read_text(path), str(path))).fields
+    records = [(key, record(f"{path}, entry {key!r}", value)) for key, value in entries.items()]
+    items = gather(str(path), ((entry, from_file(key, entry)) for key, entry in records))
+    return MMVet(items[:limit], Folder(data / "images"))
+
+
+def from_file(key: str, entry: Record) -> Item:
+    """A question as the official file has it."""
+    picture, question, answer = entry.picture("imagename"), entry.text("question"), entry.text("answer")
+    return Item(key, picture, question, answer, entry.kinds("capability"))
+
+
+def from_hub(hub: str, limit: int | None) -> MMVet:
+    """The hub has a picture for each question, without a name: it gets the question's."""
+    rows, records = hub_rows(hub, None, ADVICE)
+    items = gather(hub, ((entry, from_row(entry)) for entry in records))
+    return MMVet(items[:limit], Hub(rows, {item.picture: number for number, item in enumerate(items)}))
+
+
+def from_row(entry: Record) -> Item:
+    """A question as the hub has it, with its capabilities in one string."""
+    key = entry.name("question_id")
+    kinds = tuple(kind.strip() for kind in entry.text("capability").split(",") if kind.strip())
+    return Item(key, key, entry.text("question"), entry.text("answer"), kinds)

@@ -1,0 +1,54 @@
+"""The drawn scenes of the embedded models: nothing to download, answers of one word."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from clustrs.evaluation.task import Item
+from clustrs.scenes import examples
+
+
+def said(text: str) -> str:
+    """A word without what does not count: case, space around it, a full stop."""
+    return text.strip().lower().removesuffix(".").rstrip()
+
+
+class Scenes:
+    """The fixed test set of `clustrs.scenes`; kinds are the kinds of its questions."""
+
+    name = "scenes"
+    max_new_tokens = 4
+    judged = False
+    scale = 100.0
+
+    def __init__(self, items: Sequence[Item], pixels: Mapping[str, NDArray[np.uint8]]) -> None:
+        self.items = items
+        self.pixels = pixels
+
+    def open(self, picture: str) -> Image.Image:
+        if picture not in self.pixels:
+            raise ValueError(f"picture {picture!r}: there are {len(self.pixels)}, from 'scene-0000' on")
+        return Image.fromarray(self.pixels[picture])
+
+    def score(self, item: Item, text: str) -> float | None:
+        """1 for the expected word and nothing else."""
+        return float(said(text) == said(item.answer))
+
+
+def load(data: Path | None = None, limit: int | None = None) -> Scenes:
+    """Draws the pictures that are needed, about 4 ms each."""
+    if data is not None:
+        raise ValueError(f"data={str(data)!r}: the scenes are drawn, leave it out")
+    items: list[Item] = []
+    pixels = {}
+    for example in examples():
+        picture = f"scene-{example.number:04}"
+        pixels[picture] = example.drawing.pixels
+        for number, question in enumerate(example.questions):
+            items.append(Item(f"{picture}-{number}", picture, question.text, question.answer, (question.kind,)))
+        if limit is not None and len(items) >= limit:
+            break
+    return Scenes(items[:limit], pixels)

@@ -1,0 +1,150 @@
+"""ScienceQA-IMG: school questions with a picture and up to five choices, asked and scored as LLaVA does it."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from string import ascii_uppercase
+
+from PIL import Image
+
+from clustrs.evaluation.task import Item
+from clustrs.evaluation.tasks.sources import (
+    Folder,
+    Hub,
+    Pictures,
+    Record,
+    gather,
+    hub_rows,
+    is_text,
+    official_file,
+    parse_json,
+    read_text,
+    record,
+)
+from clustrs.pruners import checks
+
+LETTERS = tuple("ABCDE")
+INSTRUCTION = "Answer with the option's letter from the given choices directly."
+HUB, CONFIG = "lmms-lab/ScienceQA", "ScienceQA-IMG"
+ADVICE = (
+    "give data=DIR (--data DIR), a folder with llava_test_CQM-A.json (from the eval.zip of "
+    "https://github.com/haotian-liu/LLaVA/blob/main/docs/Evaluation.md) and images/ (the test pictures of "
+    "https://github.com/lupantech/ScienceQA)"
+)
+
+
+def with_choices(question: str, choices: Sequence[str]) -> str:
+    """The question with a line for each choice."""
+    return "\n".join(
+        [question, *(f"{letter}. {choice}" for letter, choice in zip(ascii_uppercase, choices, strict=False))]
+    )
+
+
+def asked(text: str) -> str:
+    """What LLaVA sends for a text: without its placeholder, and with the instruction."""
+    return f"{bare(text)}\n{INSTRUCTION}"
+
+
+def bare(text: str) -> str:
+    """A text without the placeholder of its picture."""
+    return text.replace("<image>", "").strip()
+
+
+def chosen(text: str, letters: Sequence[str] = LETTERS) -> str | None:
+    """The letter that an answer names: it alone, before ". ", or in a single "The answer is X" that goes on.
+
+    LLaVA's pattern ends with an unescaped full stop, so any character may follow the letter, but one must.
+    """
+    text = text.strip()
+    if text in letters:
+        return text
+    if text[:1] in letters and text[1:3] == ". ":
+        return text[0]
+    named = re.findall(r"The answer is ([A-Z]).", text)
+    return named[0] if len(named) == 1 else None
+
+
+class ScienceQA:
+    """The questions with a picture. Kinds are the numbers of choices: guessing gains more where there are few."""
+
+    name = "scienceqa"
+    max_new_tokens = 16
+    judged = False
+    scale = 100.0
+
+    def __init__(self, items: Sequence[Item], pictures: Pictures) -> None:
+        self.items = items
+        self.pictures = pictures
+
+    def open(self, picture: str) -> Image.Image:
+        return self.pictures(picture)
+
+    def score(self, item: Item, text: str) -> float | None:
+        """1 for the right letter; an answer without one is wrong."""
+        return float(chosen(text) == item.answer)
+
+
+def load(data: Path | None, limit: int | None = None, present: bool = False, hub: str | None = None) -> ScienceQA:
+    """From the official folder, or without one from a dataset of the hub. `present` leaves out the questions whose
+    pictures are not in the folder."""
+    checks.choice("present", present, [True, False])
+    if data is None:
+        return from_hub(hub or HUB, limit)
+    if hub is not None:
+        raise ValueError(f"hub={hub!r} and data={str(data)!r}: give one of them")
+    path = official_file(data, "llava_test_CQM-A.json", ADVICE)
+    entries = parse_json(read_text(path), str(path))
+    if not isinstance(entries, list):
+        raise ValueError(f"{path}: it is no list: {ADVICE}")
+    records = [record(f"{path}, entry {number}", entry) for number, entry in enumerate(entries, 1)]
+    items = gather(str(path), ((entry, from_file(entry)) for entry in records if entry.fields.get("image") is not None))
+    folder = Folder(data / "images" / "test" if (data / "images" / "test").is_dir() else data / "images")
+    if present:
+        items = [item for item in items if folder.has(item.picture)]
+        if not items:
+            raise ValueError(f"present=True, but no picture is in {folder.path}: {ADVICE}")
+    return ScienceQA(items[:limit], folder)
+
+
+def from_file(entry: Record) -> Item:
+    """A question as LLaVA's file has it: a human's turn, and the letter."""
+    turns = entry.fields.get("conversations")
+    if not (isinstance(turns, list) and len(turns) == 2 and all(isinstance(turn, dict) for turn in turns)):
+        raise entry.wrong("conversations", "two turns, the question and the answer")
+    text, answer = (Record(entry.where, turn).text("value") for turn in turns)
+    number = count_choices(text)
+    if answer not in LETTERS[:number]:
+        raise entry.wrong(
+            "conversations", "a question that ends with choices (A. ..., B. ...) and one of their letters"
+        )
+    return Item(entry.name("id"), entry.picture("image"), asked(text), answer, (f"{number} choices",))
+
+
+def count_choices(text: str) -> int:
+    """How many lines at the end of a question are choices, from A on."""
+    lines = bare(text).split("\n")
+    for number in range(len(LETTERS), 1, -1):
+        last = lines[-number:]
+        if [line[:3] for line in last] == [f"{letter}. " for letter in LETTERS[:number]]:
+            return number
+    return 0
+
+
+def from_hub(hub: str, limit: int | None) -> ScienceQA:
+    """The hub's rows have no ids: they get their numbers."""
+    rows, records = hub_rows(hub, CONFIG, ADVICE)
+    found = ((entry, from_row(f"row-{number:04}", entry)) for number, entry in enumerate(records))
+    items = gather(hub, found)
+    return ScienceQA(items[:limit], Hub(rows, {item.picture: number for number, item in enumerate(items)}))
+
+
+def from_row(key: str, entry: Record) -> Item:
+    """A question as the hub has it, in the words of LLaVA's file."""
+    choices, answer, hint = entry.texts("choices"), entry.fields.get("answer"), entry.fields.get("hint")
+    if not 2 <= len(choices) <= len(LETTERS):
+        raise entry.wrong("choices", f"2 to {len(LETTERS)} of them")
+    if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < len(choices):
+        raise entry.wrong("answer", "the number of a choice, counted from 0")
+    context = f"Context: {hint}\n" if is_text(hint) else ""
+    text = with_choices(context + entry.text("question"), choices)
+    return Item(key, key, asked(text), LETTERS[answer], (f"{len(choices)} choices",))

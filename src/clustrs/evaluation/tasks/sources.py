@@ -1,0 +1,189 @@
+"""Where questions and pictures come from: files that users give, which may be wrong in any way, and the hub."""
+
+import json
+import re
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path, PureWindowsPath
+from typing import Any
+
+from PIL import Image
+
+from clustrs.evaluation.task import Item
+from clustrs.vlm.asking import open_picture
+
+Pictures = Callable[[str], Image.Image]
+"""From a picture's name to the picture; a ValueError says what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One entry of a file. `where` names file and entry in messages."""
+
+    where: str
+    fields: Mapping[str, Any]
+
+    def wrong(self, key: str, accepted: str) -> ValueError:
+        """An error about one field."""
+        found = f"{key} is {reprlib.repr(self.fields[key])}" if key in self.fields else f"{key} is missing"
+        return ValueError(f"{self.where}: {found}: give {accepted}")
+
+    def text(self, key: str) -> str:
+        """A string with something in it."""
+        value = self.fields.get(key)
+        if not is_text(value):
+            raise self.wrong(key, "a string that is not empty")
+        return str(value)
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of strings, at least one."""
+        value = self.fields.get(key)
+        if not (isinstance(value, list) and value and all(map(is_text, value))):
+            raise self.wrong(key, "a list of strings, none empty")
+        return tuple(value)
+
+    def kinds(self, key: str) -> tuple[str, ...]:
+        """A list of groups, each counted once."""
+        return tuple(dict.fromkeys(self.texts(key)))
+
+    def name(self, key: str) -> str:
+        """A string or an integer, as a string."""
+        value = self.fields.get(key)
+        return str(value) if isinstance(value, int) and not isinstance(value, bool) else self.text(key)
+
+    def picture(self, key: str) -> str:
+        """The path of a picture below the task's folder."""
+        if leaves(self.text(key)):
+            raise self.wrong(key, "a path inside the folder, neither absolute nor with '..'")
+        return self.text(key)
+
+
+def is_text(value: Any) -> bool:
+    """Words, and no half characters (JSON's escapes can have them; no tokenizer takes them)."""
+    return isinstance(value, str) and bool(value.strip()) and not re.search(r"[\ud800-\udfff]", value)
+
+
+def leaves(path: str) -> bool:
+    """Whether a path may lead out of its folder, here or on another system."""
+    windows = PureWindowsPath(path)
+    return bool(windows.anchor) or ".." in windows.parts
+
+
+def record(where: str, value: Any) -> Record:
+    """An entry that must be an object."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{where}: {reprlib.repr(value)} is no JSON object: give {{...}}")
+    return Record(where, value)
+
+
+def gather(source: str, found: Iterable[tuple[Record, Item]]) -> list[Item]:
+    """The questions; no two with the same id, and at least one."""
+    items: dict[str, Item] = {}
+    for entry, item in found:
+        if item.id in items:
+            raise ValueError(f"{entry.where}: the id {item.id!r} occurs twice: give every question its own")
+        items[item.id] = item
+    if not items:
+        raise ValueError(f"{source}: there are no questions in it")
+    return list(items.values())
+
+
+def read_text(path: Path) -> str:
+    """The text of a file in UTF-8."""
+    try:
+        return path.read_text("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: not a text in UTF-8") from None
+    except OSError as error:
+        raise ValueError(f"{path} could not be read: {error.strerror or type(error).__name__}") from None
+
+
+def parse_json(text: str, where: str) -> Any:
+    """What a JSON text says; no key may occur twice in an object."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise ValueError(f"the key {reprlib.repr(twice)} occurs twice")
+        return made
+
+    try:
+        return json.loads(text, object_pairs_hook=once)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: not JSON ({error.msg}, line {error.lineno} column {error.colno})") from None
+    except RecursionError:
+        raise ValueError(f"{where}: nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def official_file(data: Path, name: str, advice: str) -> Path:
+    """A file of that name in the folder `data`."""
+    if not (data / name).is_file():
+        what = f"there is no {name} in it" if data.is_dir() else "there is no such folder"
+        raise ValueError(f"data={str(data)!r}: {what}: {advice}")
+    return data / name
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Pictures by their paths in a folder."""
+
+    path: Path
+
+    def __call__(self, picture: str) -> Image.Image:
+        if leaves(picture):
+            raise ValueError(f"picture {picture!r}: it lies outside of the task's folder")
+        try:
+            return open_picture(self.path / picture)
+        except OSError as error:  # for example a name that is too long
+            raise ValueError(f"picture {reprlib.repr(picture)}: {error.strerror}") from None
+
+    def has(self, picture: str) -> bool:
+        """Whether there is such a file."""
+        try:
+            return (self.path / picture).is_file()
+        except OSError:
+            return False
+
+
+@dataclass(frozen=True)
+class Hub:
+    """Pictures by the rows of a dataset of the Hugging Face hub."""
+
+    rows: Any
+    numbers: Mapping[str, int]
+
+    def __call__(self, picture: str) -> Image.Image:
+        if picture not in self.numbers:
+            raise ValueError(f"picture {picture!r}: the dataset has no such picture")
+        try:
+            image: Image.Image | None = self.rows[self.numbers[picture]]["image"]
+            if image is not None:
+                return image.convert("RGB")
+        except Exception as error:  # damaged files make the decoders raise many kinds
+            raise ValueError(f"picture {picture!r} could not be read: {first_line(error)}") from error
+        raise ValueError(f"picture {picture!r}: its row in the dataset has none")
+
+
+def hub_rows(hub: str, config: str | None, advice: str) -> tuple[Any, list[Record]]:
+    """The test split of a dataset, and its rows without the pictures."""
+    try:
+        datasets = import_module("datasets")
+    except ImportError:
+        raise ValueError(f"{advice}; or install `datasets` to have them from the hub ({hub})") from None
+    try:
+        rows = datasets.load_dataset(hub, config, split="test")
+        questions = list(rows.remove_columns(["image"]))
+    except Exception as error:  # the network, the hub and the files' formats raise many kinds
+        raise ValueError(f"hub {hub!r} could not be loaded ({first_line(error)}): {advice}") from error
+    return rows, [Record(f"hub {hub!r}, row {number}", row) for number, row in enumerate(questions)]
+
+
+def first_line(error: Exception) -> str:
+    """The start of a message that may be long."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".: ")

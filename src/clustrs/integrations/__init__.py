@@ -1,0 +1,1 @@
+"""Doors to other systems, each optional and imported only when it is used."""

@@ -1,0 +1,274 @@
+"""MM-Vet and ScienceQA: the official questions in the official words, the parse rule, and bad files."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evaluation.task_files import INSTRUCTION, real, science, vet, write_json, write_picture
+from PIL import Image
+
+from clustrs.evaluation.task import Item
+from clustrs.evaluation.tasks import get_task
+from clustrs.evaluation.tasks.scienceqa import chosen
+from clustrs.vlm.asking import prompt
+
+
+def test_mmvet_official_questions() -> None:
+    data = real("mm-vet")
+    task = get_task("mmvet", data=data)
+    counts = Counter(kind for item in task.items for kind in item.kinds)
+    assert len(task.items) == 218
+    assert counts == {"rec": 150, "ocr": 96, "know": 84, "gen": 80, "spat": 75, "math": 26}
+    assert len({item.picture for item in task.items}) == 200
+    assert task.judged
+    first = task.items[0]
+    assert (first.id, first.picture, first.answer) == ("v1_0", "v1_0.png", "-1<AND>-5")
+    assert (first.question, first.kinds) == ("What is x in the equation?", ("ocr", "math"))
+    assert task.score(first, "-1") is None
+    written = json.loads((data / "mm-vet.json").read_text())
+    assert [item.question for item in task.items] == [entry["question"] for entry in written.values()]
+
+
+def test_mmvet_official_pictures() -> None:
+    task = get_task("mmvet", data=real("mm-vet"), limit=5)
+    assert [item.id for item in task.items] == ["v1_0", "v1_1", "v1_2", "v1_3", "v1_4"]
+    for item in task.items:
+        picture = task.open(item.picture)
+        assert picture.mode == "RGB"
+        with Image.open(real("mm-vet") / "images" / item.picture) as file:
+            assert picture.size == file.size
+
+
+def test_mmvet_own_folder(tmp_path: Path) -> None:
+    write_json(tmp_path / "mm-vet.json", {"q": vet(capability=["ocr", "ocr", "rec"])})
+    write_picture(tmp_path / "images" / "a.png", (1, 2, 3))
+    task = get_task("mmvet", data=str(tmp_path))
+    assert task.items == [Item("q", "a.png", "What is x?", "-1<AND>-5", ("ocr", "rec"))]
+    assert task.open("a.png").getpixel((0, 0)) == (1, 2, 3)
+    assert (task.name, task.scale, task.max_new_tokens) == ("mmvet", 100.0, 1024)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "mm-vet.json: not JSON"),
+        ("{", r"mm-vet.json: not JSON \(.*line 1 column 2"),
+        ("[" * 100_000, "nested too deeply|not JSON"),
+        ("[]", "no JSON object"),
+        ("{}", "no questions"),
+        ('{"q": {}, "q": {}}', "the key 'q' occurs twice"),
+        ({"q": 3}, "entry 'q': 3 is no JSON object"),
+        ({"q": vet(question=...)}, "entry 'q': question is missing"),
+        ({"q": vet(question="  ")}, "question is '  '"),
+        ({"q": vet(answer=5)}, "answer is 5: give a string"),
+        ({"q": vet(answer="\ud800")}, "answer is "),
+        ({"q": vet(capability="ocr")}, "capability is 'ocr': give a list"),
+        ({"q": vet(capability=["ocr", 1])}, "capability is"),
+        ({"q": vet(imagename="../a.png")}, "imagename is '../a.png': give a path inside the folder"),
+        ({"q": vet(imagename="/etc/passwd")}, "imagename is '/etc/passwd'"),
+        ({"q": vet(imagename=r"b\..\..\a.png")}, "imagename is"),
+        ({"q": vet(imagename="C:a.png")}, "imagename is"),
+    ],
+)
+def test_mmvet_bad_files(tmp_path: Path, content: Any, message: str) -> None:
+    write_json(tmp_path / "mm-vet.json", content)
+    with pytest.raises(ValueError, match=message) as caught:
+        get_task("mmvet", data=tmp_path)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_mmvet_not_text(tmp_path: Path) -> None:
+    (tmp_path / "mm-vet.json").write_bytes(b"\xff\xfe{}")
+    with pytest.raises(ValueError, match="not a text in UTF-8"):
+        get_task("mmvet", data=tmp_path)
+
+
+def test_mmvet_missing_folder_says_where_to_get_it(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"there is no mm-vet.json in it: .*MM-Vet/releases"):
+        get_task("mmvet", data=tmp_path)
+    with pytest.raises(ValueError, match=r"there is no such folder: .*MM-Vet/releases"):
+        get_task("mmvet", data=tmp_path / "nowhere")
+
+
+def test_mmvet_bad_pictures(tmp_path: Path) -> None:
+    names = ["missing.png", "broken.png", "folder.png", "cut.png", "x" * 300 + ".png"]
+    write_json(tmp_path / "mm-vet.json", {name: vet(imagename=name) for name in names})
+    images = tmp_path / "images"
+    (images / "folder.png").mkdir(parents=True)
+    (images / "broken.png").write_text("no picture")
+    write_picture(images / "whole.png")
+    (images / "cut.png").write_bytes((images / "whole.png").read_bytes()[:40])
+    task = get_task("mmvet", data=tmp_path)
+    for item in task.items:
+        with pytest.raises(ValueError, match=r"^picture "):
+            task.open(item.picture)
+
+
+def test_mmvet_open_stays_in_the_folder(tmp_path: Path) -> None:
+    write_json(tmp_path / "mm-vet.json", {"q": vet()})
+    write_picture(tmp_path / "secret.png")
+    with pytest.raises(ValueError, match="outside"):
+        get_task("mmvet", data=tmp_path).open("../secret.png")
+
+
+def test_scienceqa_official_questions() -> None:
+    data = real("scienceqa")
+    task = get_task("scienceqa", data=data)
+    assert len(task.items) == 2017
+    kinds = Counter(item.kinds for item in task.items)
+    assert kinds == {("2 choices",): 677, ("3 choices",): 532, ("4 choices",): 770, ("5 choices",): 38}
+    assert Counter(item.answer for item in task.items) == {"A": 713, "B": 726, "C": 375, "D": 195, "E": 8}
+    eleven = next(item for item in task.items if item.id == "11")
+    assert eleven.question == (
+        "What is the name of the colony shown?\nA. Maryland\nB. New Hampshire\nC. Rhode Island\nD. Vermont\n"
+        "Answer with the option's letter from the given choices directly."
+    )
+    written = [entry for entry in json.loads((data / "llava_test_CQM-A.json").read_text()) if "image" in entry]
+    for item, entry in zip(task.items, written, strict=True):
+        text, letter = (turn["value"] for turn in entry["conversations"])
+        assert f"<image>\n{item.question}" == f"{text}\n{INSTRUCTION}"
+        assert (item.id, item.picture, item.answer) == (entry["id"], entry["image"], letter)
+
+
+def test_scienceqa_official_pictures() -> None:
+    task = get_task("scienceqa", data=real("scienceqa"), present=True)
+    assert len(task.items) == 300
+    assert task.open(task.items[0].picture).mode == "RGB"
+    whole = get_task("scienceqa", data=real("scienceqa"))
+    there = {item.id for item in task.items}
+    absent = next(item for item in whole.items if item.id not in there)
+    with pytest.raises(ValueError, match="there is no such file"):
+        whole.open(absent.picture)
+
+
+def test_llava_gets_what_its_own_script_sends(tmp_path: Path) -> None:
+    write_json(tmp_path / "llava_test_CQM-A.json", [science("7", "<image>\nContext: a.\nWhy?\nA. x\nB. y", "A")])
+    task = get_task("scienceqa", data=tmp_path)
+
+    class Processor:
+        image_token = "<image>"
+
+    assert prompt(Processor(), task.items[0].question) == (
+        f"USER: <image>\nContext: a.\nWhy?\nA. x\nB. y\n{INSTRUCTION} ASSISTANT:"
+    )
+
+
+def test_scienceqa_own_folder(tmp_path: Path) -> None:
+    entries = [
+        science("1", "Without a picture?\nA. x\nB. y", "A", image=None),
+        science("2", "<image>\nWhich?\nA. x\nB. y", "B"),
+        science("3", "A. is no choice here\nWhich?\nA. x\nB. y\nC. z\n<image>", "C"),
+    ]
+    write_json(tmp_path / "llava_test_CQM-A.json", entries)
+    write_picture(tmp_path / "images" / "3" / "image.png", (9, 8, 7))
+    task = get_task("scienceqa", data=tmp_path)
+    assert [item.id for item in task.items] == ["2", "3"]
+    assert [item.kinds for item in task.items] == [("2 choices",), ("3 choices",)]
+    assert task.items[0].question == f"Which?\nA. x\nB. y\n{INSTRUCTION}"
+    assert task.open("3/image.png").getpixel((0, 0)) == (9, 8, 7)
+    with pytest.raises(ValueError, match="there is no such file"):
+        task.open("2/image.png")
+    assert [item.id for item in get_task("scienceqa", data=tmp_path, present=True).items] == ["3"]
+    assert [item.id for item in get_task("scienceqa", data=tmp_path, limit=1).items] == ["2"]
+
+
+def test_scienceqa_limit_counts_present_pictures(tmp_path: Path) -> None:
+    write_json(tmp_path / "llava_test_CQM-A.json", [science(str(n), "?\nA. x\nB. y", "B") for n in range(9)])
+    for n in (3, 5, 8):
+        write_picture(tmp_path / "images" / str(n) / "image.png")
+    task = get_task("scienceqa", data=tmp_path, present=True, limit=2)
+    assert [item.id for item in task.items] == ["3", "5"]
+
+
+def test_scienceqa_pictures_as_the_download_has_them(tmp_path: Path) -> None:
+    write_json(tmp_path / "llava_test_CQM-A.json", [science("2", "?\nA. x\nB. y", "B")])
+    write_picture(tmp_path / "images" / "test" / "2" / "image.png")
+    assert len(get_task("scienceqa", data=tmp_path, present=True).items) == 1
+    assert get_task("scienceqa", data=tmp_path).open("2/image.png").size == (6, 4)
+
+
+def test_scienceqa_no_picture_present(tmp_path: Path) -> None:
+    write_json(tmp_path / "llava_test_CQM-A.json", [science("2", "?\nA. x\nB. y", "B")])
+    with pytest.raises(ValueError, match="present=True, but no picture"):
+        get_task("scienceqa", data=tmp_path, present=True)
+    with pytest.raises(ValueError, match="present='yes': give one of True, False"):
+        get_task("scienceqa", data=tmp_path, present="yes")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({}, "it is no list"),
+        ([], "no questions"),
+        ([science("1", "?\nA. x\nB. y", "A", image=None)], "no questions"),
+        ([3], "entry 1: 3 is no JSON object"),
+        (
+            [science("1", "?\nA. x\nB. y", "A"), science("1", "!\nA. x\nB. y", "B")],
+            "entry 2: the id '1' occurs twice",
+        ),
+        ([science("1", "?\nA. x\nB. y", "C")], "entry 1: conversations is .*one of their letters"),
+        ([science("1", "no choices", "A")], "one of their letters"),
+        ([science("1", "?\nA. x\nB. y", "")], "value is ''"),
+        ([{"id": "1", "image": "a", "conversations": "x"}], "conversations is 'x': give two turns"),
+        ([{"id": "1", "image": "a", "conversations": [1, 2]}], "give two turns"),
+        ([{"id": "1", "image": "a"}], "conversations is missing"),
+        ([science("1", "?\nA. x\nB. y", "A", image="../../x.png")], "image is '../../x.png'"),
+        ([science("1", "?\nA. x\nB. y", "A") | {"image": 7}], "image is 7"),
+        ([science("1", "?\nA. x\nB. y", "A") | {"id": None}], "id is None"),
+        ([science("1", "?\nA. x\nB. y", "A") | {"id": True}], "id is True"),
+    ],
+)
+def test_scienceqa_bad_files(tmp_path: Path, content: Any, message: str) -> None:
+    write_json(tmp_path / "llava_test_CQM-A.json", content)
+    with pytest.raises(ValueError, match=message) as caught:
+        get_task("scienceqa", data=tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("B", "B"),
+        (" B\n", "B"),
+        ("B. New Hampshire", "B"),
+        ("E", "E"),
+        ("The answer is B.", "B"),
+        ("I think so. The answer is C. Yes.", "C"),
+        ("The answer is Z.", "Z"),
+        ("The answer is B, I think", "B"),
+        ("D. The answer is B.", "D"),
+        ("F. The answer is B.", "B"),
+        ("The answer is B", None),
+        ("The answer is A. The answer is B.", None),
+        ("the answer is B.", None),
+        ("The answer is b.", None),
+        ("b", None),
+        ("F", None),
+        ("B.", None),
+        ("B.New", None),
+        ("B) New", None),
+        ("B: New", None),
+        ("AB", None),
+        ("BC. x", None),
+        ("(B)", None),
+        ("A. ", None),
+        ("", None),
+        (". x", None),
+        ("ABCDE", None),
+        ("New Hampshire", None),
+        ("A or B", None),
+        ("\u0391", None),
+    ],
+)
+def test_scienceqa_parse_rule(text: str, letter: str | None) -> None:
+    assert chosen(text) == letter
+
+
+def test_scienceqa_score(tmp_path: Path) -> None:
+    write_json(tmp_path / "llava_test_CQM-A.json", [science("2", "?\nA. x\nB. y", "B")])
+    task = get_task("scienceqa", data=tmp_path)
+    assert [task.score(task.items[0], text) for text in ("B", "B. y", "A", "y", "")] == [1, 1, 0, 0, 0]
+    assert not task.judged
