@@ -22,13 +22,14 @@ SAVE_EVERY = 120.0
 
 @dataclass(frozen=True)
 class Schedule:
-    """Of the learning rate, in steps."""
+    """Of the learning rate, in steps. It comes down to almost nothing before each of the `rests` and at the end."""
 
     rate: float
     warmup: int
     horizon: int
     cooldown: int
     total: int
+    rests: tuple[int, ...] = ()
 
 
 class Run:
@@ -82,13 +83,14 @@ class Run:
         log.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= self.step))
 
     def learning_rate(self) -> float:
-        """Linear warm-up, a cosine that would reach a twentieth at the horizon, and a linear way down at the end."""
+        """Linear warm-up, a cosine that reaches a twentieth at the horizon, and a linear way down before each rest."""
         plan = self.schedule
         if self.step < plan.warmup:
             return plan.rate * (self.step + 1) / plan.warmup
         progress = (self.step - plan.warmup) / (plan.horizon - plan.warmup)
         rate = plan.rate * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
-        return rate * min(1.0, max(0.02, (plan.total - self.step) / plan.cooldown))
+        left = next((rest - self.step for rest in (*plan.rests, plan.total) if rest > self.step), 0)
+        return rate * min(1.0, max(0.02, left / plan.cooldown))
 
     def stages(
         self, stages: Iterable[Stage], data: Callable[[int, Stage, int], Iterable[dict[str, Tensor]]], step: Step

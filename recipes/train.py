@@ -33,7 +33,7 @@ def stages(settings: dict[str, Any]) -> list[Stage]:
 
 def start(folder: Path, parts: dict[str, nn.Module], own: dict[str, Any]) -> Run:
     total = sum(stage.steps for stage in stages(own))
-    schedule = Schedule(own["rate"], own["warmup"], own["horizon"], own["cooldown"], total)
+    schedule = Schedule(own["rate"], own["warmup"], own["horizon"], own["cooldown"], total, tuple(own.get("rests", ())))
     return Run(folder, parts, schedule, own["decay"])
 
 

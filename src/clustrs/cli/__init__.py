@@ -38,7 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if not error.name or error.name.partition(".")[0] not in OPTIONAL:
             raise
-        return complain(f"{error.name} is not installed: pip install 'clustrs[cli]'")
+        extra = "ray" if error.name.startswith("ray") else "cli"
+        return complain(f"{error.name} is not installed: pip install 'clustrs[{extra}]'")
+    except KeyboardInterrupt:
+        complain("stopped; what was recorded is kept, the same command goes on")
+        return 130
     except BrokenPipeError:  # whoever read the output has had enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0

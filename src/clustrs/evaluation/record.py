@@ -101,6 +101,6 @@ def read_answers(folder: Path) -> Iterator[dict[str, Any]]:
             try:
                 row = json.loads(line)
                 key_of(row)
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 raise ValueError(f"{str(path)!r} line {number}: not an answer of a run") from None
             yield row

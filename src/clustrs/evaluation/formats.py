@@ -1,0 +1,276 @@
+"""Answers in the formats of others, the MM-Vet evaluator and LLaVA: out of a run, and in."""
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clustrs import __version__
+from clustrs.evaluation.record import read_answers, read_config, write_whole
+from clustrs.evaluation.task import Item, Task
+from clustrs.evaluation.tasks import fingerprint
+
+FORMATS = ("mmvet", "llava")
+LONGEST_NAME = 120
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is needed here of a row of `answers.jsonl`. `text` is None when there was no answer."""
+
+    item: str
+    question: str
+    answer: str
+    method: Mapping[str, Any]
+    corruption: str
+    seed: int
+    text: str | None
+
+
+def answers_of(folder: Path) -> list[Answer]:
+    """The answers of a run, in the order in which they came."""
+    folder = Path(folder)
+    if not (folder / "answers.jsonl").is_file():
+        raise ValueError(f"{str(folder)!r} is no run: there is no answers.jsonl in it")
+    answers = []
+    for number, row in enumerate(read_answers(folder), 1):
+        where = f"{str(folder / 'answers.jsonl')!r} line {number}"
+        answers.append(
+            Answer(
+                item=need(where, row, "item", str),
+                question=need(where, row, "question", str),
+                answer=need(where, row, "answer", str),
+                method=need(where, row, "method", dict),
+                corruption=need(where, row, "corruption", str),
+                seed=need(where, row, "seed", int),
+                text=need(where, row, "text", str, type(None)),
+            )
+        )
+    if not answers:
+        raise ValueError(f"run {str(folder)!r} has no answers yet")
+    return answers
+
+
+def parse(line: bytes, where: str) -> dict[str, Any]:
+    """The JSON object that a line holds."""
+    try:
+        row = json.loads(line.decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        raise ValueError(f"{where}: this is no JSON") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}: an object is expected, this is {type(row).__name__}")
+    return row
+
+
+def need(where: str, row: Mapping[str, Any], key: str, *kinds: type) -> Any:
+    """The value under a key, which must be there and of the right kind."""
+    value = row.get(key)
+    if key not in row or not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+        raise ValueError(f"{where}: {key} is {ascii(value)[:60] if key in row else 'missing'}, {names} is expected")
+    return value
+
+
+def export_run(folder: Path, format: str, target: Path) -> list[Path]:
+    """Write one file for each method, corruption and seed of a run; files of the same name are replaced.
+
+    Failed answers are left out; a line on stderr says how many.
+    """
+    check_format(format)
+    folder, target = Path(folder), Path(target)
+    cells: dict[tuple[str, str, int], dict[str, Answer]] = {}
+    for answer in answers_of(folder):
+        cells.setdefault((identity(answer.method), answer.corruption, answer.seed), {})[answer.item] = answer
+    names = cell_names({key: next(iter(cell.values())) for key, cell in cells.items()})
+    model = read_config(folder).get("model")
+    files, left_out = [], 0
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for key, cell in cells.items():
+            there = [answer for answer in cell.values() if answer.text is not None]
+            left_out += len(cell) - len(there)
+            files.append(target / f"{names[key]}.{'json' if format == 'mmvet' else 'jsonl'}")
+            write_whole(files[-1], as_mmvet(there) if format == "mmvet" else as_llava(there, model))
+    except OSError as error:
+        raise ValueError(f"{str(target)!r} cannot be written: {error.strerror}") from None
+    if left_out:
+        print(f"{left_out} failed answers are left out", file=sys.stderr)
+    return files
+
+
+def as_mmvet(answers: Iterable[Answer]) -> str:
+    return json.dumps({answer.item: answer.text for answer in answers}, indent=2) + "\n"
+
+
+def as_llava(answers: Iterable[Answer], model: object) -> str:
+    """JSON lines; "<image>" in the prompt is how LLaVA's evaluator knows the questions that have a picture."""
+    lines = []
+    for answer in answers:
+        metadata = {"method": answer.method, "corruption": answer.corruption, "seed": answer.seed}
+        row = {
+            "question_id": to_llava_id(answer.item),
+            "prompt": f"<image>\n{answer.question}",
+            "text": answer.text,
+            "answer_id": hashlib.sha256(json.dumps([answer.item, metadata]).encode()).hexdigest()[:22],
+            "model_id": model,
+            "metadata": metadata,
+        }
+        lines.append(json.dumps(row) + "\n")
+    return "".join(lines)
+
+
+def to_llava_id(item: str) -> str | int:
+    """LLaVA numbers the questions of MM-Vet, and puts "v1_" before the numbers for the evaluator."""
+    number = re.fullmatch(r"v1_(0|[1-9][0-9]{0,9})", item)
+    return int(number[1]) if number else item
+
+
+def from_llava_id(given: str | int) -> str:
+    return f"v1_{given}" if isinstance(given, int) else given
+
+
+def identity(method: Mapping[str, Any]) -> str:
+    return json.dumps(method, sort_keys=True)
+
+
+def cell_names(cells: Mapping[tuple[str, str, int], Answer]) -> dict[tuple[str, str, int], str]:
+    """A file name for each cell: method and budget (more parameters where needed to tell apart), corruption, seed."""
+    methods = {key[0]: answer.method for key, answer in cells.items()}
+    alike: dict[str, list[Mapping[str, Any]]] = {}
+    for method in methods.values():
+        alike.setdefault(short_name(method), []).append(method)
+    names: dict[tuple[str, str, int], str] = {}
+    taken: set[str] = set()
+    for key, answer in cells.items():
+        group = alike[short_name(answer.method)]
+        parameters = sorted({parameter for method in group for parameter in method})
+        telling = [name for name in parameters if len({repr(method.get(name)) for method in group}) > 1]
+        words = [short_name(answer.method), *(f"{name}-{answer.method.get(name)}" for name in telling)]
+        full = "_".join([*words, answer.corruption, f"seed-{answer.seed}"])
+        base = re.sub(r"[^A-Za-z0-9._-]+", "-", full)[-LONGEST_NAME:].lstrip(".-")
+        name, count = base, 1
+        while name.lower() in taken:
+            count += 1
+            name = f"{base}_{count}"
+        taken.add(name.lower())
+        names[key] = name
+    return names
+
+
+def short_name(method: Mapping[str, Any]) -> str:
+    keep = method.get("keep")
+    name = method.get("name", "unnamed")
+    return f"{name}-{keep}" if keep is not None and name != "none" else f"{name}"
+
+
+def import_predictions(path: Path, format: str) -> dict[str, str]:
+    """Predictions that were made elsewhere: the text for each question's id."""
+    check_format(format)
+    try:
+        raw = Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+    pairs = mmvet_pairs(raw, path) if format == "mmvet" else llava_pairs(raw, path)
+    predictions: dict[str, str] = {}
+    for where, item, text in pairs:
+        if not item or not isinstance(text, str):
+            raise ValueError(f"{where}: {ascii(item)[:60]} has {ascii(text)[:60]}, an id and a string are expected")
+        if item in predictions:
+            raise ValueError(f"{where}: {ascii(item)[:60]} is there twice")
+        predictions[item] = text
+    if not predictions:
+        raise ValueError(f"{str(path)!r} holds no predictions")
+    return predictions
+
+
+def mmvet_pairs(raw: bytes, path: Path) -> Iterator[tuple[str, str, object]]:
+    """Pairs rather than a dict, so that an id which is there twice can be seen."""
+    try:
+        pairs = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=tuple)
+    except (ValueError, RecursionError):
+        raise ValueError(f'{str(path)!r} is no JSON: give {{"v1_0": "text", ...}}, or choose another format') from None
+    if not isinstance(pairs, tuple):
+        raise ValueError(f'{str(path)!r} is no JSON object: give {{"v1_0": "text", ...}}')
+    for item, text in pairs:
+        yield repr(str(path)), item, text
+
+
+def llava_pairs(raw: bytes, path: Path) -> Iterator[tuple[str, str, object]]:
+    for number, line in enumerate(raw.split(b"\n"), 1):
+        if line.strip():
+            where = f"{str(path)!r} line {number}"
+            row = parse(line, where)
+            yield where, from_llava_id(need(where, row, "question_id", str, int)), need(where, row, "text", str)
+
+
+def import_run(task: Task, predictions: Mapping[str, str], name: str, folder: Path) -> None:
+    """Write a run from predictions that were made elsewhere; `name` is the method's, `folder` must be new or empty."""
+    if not isinstance(name, str) or not name.strip():
+        raise ValueError(f"name={name!r}: give the predictions a name")
+    known = {item.id for item in task.items}
+    strange = [item for item in predictions if item not in known]
+    if strange:
+        some = ", ".join(ascii(item)[:60] for item in strange[:3]) + (", ..." if len(strange) > 3 else "")
+        raise ValueError(f"{len(strange)} of the predictions are for questions that {task.name} doesn't have: {some}")
+    folder = Path(folder)
+    rows = [imported_row(task, item, predictions.get(item.id), name) for item in task.items]
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ValueError(f"{str(folder)!r} is there already: give a new folder for the run")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / "answers.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        write_whole(folder / "config.json", json.dumps(imported_config(task, name), indent=2) + "\n")
+    except OSError as error:
+        raise ValueError(f"{str(folder)!r} cannot be written: {error.strerror}") from None
+
+
+def imported_row(task: Task, item: Item, text: str | None, name: str) -> dict[str, Any]:
+    """A row of answers.jsonl. How many tokens the model saw isn't known."""
+    return {
+        "item": item.id,
+        "picture": item.picture,
+        "kinds": list(item.kinds),
+        "question": item.question,
+        "answer": item.answer,
+        "method": {"name": name},
+        "corruption": "clean",
+        "seed": 0,
+        "text": text,
+        "score": None if text is None else task.score(item, text),
+        "error": "no prediction" if text is None else None,
+        "kept": None if text is None else [],
+        "visual_tokens": None,
+        "unpruned_tokens": None,
+    }
+
+
+def imported_config(task: Task, name: str) -> dict[str, Any]:
+    """As of a run made here; null is what only the predictions' maker knows."""
+    return {
+        "task": task.name,
+        "data": None,
+        "model": name,
+        "methods": [{"name": name}],
+        "corruptions": ["clean"],
+        "seeds": [0],
+        "limit": None,
+        "batch_size": None,
+        "max_new_tokens": None,
+        "scope": None,
+        "crops": None,
+        "positions": None,
+        "judged": task.judged,
+        "scale": task.scale,
+        "items": len(task.items),
+        "fingerprint": fingerprint(task),
+        "clustrs": __version__,
+    }
+
+
+def check_format(format: str) -> None:
+    if format not in FORMATS:
+        raise ValueError(f"format={format!r}: give one of {', '.join(FORMATS)}")

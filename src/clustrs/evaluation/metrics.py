@@ -1,0 +1,211 @@
+"""Means with intervals, paired differences, and how well a method withstands corruption.
+
+Scores go from 0 to 1, NaN stands for an answer without one: it is left out, never counted as 0. `[seeds, items]` are
+the answers of a method under one corruption; `question_means` makes one value a question of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clustrs.evaluation.results import Kept
+
+Values = NDArray[np.float64]
+
+RESAMPLES = 2000
+LOW, HIGH = 2.5, 97.5
+"""Percentiles that bound an interval of 95 %."""
+CORRECT = 0.5
+"""From this score on an answer counts as correct where it must be one or the other."""
+CHUNK = 2_000_000
+"""How many drawn questions are held at a time."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over n questions and its 95 % interval: no mean without a question, no interval from one alone."""
+
+    n: int
+    mean: float | None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Difference(Estimate):
+    """A mean difference over n questions, its 95 % interval, and the two-sided p of no difference."""
+
+    p: float | None = None
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval excludes 0."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+
+def question_means(scores: Values) -> Values:
+    """Average over seeds: [..., seeds, items] to [..., items]; NaN where no seed has a score."""
+    return _mean(scores, -2)
+
+
+def mean(values: Values) -> float | None:
+    """Over the questions [items] that have a score; None if none has."""
+    return _optional(_mean(values, -1))
+
+
+def estimates(values: Values, resamples: int = RESAMPLES, seed: int = 0) -> list[Estimate]:
+    """The mean of each row of [..., items] over its questions, with a percentile bootstrap over the questions.
+
+    All rows see the same draws.
+    """
+    rows = values.reshape(prod(values.shape[:-1]), values.shape[-1])
+    return _summaries(rows, bootstrap(rows, resamples, seed))
+
+
+def differences(first: Values, second: Values, resamples: int = RESAMPLES, seed: int = 0) -> list[Difference]:
+    """First minus second, each [..., seeds, items], on the answers that both have; questions are drawn, seeds averaged.
+
+    p is twice the smaller share of draws on either side of 0, each counted with one draw more.
+    """
+    values = question_means(first - second)
+    values = values.reshape(prod(values.shape[:-1]), values.shape[-1])
+    drawn = bootstrap(values, resamples, seed)
+    below, above = (drawn <= 0).sum(0), (drawn >= 0).sum(0)
+    shares = 2 * (1 + np.minimum(below, above)) / (1 + (~np.isnan(drawn)).sum(0))
+    return [
+        Difference(e.n, e.mean, e.low, e.high, min(1.0, float(share)) if e.n > 1 else None)
+        for e, share in zip(_summaries(values, drawn), shares, strict=True)
+    ]
+
+
+def bootstrap(values: Values, resamples: int = RESAMPLES, seed: int = 0) -> Values:
+    """Means [resamples, cells] of the rows [cells, items] over questions drawn with replacement.
+
+    A draw in which a row has no score at all gives NaN.
+    """
+    cells, items = values.shape
+    known = ~np.isnan(values)
+    filled = np.where(known, values, 0.0)
+    generator = np.random.default_rng(seed)
+    means = np.full((resamples, cells), np.nan)
+    if not items:
+        return means
+    step = max(1, CHUNK // items)
+    for start in range(0, resamples, step):
+        size = min(step, resamples - start)
+        picks = generator.integers(0, items, (size, items))
+        picks += items * np.arange(size)[:, None]
+        counts = np.bincount(picks.ravel(), minlength=size * items).reshape(size, items).astype(np.float64)
+        sizes = np.full((size, cells), float(items)) if known.all() else counts @ known.T.astype(np.float64)
+        means[start : start + size] = _ratio(counts @ filled.T, sizes)
+    return means.round(12)  # a difference of 0 must be 0 in whatever order it was summed
+
+
+def retention(values: Values, unpruned: Values) -> float | None:
+    """What share of the unpruned model's score a method keeps; both are [items] under the same corruption.
+
+    Only questions with both scores count; None when there are none, or the unpruned model scores 0 on all.
+    """
+    own, reference = _paired_means(values, unpruned)
+    return own / reference if own is not None and reference else None
+
+
+def mean_corruption_error(values: Mapping[str, Values], unpruned: Mapping[str, Values]) -> float | None:
+    """mCE in per cent, relative to the unpruned model: 100 is as good as it, more is worse.
+
+    For each corruption (its scores are [levels, items]) the errors 1 - mean are summed over the levels and divided by
+    the same sum of the unpruned model; the mean over the corruptions is taken. Only questions with both scores count.
+    None when there is no corruption, a level has no such question, or the unpruned model makes no error.
+    """
+    ratios = []
+    for name, rows in values.items():
+        pairs = [_paired_means(own, reference) for own, reference in zip(rows, unpruned[name], strict=True)]
+        errors = [(1 - own, 1 - other) for own, other in pairs if own is not None and other is not None]
+        total = sum(other for _, other in errors)
+        if len(errors) < len(pairs) or total <= 0:
+            return None
+        ratios.append(sum(own for own, _ in errors) / total)
+    return 100 * sum(ratios) / len(ratios) if ratios else None
+
+
+def flip_rate(clean: Values, corrupted: Values) -> float | None:
+    """The share of questions that are right on clean and wrong on corrupted pictures, or the other way round.
+
+    Both are [seeds, items] of one method; right is a score of at least 0.5. None when no question has both scores.
+    """
+    flips = np.where(np.isnan(clean + corrupted), np.nan, (clean >= CORRECT) != (corrupted >= CORRECT))
+    return mean(question_means(flips))
+
+
+def kept_overlap(clean: Sequence[Kept], corrupted: Sequence[Kept], items: int) -> float | None:
+    """The share of tokens kept in a clean picture that are kept in the corrupted one as well: mean of |A and B| / |A|.
+
+    One `Kept` a seed, in the same order; the mean is over questions. None when no question has kept tokens in both.
+    """
+    shares = [_overlaps(a, b, items) for a, b in zip(clean, corrupted, strict=True)]
+    return mean(question_means(np.array(shares))) if shares else None
+
+
+def kind_estimates(values: Values, kinds: Sequence[Sequence[str]]) -> dict[str, list[Estimate]]:
+    """`estimates` of the rows [cells, items] for each kind of question; a question counts under each of its kinds."""
+    names = sorted({kind for own in kinds for kind in own})
+    if not names:
+        return {}
+    members = np.array([[name in own for own in kinds] for name in names])
+    found = estimates(np.where(members[:, None], values, np.nan))
+    return {name: found[i * len(values) : (i + 1) * len(values)] for i, name in enumerate(names)}
+
+
+def _summaries(values: Values, drawn: Values) -> list[Estimate]:
+    """Means of the rows, with the percentiles of what was drawn for them."""
+    found = []
+    counts, means = (~np.isnan(values)).sum(-1), _mean(values, -1)
+    for n, centre, low, high in zip(counts, means, *_percentiles(drawn), strict=True):
+        interval = (float(low), float(high)) if n > 1 else (None, None)
+        found.append(Estimate(int(n), float(centre) if n else None, *interval))
+    return found
+
+
+def _overlaps(clean: Kept, corrupted: Kept, items: int) -> Values:
+    """For each item the share of its clean tokens that were kept again; NaN where an answer is missing."""
+    first, second = (np.unique((np.repeat(k.items, k.counts) << 32) + k.tokens + 1) for k in (clean, corrupted))
+    sizes, again = (
+        np.bincount(keys >> 32, minlength=items).astype(np.float64)
+        for keys in (first, first[np.isin(first, second, assume_unique=True)])
+    )
+    there = np.isin(np.arange(items), corrupted.items)
+    return np.where(there, _ratio(again, sizes), np.nan)
+
+
+def _paired_means(first: Values, second: Values) -> tuple[float | None, float | None]:
+    both = ~np.isnan(first + second)
+    return (float(first[both].mean()), float(second[both].mean())) if both.any() else (None, None)
+
+
+def _mean(values: Values, axis: int) -> Values:
+    known = ~np.isnan(values)
+    return _ratio(np.where(known, values, 0.0).sum(axis), known.sum(axis).astype(np.float64))
+
+
+def _ratio(top: Values, bottom: Values) -> Values:
+    """NaN where 0 is divided by 0."""
+    return np.divide(top, bottom, out=np.full(np.shape(top), np.nan), where=bottom > 0)
+
+
+def _percentiles(drawn: Values) -> tuple[Values, Values]:
+    """The bounds of each column; NaN for one without values."""
+    low, high = np.full(drawn.shape[1], np.nan), np.full(drawn.shape[1], np.nan)
+    gaps = np.isnan(drawn).any(0)
+    low[~gaps], high[~gaps] = np.percentile(drawn[:, ~gaps], (LOW, HIGH), axis=0)
+    for column in np.flatnonzero(gaps):
+        known = drawn[~np.isnan(drawn[:, column]), column]
+        if len(known):
+            low[column], high[column] = np.percentile(known, (LOW, HIGH))
+    return low, high
+
+
+def _optional(value: Values) -> float | None:
+    return None if np.isnan(value) else float(value)

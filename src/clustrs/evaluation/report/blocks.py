@@ -1,0 +1,83 @@
+"""What a report is made of, before it becomes a page, Markdown or LaTeX. Text is plain: who writes it escapes it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Value:
+    """One number of a table, as text, with what stands beside it."""
+
+    text: str
+    interval: str = ""
+    note: str = ""
+    paper: str = ""
+    strong: bool = False
+    """The best of its row, or a difference whose interval excludes 0."""
+
+
+NOTHING = Value("\N{EN DASH}")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Headings on the left, values on the right; `opens` says that a new group of rows begins here."""
+
+    heads: tuple[str, ...]
+    values: tuple[Value, ...]
+    opens: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """`heads` name the columns of headings, `columns` those of values."""
+
+    title: str
+    heads: tuple[str, ...]
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def grouped(self) -> bool:
+        return any(row.opens for row in self.rows)
+
+    def headings(self, row: Row) -> tuple[str, ...]:
+        """The headings of a row; that of a group only where the group begins."""
+        return ("", *row.heads[1:]) if self.grouped and not row.opens else row.heads
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing; only the page shows it."""
+
+    title: str
+    svg: str
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph; a warning stands out."""
+
+    text: str
+    warning: bool = False
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Lines that are shown as they are, in ASCII."""
+
+    lines: tuple[str, ...]
+
+
+Block = Table | Figure | Text | Listing
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class Document:
+    title: str
+    sections: tuple[Section, ...]

@@ -1,0 +1,160 @@
+"""ClustRS against its rivals, and how each method withstands corruption."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from clustrs.evaluation import metrics
+from clustrs.evaluation.metrics import Difference
+from clustrs.evaluation.report.blocks import NOTHING, Block, Row, Section, Table, Text, Value
+from clustrs.evaluation.report.grids import Group, grid
+from clustrs.evaluation.report.scores import words
+from clustrs.evaluation.report.summary import Summary
+
+OURS = "clustrs"
+
+
+def paired(summary: Summary) -> Section | None:
+    """ClustRS minus each other method of the same budget, question by question."""
+    tables = [table for budget in summary.run.budgets if (table := _differences(summary, budget)) is not None]
+    if not tables:
+        return None
+    text = (
+        f"Mean difference of the scores ({summary.unit}) on the same questions, with the 95 % interval and the "
+        "two-sided p of a paired bootstrap over questions. Bold with a star: the interval excludes 0. Nothing is "
+        "corrected for the number of comparisons: of twenty without any difference, about one gets a star."
+    )
+    return Section("ClustRS minus its rivals", (Text(text), *tables))
+
+
+def robustness(summary: Summary) -> Section | None:
+    """Retention, mCE, flips and overlap, each where it can be had."""
+    run = summary.run
+    blocks: list[Block] = []
+    if run.unpruned is not None and run.labels:
+        blocks += [
+            Text("Retention: the share of the unpruned model's score, under the same corruption, in per cent."),
+            grid(run, "Retention", "corruption", _per_condition(summary, _retention, clean=True), unpruned=False),
+        ]
+        if summary.corrupted:
+            blocks += [
+                Text(
+                    "Corruption error: errors summed over the levels of a corruption, relative to the same sum of the "
+                    "unpruned model, in per cent; mCE is the mean over the corruptions. 100 is as good as the unpruned "
+                    "model, more is worse."
+                ),
+                grid(run, "Corruption error", "corruption", _errors(summary), unpruned=False, best="lowest"),
+            ]
+    if summary.clean is not None and summary.corrupted:
+        blocks += [
+            Text(
+                "Flip rate: the share of questions right on clean and wrong on corrupted pictures, or the other way "
+                "round, in per cent. Right is a score of at least 0.5."
+            ),
+            grid(run, "Flip rate", "corruption", _per_condition(summary, _flips), best="lowest"),
+        ]
+        if run.labels:
+            blocks += [
+                Text(
+                    "Overlap: the share of the tokens kept in the clean picture that are also kept in the corrupted "
+                    "one, in per cent."
+                ),
+                grid(run, "Overlap of kept tokens", "corruption", _per_condition(summary, _overlap), unpruned=False),
+            ]
+    return Section("Robustness", tuple(blocks)) if blocks else None
+
+
+def _differences(summary: Summary, budget: str) -> Table | None:
+    """Rows are conditions, then all corruptions together; columns are pairs."""
+    run = summary.run
+    here = [i for i, method in enumerate(run.methods) if method.keep is not None and method.budget == budget]
+    ours = [i for i in here if run.methods[i].name == OURS]
+    rivals = [i for i in here if i not in ours]
+    pairs = [(a, b) for a in ours for b in rivals] + [(ours[0], b) for b in ours[1:]]
+    if not pairs:
+        return None
+    titles = [str(condition) for condition in run.conditions]
+    scores = run.scores
+    if len(summary.corrupted) > 1:
+        titles.append("all corruptions")
+        scores = np.concatenate([scores, scores[:, summary.corrupted].mean(1, keepdims=True)], axis=1)
+    first, second = (scores[list(side)] for side in zip(*pairs, strict=True))
+    found = metrics.differences(first, second)
+    rows = [
+        Row((title,), tuple(_difference(summary, found[pair * len(titles) + i]) for pair in range(len(pairs))))
+        for i, title in enumerate(titles)
+    ]
+    columns = tuple(f"{run.methods[a].label} minus {run.methods[b].label}" for a, b in pairs)
+    return Table(f"keep {budget}", ("corruption",), columns, tuple(rows))
+
+
+def _difference(summary: Summary, difference: Difference) -> Value:
+    if difference.mean is None:
+        return NOTHING
+    star = "*" if difference.clear else ""
+    p = "" if difference.p is None else "p < 0.001" if difference.p < 0.001 else f"p {difference.p:.3f}"
+    few = "" if difference.n == summary.run.config["items"] else f"n {difference.n}"
+    return Value(
+        summary.number(difference.mean, signed=True) + star,
+        summary.interval(difference, signed=True),
+        ", ".join(part for part in (p, few) if part),
+        strong=difference.clear,
+    )
+
+
+Measure = Callable[[Summary, int, int], float | None]
+"""Of a method under a condition, from 0 to 1."""
+
+
+def _per_condition(summary: Summary, measure: Measure, clean: bool = False) -> list[Group]:
+    def about(place: int) -> Callable[[int], Value]:
+        return lambda method: _percent(measure(summary, method, place), 100)
+
+    places = range(len(summary.run.conditions)) if clean else summary.corrupted
+    return [(str(summary.run.conditions[place]), about(place)) for place in places]
+
+
+def _retention(summary: Summary, method: int, place: int) -> float | None:
+    unpruned = summary.run.unpruned
+    return (
+        None if unpruned is None else metrics.retention(summary.values[method, place], summary.values[unpruned, place])
+    )
+
+
+def _flips(summary: Summary, method: int, place: int) -> float | None:
+    scores = summary.run.scores[method]
+    return None if summary.clean is None else metrics.flip_rate(scores[summary.clean], scores[place])
+
+
+def _overlap(summary: Summary, method: int, place: int) -> float | None:
+    """Of the seeds that have answers under both conditions."""
+    run, clean = summary.run, summary.clean
+    if clean is None:
+        return None
+    keys = [((method, clean, seed), (method, place, seed)) for seed in range(len(run.seeds))]
+    pairs = [(run.kept[a], run.kept[b]) for a, b in keys if a in run.kept and b in run.kept]
+    return metrics.kept_overlap([a for a, _ in pairs], [b for _, b in pairs], len(run.items))
+
+
+def _errors(summary: Summary) -> list[Group]:
+    """A group for each corruption, and the mean of all."""
+    families = {name: places for name, places in summary.run.families.items() if name != "clean"}
+    groups = [(words(name), _error(summary, {name: places})) for name, places in families.items()]
+    return [*groups, ("mCE", _error(summary, families))]
+
+
+def _error(summary: Summary, families: dict[str, tuple[int, ...]]) -> Callable[[int], Value]:
+    def scores(method: int) -> dict[str, metrics.Values]:
+        return {name: summary.values[method, list(places)] for name, places in families.items()}
+
+    def value(method: int) -> Value:
+        unpruned = summary.run.unpruned
+        return (
+            NOTHING if unpruned is None else _percent(metrics.mean_corruption_error(scores(method), scores(unpruned)))
+        )
+
+    return value
+
+
+def _percent(value: float | None, factor: float = 1) -> Value:
+    return NOTHING if value is None else Value(f"{factor * value:.1f}")

@@ -1,0 +1,254 @@
+"""The judge against a real server on this machine that behaves well, badly, and then well again."""
+
+import json
+import threading
+import traceback
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from judge_server import (
+    KEY,
+    Reply,
+    Server,
+    answer_row,
+    breaks_off,
+    hangs_up,
+    judge_at,
+    row_of,
+    says,
+    sends,
+    write_answers,
+)
+
+from clustrs.evaluation.judge import EXAMPLES, Judge, JudgeError, JudgeRefused, prompt, read_score, seconds_to_wait
+from clustrs.evaluation.judging import Summary, judge_run
+
+
+def mark(judge: Judge) -> float:
+    return judge.score("How many?", "3", "three")
+
+
+def test_request(serve: Callable[..., Server]) -> None:
+    server = serve(says("0.7"))
+    assert judge_at(server).score("How many?", "3<OR>three", "3 of them") == 0.7
+    [(path, headers, body)] = server.asked
+    assert path == "/v1/chat/completions"
+    assert headers["Authorization"] == f"Bearer {KEY}"
+    assert headers["Content-Type"] == "application/json"
+    assert (body["model"], body["temperature"]) == ("marker", 0)
+    assert [message["role"] for message in body["messages"]] == ["user"]
+    assert row_of(body) == "How many? | 3 OR three | 3 of them |"
+
+
+@pytest.mark.parametrize("key", [None, "", "  \n"])
+def test_local_servers_need_no_key(serve: Callable[..., Server], key: str | None) -> None:
+    server = serve(says("0.7"))
+    assert mark(Judge("marker", server.url + "/", key)) == 0.7
+    assert "Authorization" not in server.asked[0][1]
+
+
+def test_prompt_is_a_table() -> None:
+    text = prompt("Which | of\nthese?", "a<AND>b<OR>c", "x | 1.0\n\nnext | row\u2028| 1.0")
+    lines = text.splitlines()
+    start = lines.index("Question | Ground truth | Prediction | Correctness")
+    table = lines[start:]
+    assert len(table) == 2 + len(EXAMPLES) + 1
+    assert {line.count("|") for line in table} == {3}
+    assert table[-1] == "Which ¦ of these? | a AND b OR c | x ¦ 1.0 next ¦ row ¦ 1.0 |"
+    assert [line.split(" | ")[-1] for line in table[2:-1]] == ["0.0", "0.5", "0.5", "0.5", "1.0", "0.4", "1.0"]
+    assert prompt("q", "a", "").endswith("\nq | a |  |")
+
+
+@pytest.mark.parametrize(
+    ("reply", "score"),
+    [
+        ("0.7", 0.7),
+        (" 1", 1.0),
+        ("**0.30**", 0.3),
+        (".5", 0.5),
+        ("Correctness: 0.9, since 3 of 4 are there", 0.9),
+        ("0,5", 0.5),
+        ("1.0.", 1.0),
+        ("-0.0", 0.0),
+        ("1e-1", 0.1),
+        ("<think>5 apples, or 0.2?</think>\n0.8", 0.8),
+    ],
+)
+def test_score_is_the_first_number(reply: str, score: float) -> None:
+    assert read_score(reply) == score
+
+
+BAD_REPLIES = ["", "good", "7", "-0.1", "1.01", "7/10", "100 %", "<think>it may be 0.5 or", "9" * 400]
+
+
+@pytest.mark.parametrize("reply", BAD_REPLIES)
+def test_other_replies_are_asked_for_again(serve: Callable[..., Server], reply: str) -> None:
+    server = serve(says(reply), says(reply), says("0.2"))
+    assert mark(judge_at(server)) == 0.2
+    assert len(server.asked) == 3
+    server.rule = lambda body: says(reply)
+    with pytest.raises(JudgeError, match=r"no number from 0 to 1.*\(tries: 4\)"):
+        mark(judge_at(server))
+    assert len(server.asked) == 3 + 4
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        sends("{"),
+        sends("[" * 100_000),
+        sends(""),
+        sends('{"error": {"message": "busy"}}'),
+        sends('{"choices": []}'),
+        sends('{"choices": [{"message": {"content": null}}]}'),
+        sends("\N{PILE OF POO}<html>", 500),
+        sends("", 503),
+        sends("slow down", 429),
+        sends("", 408),
+        hangs_up,
+        breaks_off,
+        sends("", after=0.6),
+    ],
+    ids=["torn", "deep", "empty", "error", "no choices", "null", "500", "503", "429", "408", "hung up", "cut", "slow"],
+)
+def test_hiccups_pass(serve: Callable[..., Server], bad: Reply) -> None:
+    server = serve(bad, bad, says("0.4"))
+    assert mark(judge_at(server, timeout=0.3)) == 0.4
+    assert len(server.asked) == 3
+
+
+def test_last_try_fails(serve: Callable[..., Server]) -> None:
+    server = serve()
+    server.rule = lambda body: sends('{"error": {"message": "overloaded\\n\\nsorry"}}', 500)
+    with pytest.raises(JudgeError) as caught:
+        mark(judge_at(server, retries=2))
+    assert str(caught.value) == "the server says 500: overloaded sorry (tries: 3)"
+    assert len(server.asked) == 3
+    assert isinstance(caught.value, ValueError)
+
+
+def test_nobody_listens(serve: Callable[..., Server]) -> None:
+    server = serve()
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(JudgeError, match=r"no reply from http://127.0.0.1:\d+/v1: .*refused.*\(tries: 4\)"):
+        mark(judge_at(server))
+
+
+@pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 422])
+def test_refusal_fails_at_once(serve: Callable[..., Server], status: int) -> None:
+    server = serve(sends(json.dumps({"error": {"message": f"no\nway {KEY}{'x' * 1000}"}}), status))
+    with pytest.raises(JudgeError) as caught:
+        mark(judge_at(server))
+    assert str(caught.value).startswith(f"the server says {status}: no way ***xxx")
+    assert len(str(caught.value)) <= 300
+    assert len(server.asked) == 1
+    assert isinstance(caught.value, JudgeRefused) == (status in (401, 402, 404))
+
+
+def test_key_follows_no_redirect(serve: Callable[..., Server]) -> None:
+    other = serve()
+    server = serve(sends("", 307, Location=other.url), sends("", 302, Location=other.url))
+    for _ in range(2):
+        with pytest.raises(JudgeRefused, match=f"points to {other.url}"):
+            mark(judge_at(server))
+    assert not other.asked
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_retry_after_is_honoured(serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    waits: list[float] = []
+
+    class Event(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout or 0)
+            return False
+
+    server = serve(sends("", status, Retry_After="7"), sends("", status), sends("", status), says("0.1"))
+    assert judge_at(server, backoff=1).score("q", "a", "p", stop=Event()) == 0.1
+    assert 7 <= waits[0] <= 8
+    assert 1 <= waits[1] <= 2
+    assert 2 <= waits[2] <= 4
+
+
+def test_nobody_waits_for_a_day(serve: Callable[..., Server]) -> None:
+    server = serve(sends("quota spent", 429, Retry_After="86400"))
+    with pytest.raises(JudgeError, match=r"429: quota spent .*86400 s"):
+        mark(judge_at(server))
+    assert len(server.asked) == 1
+
+
+def test_seconds_to_wait() -> None:
+    assert seconds_to_wait("1.5") == 1.5
+    assert seconds_to_wait("-3") == 0
+    later = seconds_to_wait(format_datetime(datetime.now(UTC) + timedelta(seconds=100), usegmt=True))
+    assert later is not None
+    assert 90 < later <= 100
+    assert seconds_to_wait("Wed, 21 Oct 2015 07:28:00 GMT") == 0
+    assert [seconds_to_wait(header) for header in (None, "", "soon", "nan", "inf")] == [None] * 5
+
+
+def test_stop_ends_the_waiting(serve: Callable[..., Server]) -> None:
+    server, stop = serve(sends("", 500)), threading.Event()
+    stop.set()
+    with pytest.raises(JudgeError, match="stopped"):
+        judge_at(server, backoff=1000).score("q", "a", "p", stop)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"model": " "}, "model=' '"),
+        ({"url": "api.openai.com/v1"}, "url='api.openai.com/v1'"),
+        ({"url": "file:///etc/passwd"}, "url='file"),
+        ({"url": "http://"}, "url='http://'"),
+        ({"url": "http://host:99999999/v1"}, "url="),
+        ({"url": "http://a b/v1"}, "url="),
+        ({"url": None}, "url=None"),
+        ({"url": f"http://me:{KEY}@host/v1"}, "OPENAI_API_KEY"),
+        ({"url": f"http://host/v1?key={KEY}"}, "OPENAI_API_KEY"),
+        ({"key": f"{KEY}\r\nX-Evil: 1"}, "key: "),
+        ({"key": f"{KEY}é"}, "key: "),
+        ({"timeout": 0}, "timeout=0"),
+        ({"timeout": float("nan")}, "timeout=nan"),
+        ({"backoff": -1}, "backoff=-1"),
+        ({"retries": -1}, "retries=-1"),
+        ({"retries": 1.5}, "retries=1.5"),
+    ],
+)
+def test_bad_settings(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said) as caught:
+        Judge(**{"model": "m", "url": "http://host/v1", "key": KEY, **options})
+    assert KEY not in str(caught.value)
+
+
+def test_key_appears_nowhere(serve: Callable[..., Server], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Not even when the server repeats it, as it is or escaped, and the line is cut in the middle of it."""
+    echoes = [
+        sends(json.dumps({"error": {"message": f"bad key {KEY}"}}), 400),
+        sends(f"{'x' * 275}{KEY}", 500),
+        sends(f"{{ {KEY}"),
+        sends(KEY.replace("/", "\\/")),
+        says(f"no idea, {KEY}, {'x' * 180}{KEY}"),
+        sends("", 429, Retry_After="999999"),
+    ]
+    write_answers(tmp_path, [answer_row(f"v1_{i}", "text") for i in range(len(echoes) + 1)])
+    server = serve(*echoes, says("0.5"))
+    judge = judge_at(server, retries=0)
+    assert KEY not in repr(judge) + str(judge)
+    assert judge_run(tmp_path, judge, concurrency=1) == Summary(judged=1, reused=0, failed=len(echoes))
+    secret = KEY[:8]
+    assert all(secret not in path.read_text() for path in tmp_path.iterdir())
+    assert all(headers["Authorization"].endswith(KEY) for _, headers, _ in server.asked)
+    printed = capfd.readouterr()
+    assert "bad key ***" in printed.err
+    assert secret not in printed.out + printed.err
+    for echo in (*echoes, sends(f"no such model {KEY}", 404), sends("", 301, Location=f"http://x/{KEY}")):
+        server.script.append(echo)
+        with pytest.raises(JudgeError) as caught:
+            mark(judge)
+        assert secret not in "".join(traceback.format_exception(caught.value))

@@ -1,0 +1,571 @@
+"""From a record to a report: what is read, what is refused, what is written."""
+
+import csv
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from numpy.random import default_rng
+
+from clustrs.evaluation.report import terminal_table, write_report
+from clustrs.evaluation.report.escaping import for_html, for_markdown, for_tex, plain
+from clustrs.evaluation.results import FAILED, MISSING, UNJUDGED, Cell, load_run
+
+Row = dict[str, Any]
+METHODS: list[Row] = [
+    {"name": "none", "keep": 1.0},
+    *({"name": "fastervlm", "keep": keep} for keep in (4, 8)),
+    *({"name": "clustrs", "keep": keep, "tau": 1.0, "clip": [0.1, 0.95]} for keep in (4, 8)),
+]
+CONFIG: Row = {
+    "task": "mm-vet",
+    "data": None,
+    "model": "mini-llava",
+    "methods": METHODS,
+    "corruptions": ["clean", "gaussian:0.5", "gaussian:2", "jpeg:30", "jpeg:60"],
+    "seeds": [0],
+    "limit": None,
+    "judged": False,
+    "scale": 100.0,
+    "items": 12,
+    "clustrs": "0.1.0",
+}
+FILES = ("report.html", "report.md", "report.tex", "report.csv")
+
+
+def rows_of(config: Row) -> list[Row]:
+    """An answer to every question of the grid; later methods are better, and nobody likes noise."""
+    generator = default_rng(0)
+    rows = []
+    grid = product(
+        enumerate(config["methods"]), enumerate(config["corruptions"]), config["seeds"], range(config["items"])
+    )
+    for (place, method), (noise, corruption), seed, item in grid:
+        score = min(1.0, max(0.0, round(generator.normal(0.5 + 0.05 * place - 0.08 * noise, 0.3), 1)))
+        kept = [] if method["name"] == "none" else generator.choice(20, method["keep"], replace=False).tolist()
+        rows.append(
+            {
+                "item": f"v1_{item}",
+                "picture": f"{item}.png",
+                "kinds": ["ocr", "math"][: 1 + item % 2],
+                "question": "?",
+                "answer": "!",
+                "method": method,
+                "corruption": corruption,
+                "seed": seed,
+                "text": f"answer {item} {score}",
+                "score": score,
+                "error": None,
+                "kept": kept,
+                "visual_tokens": len(kept),
+                "unpruned_tokens": 20,
+            }
+        )
+    return rows
+
+
+def failed(row: Row, error: str = "broken picture") -> Row:
+    return {**row, "text": None, "score": None, "kept": None, "error": error}
+
+
+def write_run(
+    folder: Path, change: Callable[[list[Row]], list[Row]] = lambda rows: rows, end: str = "", **settings: Any
+) -> Path:
+    """A run's folder. `change` may alter the answers, `settings` the configuration; `end` is appended to the answers."""
+    folder.mkdir(exist_ok=True)
+    config = {**CONFIG, **settings}
+    (folder / "config.json").write_text(json.dumps(config))
+    lines = [json.dumps(row) + "\n" for row in change(rows_of(config))]
+    (folder / "answers.jsonl").write_text("".join(lines) + end)
+    return folder
+
+
+def cells_of(folder: Path) -> dict[tuple[str, ...], dict[str, str]]:
+    with (folder / "report.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    found = {(row["method"], row["keep"], row["corruption"], row["level"], row["seed"]): row for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def test_a_cell_has_its_answers(tmp_path: Path) -> None:
+    def change(rows: list[Row]) -> list[Row]:
+        return [failed(row) if row["item"] == "v1_3" else row for row in rows if row["item"] != "v1_7"][::-1]
+
+    run = load_run(write_run(tmp_path, change))
+    assert (run.expected, run.present) == (5 * 5 * 12, 5 * 5 * 11)
+    assert (run.count(MISSING), run.count(FAILED), run.count(UNJUDGED)) == (25, 25, 0)
+    assert len(run.cells) == 25
+    cell = Cell("clustrs", 8, "jpeg", 30.0, 0)
+    assert cell in run.cells
+    found = {answer.item: (answer.state, answer.score) for answer in run.answers(cell)}
+    wanted = {
+        row["item"]: ("scored", row["score"])
+        for row in rows_of(CONFIG)
+        if row["method"] == METHODS[4] and row["corruption"] == "jpeg:30" and row["item"] != "v1_7"
+    }
+    assert found == {**wanted, "v1_3": ("failed", None)}
+
+
+def test_conditions_go_from_mild_to_severe(tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path, corruptions=["jpeg:30", "gaussian:2", "clean", "jpeg:60", "gaussian:0.5"]))
+    assert [str(condition) for condition in run.conditions] == [
+        "clean",
+        "jpeg:60",
+        "jpeg:30",
+        "gaussian:0.5",
+        "gaussian:2",
+    ]
+
+
+def test_labels_tell_apart_what_differs(tmp_path: Path) -> None:
+    clustrs = {"name": "clustrs", "keep": 4, "tau": 1.0, "clip": [0.1, 0.95], "shrink": True}
+    methods = [{"name": "none", "keep": None}, clustrs, {**clustrs, "tau": 2.0}, {**clustrs, "keep": 8, "tau": 2.5}]
+    run = load_run(write_run(tmp_path, methods=methods))
+    assert [method.label for method in run.methods] == ["none", "clustrs tau=1", "clustrs tau=2", "clustrs"]
+    run = load_run(write_run(tmp_path, methods=[clustrs, {**clustrs, "clip": [0.0, 1.0], "shrink": False}]))
+    assert [method.label for method in run.methods] == [
+        "clustrs clip=[0.1,0.95] shrink=true",
+        "clustrs clip=[0.0,1.0] shrink=false",
+    ]
+
+
+def test_counts_and_shares_are_different_budgets(tmp_path: Path) -> None:
+    run = load_run(
+        write_run(tmp_path, lambda rows: [], methods=[{"name": "grid", "keep": k} for k in (1.0, 0.5, 12, 1)])
+    )
+    assert run.budgets == ("1", "12", "0.5", "1.0")
+    assert [run.find("grid", budget) for budget in run.budgets] == [3, 2, 1, 0]
+
+
+def test_a_torn_last_line_is_ignored(tmp_path: Path) -> None:
+    torn = '{"item": "v1_0", "pict'
+    whole = load_run(write_run(tmp_path / "a", lambda rows: rows[:-1]))
+    run = load_run(write_run(tmp_path / "b", lambda rows: rows[:-1], end=torn))
+    assert run.present == whole.present == 299
+    with pytest.raises(ValueError, match=r"answers.jsonl line 301: not JSON"):
+        load_run(write_run(tmp_path / "c", end=torn + "\n"))
+
+
+def test_a_single_seed_and_several(tmp_path: Path) -> None:
+    def change(rows: list[Row]) -> list[Row]:
+        return [
+            failed(row) if (row["item"], row["seed"]) in (("v1_0", 1), ("v1_1", 1), ("v1_1", 4)) else row
+            for row in rows
+        ]
+
+    folder = write_run(tmp_path, change, seeds=[1, 4])
+    write_report(folder)
+    cells = cells_of(folder)
+    assert len(cells) == 25 * 3
+    for method, (name, level) in product(METHODS, (("clean", ""), ("gaussian", "0.5"), ("jpeg", "60"))):
+        keep = "all" if method["name"] == "none" else str(method["keep"])
+        text = f"{name}:{level}" if level else name
+        rows = [row for row in change(rows_of({**CONFIG, "seeds": [1, 4]})) if row["method"] == method]
+        own = [row for row in rows if row["corruption"] == text and row["score"] is not None]
+        for seed, count in (("1", 10), ("4", 11)):
+            scores = [row["score"] for row in own if str(row["seed"]) == seed]
+            cell = cells[method["name"], keep, name, level, seed]
+            assert int(cell["n"]) == len(scores) == count
+            assert float(cell["mean"]) == pytest.approx(100 * sum(scores) / len(scores), abs=1e-6)
+        both: dict[str, list[float]] = {}
+        for row in own:
+            both.setdefault(row["item"], []).append(row["score"])
+        means = [sum(scores) / len(scores) for scores in both.values()]
+        cell = cells[method["name"], keep, name, level, "all"]
+        assert (cell["n"], cell["failed"], cell["missing"]) == ("11", "3", "0")
+        assert float(cell["mean"]) == pytest.approx(100 * sum(means) / 11, abs=1e-6)
+        assert float(cell["low"]) < float(cell["mean"]) < float(cell["high"])
+    assert "averaged over 2 seeds" in (folder / "report.md").read_text()
+
+
+def test_scores_come_from_the_judge(tmp_path: Path) -> None:
+    def unjudged(rows: list[Row]) -> list[Row]:
+        return [{**row, "score": None, "text": "yes" if row["item"] == "v1_0" else "no"} for row in rows]
+
+    folder = write_run(tmp_path, unjudged, judged=True)
+    run = load_run(folder)
+    assert (run.judge, run.count(UNJUDGED)) == (None, 300)
+    write_report(folder)
+    assert "300 answers not judged yet" in (folder / "report.md").read_text()
+
+    verdicts = [
+        {"item": "v1_0", "text": "yes", "judge": "a", "round": 0, "score": None, "error": "timed out"},
+        {"item": "v1_0", "text": "yes", "judge": "a", "round": 0, "score": 0.7, "error": None},
+        {"item": "v1_0", "text": "yes", "judge": "a", "round": 1, "score": 0.2, "error": None},
+        {"item": "v1_0", "text": "no", "judge": "a", "round": 0, "score": 1.0, "error": None},
+        {"item": "v1_1", "text": "no", "judge": "a", "round": 0, "score": None, "error": "no number"},
+        {"item": "v1_2", "text": "no", "judge": "b", "round": 0, "score": 0.5, "error": None},
+    ]
+    (folder / "verdicts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in verdicts) + '{"item": "v1_')
+    with pytest.raises(ValueError, match=r"several judges: choose one of a, b"):
+        load_run(folder)
+    with pytest.raises(ValueError, match=r"judge='c': .* has verdicts of a, b"):
+        load_run(folder, "c")
+    run = load_run(folder, "a")
+    assert run.judge == "a"
+    assert run.count(UNJUDGED) == 300 - 25
+    first = run.answers(run.cells[0])[0]
+    assert (first.item, first.state, first.score) == ("v1_0", "scored", pytest.approx(0.45))
+    assert run.judge_errors == {"no number": 1}
+    assert load_run(folder, "b").count(UNJUDGED) == 275
+    with pytest.raises(ValueError, match=r"judge='a': the answers of this run need no judge"):
+        load_run(write_run(tmp_path / "plain"), "a")
+
+
+BAD_ROWS: list[tuple[Row, str]] = [
+    ({"item": 3}, "item is 3, str is expected"),
+    ({"kinds": [1]}, "kinds is"),
+    ({"method": {"name": "clustrs", "keep": 5}}, "method .* is not in config.json"),
+    ({"method": "clustrs"}, "method is 'clustrs'"),
+    ({"corruption": "fog:1"}, "corruption 'fog:1' is not in config.json"),
+    ({"corruption": ["clean"]}, "corruption is"),
+    ({"seed": 1}, "seed 1 is not in config.json"),
+    ({"seed": False}, "seed is False"),
+    ({"text": None}, "text is None"),
+    ({"score": 1.5}, "score is 1.5, a number from 0 to 1"),
+    ({"score": True}, "score is True"),
+    ({"score": float("nan")}, "not JSON"),
+    ({"kept": "abc"}, "kept is 'abc'"),
+    ({"kept": [1, "2"]}, "token numbers are expected"),
+    ({"kept": [2**40]}, "token numbers are expected"),
+    ({"kept": [-2]}, "or -1 for CLS"),
+    ({"error": 3}, "error is 3"),
+    ({"item": "v1_1"}, "'v1_1' was answered with this method, corruption and seed before"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_ROWS)
+def test_bad_answers_are_refused(change: Row, message: str, tmp_path: Path) -> None:
+    folder = write_run(tmp_path, lambda rows: [*rows[:5], {**rows[5], **change}, *rows[6:]])
+    with pytest.raises(ValueError, match=rf"answers.jsonl line 6: .*{message}"):
+        load_run(folder)
+
+
+@pytest.mark.parametrize("line", ["[]", "3", "[" * 100_000, '{"item": "\xff'])
+def test_lines_that_are_no_answers(line: str, tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    (folder / "answers.jsonl").write_bytes(line.encode("latin-1") + b"\n")
+    with pytest.raises(ValueError, match=r"answers.jsonl line 1: "):
+        load_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"task": None}, "task is None"),
+        ({"methods": []}, "methods is"),
+        ({"methods": ["clustrs"]}, "methods is"),
+        ({"methods": [{"keep": 4}]}, "has no name"),
+        ({"methods": [{"name": "clustrs"}]}, "keep is None"),
+        ({"methods": [METHODS[0], METHODS[0]]}, "two of them are the same"),
+        ({"corruptions": ["clean", "clean"]}, "each may be given once"),
+        ({"corruptions": ["gaussian"]}, "'gaussian' of config.json: clean or NAME:LEVEL"),
+        ({"corruptions": ["gaussian:nan"]}, "clean or NAME:LEVEL"),
+        ({"seeds": [True]}, "seeds is"),
+        ({"items": 0}, "items is 0"),
+        ({"items": 11}, "11"),
+        ({"judged": "no"}, "judged is 'no'"),
+        ({"scale": 0}, "scale is 0"),
+    ],
+)
+def test_bad_configurations_are_refused(settings: Row, message: str, tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **settings}))
+    with pytest.raises(ValueError, match=message):
+        load_run(folder)
+
+
+def test_a_folder_without_a_run(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"config.json' could not be read .*give the folder of a run"):
+        load_run(tmp_path)
+    (write_run(tmp_path) / "answers.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"answers.jsonl' could not be read"):
+        load_run(tmp_path)
+
+
+def test_the_same_record_gives_the_same_bytes(tmp_path: Path) -> None:
+    first, second = write_run(tmp_path / "a"), write_run(tmp_path / "b", lambda rows: rows[::-1])
+    assert write_report(first) == first / "report.html"
+    write_report(second)
+    before = {name: (first / name).read_bytes() for name in FILES}
+    write_report(first)
+    for name in FILES:
+        assert (first / name).read_bytes() == before[name]
+        assert (second / name).read_bytes() == before[name], "the order of the record must not matter"
+
+
+class Page(HTMLParser):
+    """Checks that tags are closed in order, and collects what a page loads or links, its tables and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.outside: list[str] = []
+        self.text: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag != "meta":
+            self.open.append(tag)
+        self.check(attrs)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.check(attrs)
+
+    def check(self, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            assert not name.startswith("on")
+            if name in ("href", "src", "xlink:href", "action") and not str(value).startswith("#"):
+                self.outside.append(str(value))
+            if name == "id":
+                self.ids.append(str(value))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_the_page_stands_by_itself(tmp_path: Path) -> None:
+    text = write_report(write_run(tmp_path)).read_text()
+    page = Page(text)
+    assert page.open == []
+    assert not {"script", "link", "img", "iframe", "a", "object"} & set(page.tags)
+    assert page.outside == []
+    assert "http://" not in text
+    assert "https://" not in text
+    assert page.tags.count("svg") == 2
+    assert len(set(page.ids)) == len(page.ids)
+    for reference in re.findall(r'(?:url\(|href=")#([^)"]+)', text):
+        assert reference in page.ids
+
+
+def test_numbers_of_the_page(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    page = " ".join(" ".join(Page(write_report(folder).read_text()).text).split())
+    markdown = (folder / "report.md").read_text()
+    rows = rows_of(CONFIG)
+
+    def scores(method: int, corruption: str) -> list[float]:
+        found = [row for row in rows if row["method"] == METHODS[method] and row["corruption"] == corruption]
+        return [row["score"] for row in sorted(found, key=lambda row: row["item"])]
+
+    means = [100 * sum(scores(method, "gaussian:2")) / 12 for method in range(5)]
+    best = max(means[1], means[3])
+    line = next(line for line in markdown.splitlines() if line.startswith("| 2 | 4 |"))
+    for mean in (means[0], means[1], means[3]):
+        assert f"**{mean:.1f}**" in line if mean == best else f" {mean:.1f} [" in line
+        assert f"{mean:.1f}" in page
+
+    section = markdown.split("**Retention**")[1]
+    line = next(line for line in section.splitlines() if line.startswith("| gaussian:2 | 4 |"))
+    assert [f"{100 * means[i] / means[0]:.1f}" for i in (1, 3)] == re.findall(r"\d+\.\d", line)[1:]
+
+    levels = {"gaussian": ("gaussian:0.5", "gaussian:2"), "jpeg": ("jpeg:60", "jpeg:30")}
+    errors = {i: [sum(1 - sum(scores(i, c)) / 12 for c in names) for names in levels.values()] for i in (0, 1, 3)}
+    wanted = [100 * sum(a / b for a, b in zip(errors[i], errors[0], strict=True)) / 2 for i in (1, 3)]
+    line = next(line for line in markdown.splitlines() if line.startswith("| mCE | 4 |"))
+    assert [f"{value:.1f}" for value in wanted] == re.findall(r"\d+\.\d", line)
+
+    flips = [
+        sum((a >= 0.5) != (b >= 0.5) for a, b in zip(scores(i, "clean"), scores(i, "jpeg:30"), strict=True)) / 0.12
+        for i in (0, 1, 3)
+    ]
+    section = markdown.split("**Flip rate**")[1]
+    line = next(line for line in section.splitlines() if line.startswith("| jpeg:30 | 4 |"))
+    assert [f"{value:.1f}" for value in flips] == re.findall(r"\d+\.\d", line)
+
+    kept = {(json.dumps(r["method"]), r["corruption"], r["item"]): set(r["kept"]) for r in rows}
+    key = json.dumps(METHODS[3])
+    shares = [len(kept[key, "clean", f"v1_{i}"] & kept[key, "jpeg:30", f"v1_{i}"]) / 4 for i in range(12)]
+    section = markdown.split("**Overlap of kept tokens**")[1]
+    line = next(line for line in section.splitlines() if line.startswith("| jpeg:30 | 4 |"))
+    assert re.findall(r"\d+\.\d", line)[1] == f"{100 * sum(shares) / 12:.1f}"
+
+    pairs = zip(scores(3, "clean"), scores(1, "clean"), strict=True)
+    difference = 100 * sum(a - b for a, b in pairs) / 12
+    section = markdown.split("## ClustRS minus its rivals")[1]
+    assert "| corruption | clustrs minus fastervlm |" in section
+    line = next(line for line in section.splitlines() if line.startswith("| clean |"))
+    assert f"{difference:+.1f}" in line
+
+    math = [row["score"] for row in rows if row["method"] == METHODS[3] and row["corruption"] == "clean"][1::2]
+    line = next(line for line in markdown.splitlines() if line.startswith("| math (n 6) | 4 |"))
+    assert f"{100 * sum(math) / 6:.1f}" in line.split("|")[5]
+
+
+def test_an_incomplete_run_says_so(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, lambda rows: [failed(rows[0]), *rows[1:150]])
+    assert "Incomplete: 150 of 300 answers (50.0 %) are missing." in write_report(folder).read_text()
+    markdown = (folder / "report.md").read_text()
+    assert "1 answer failed" in markdown
+    assert "| none | all | 60 | 0 | 1 | 0 |" in markdown
+    assert "| fastervlm | 8 | 60 | 30 | 0 | 0 |" in markdown
+    assert "| clustrs | 4 | 60 | 60 | 0 | 0 |" in markdown
+    assert "| broken picture | 1 |" in markdown
+    assert terminal_table(load_run(folder)).endswith("of 300 answers: 150 missing, 1 failed\n")
+    cells = cells_of(folder)
+    assert [cells["none", "all", "clean", "", "0"][name] for name in ("n", "failed", "missing")] == ["11", "1", "0"]
+    cell = cells["clustrs", "8", "jpeg", "30", "0"]
+    assert [cell[name] for name in ("n", "missing", "mean", "low", "high")] == ["0", "12", "", "", ""]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rows: [],
+        lambda rows: [failed(row) for row in rows],
+        lambda rows: [row for row in rows if row["item"] == "v1_4"],
+        lambda rows: rows[:1],
+        lambda rows: [{**row, "kinds": [], "score": 0.0} for row in rows],
+    ],
+)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"methods": METHODS[:1]},
+        {"methods": METHODS[1:]},
+        {"corruptions": ["clean"]},
+        {"corruptions": ["jpeg:30"], "seeds": [0, 1]},
+        {"scale": 1.0},
+    ],
+)
+def test_odd_records_still_give_a_report(
+    change: Callable[[list[Row]], list[Row]], settings: Row, tmp_path: Path
+) -> None:
+    folder = write_run(tmp_path, change, **settings)
+    assert Page(write_report(folder).read_text()).open == []
+    text = "".join((folder / name).read_text() for name in FILES)
+    assert not re.search(r"\b(nan|None|inf)\b", text.replace("limit", ""))
+    assert terminal_table(load_run(folder))
+
+
+def test_without_the_unpruned_model_nothing_is_relative_to_it(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, methods=METHODS[1:])
+    text = write_report(folder).read_text()
+    assert "Retention" not in text
+    assert "mCE" not in text
+    assert "Flip rate" in text
+
+
+HOSTILE = "</pre><script>alert('x')</script>&\\end{document}$x_1^2%#~{}|`**[a](javascript:b)\n\x1b[31m\u202e\ud800"
+
+
+def test_strings_of_the_record_do_no_harm(tmp_path: Path) -> None:
+    methods = [METHODS[0], *({"name": HOSTILE, "keep": 4, HOSTILE: value} for value in (HOSTILE, "b")), METHODS[3]]
+
+    def change(rows: list[Row]) -> list[Row]:
+        rows = [{**row, "item": row["item"] + HOSTILE, "kinds": [HOSTILE]} for row in rows]
+        return [failed(rows[0], HOSTILE), *rows[1:]]
+
+    settings = {"task": HOSTILE, "model": HOSTILE, "corruptions": ["clean", f"{HOSTILE}:0.5"], "clustrs": HOSTILE}
+    folder = write_run(tmp_path, change, methods=methods, **settings)
+    text = write_report(folder).read_text()
+    page = Page(text)
+    assert page.open == []
+    assert "script" not in page.tags
+    assert page.outside == []
+    assert "<script" not in text
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    tex = (folder / "report.tex").read_text()
+    assert tex.count(r"\end{document}") == 1
+    bare = re.sub(r"\\[\\{}$&#%_]", "", tex)
+    depth = 0
+    for character in bare:
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        assert depth >= 0
+    assert depth == 0
+    assert not re.search(r"[#%^_]", bare.replace("{%\n", "").replace(r"{!}{%", ""))
+    assert all(line.count("$") % 2 == 0 for line in bare.splitlines())
+    markdown = (folder / "report.md").read_text()
+    outside = re.sub(r"```json\n.*?\n```", "", markdown, flags=re.DOTALL)
+    assert "<script" not in outside
+    assert not re.search(r"(?<!\\)\[a", outside)
+    tables = [line for line in outside.splitlines() if line.startswith("|")]
+    widths = [len(re.findall(r"(?<!\\)\|", line)) for line in tables]
+    assert all(widths[i] == widths[i - 1] for i, line in enumerate(tables) if line.startswith("| ---"))
+    assert len(cells_of(folder)) == 8
+    assert not set("\x1b\u202e\ud800") & set(terminal_table(load_run(folder)))
+
+
+def test_escaping() -> None:
+    assert plain("a\n\tb\x00\ud800") == "a  b\ufffd\ufffd"
+    assert for_html("<a b=\"c\" d='e'>&") == "&lt;a b=&quot;c&quot; d=&#x27;e&#x27;&gt;&amp;"
+    assert for_markdown("a|b*_<x>&[y](z)") == r"a\|b\*\_&lt;x&gt;&amp;\[y\](z)"
+    assert for_tex(r"50 % of \x_{1} & $é漢") == r"50 \% of \textbackslash{}x\_\{1\} \& \$é?"
+    assert for_tex("[*]~^") == r"{[}{*}{]}\textasciitilde{}\textasciicircum{}"
+
+
+def paper_run(folder: Path, model: str, **settings: Any) -> Path:
+    full = {"tau": 1.0, "clip": [0.1, 0.95], "shrink": True, "seed": 0}
+    methods = [{"name": "fastervlm", "keep": 16}, {"name": "clustrs", "keep": 16, **full}]
+    corruptions = ["gaussian:0.5", "cutout:0.1", "cutout:0.25", "cutout:0.4"]
+    return write_run(folder, methods=methods, corruptions=corruptions, model=model, **settings)
+
+
+def test_the_papers_numbers_stand_beside_ours(tmp_path: Path) -> None:
+    folder = paper_run(tmp_path, "llava-hf/llava-1.5-7b-hf")
+    text = write_report(folder).read_text()
+    assert '<span class="paper">paper 24.2</span>' in text
+    assert "another model" not in text
+    markdown = (folder / "report.md").read_text()
+    line = next(line for line in markdown.splitlines() if line.startswith("| 0.5 | 16 |"))
+    assert re.findall(r"\(paper (.*?)\)", line) == ["21.8", "24.2"]
+    line = next(line for line in markdown.splitlines() if line.startswith("| cutout | 16 |"))
+    assert re.findall(r"\(paper (.*?)\)", line) == ["18.3", "21.4"]
+    assert r"(paper 24.2)" in (folder / "report.tex").read_text()
+    assert float(cells_of(folder)["clustrs", "16", "gaussian", "0.5", "0"]["paper"]) == pytest.approx(24.2)
+
+
+def test_the_papers_numbers_are_not_for_every_model(tmp_path: Path) -> None:
+    folder = paper_run(tmp_path, "mini-llava", scale=1.0)
+    assert "paper 0" not in write_report(folder).read_text()
+    assert cells_of(folder)["clustrs", "16", "gaussian", "0.5", "0"]["paper"] == ""
+    text = write_report(folder, compare_with="llava-1.5-7b").read_text()
+    assert '<span class="paper">paper 0.242</span>' in text
+    assert "This run is of another model, mini-llava." in text
+    with pytest.raises(ValueError, match=r"compare_with='gpt': the paper has numbers for llava-1.5-7b, "):
+        write_report(folder, compare_with="gpt")
+
+
+def test_a_table_for_the_terminal(tmp_path: Path) -> None:
+    def change(rows: list[Row]) -> list[Row]:
+        scores = {"none": 1.0, "fastervlm": 0.25, "clustrs": 0.5}
+        return [
+            {**row, "score": 0.25 if row["method"]["keep"] == 8 else scores[row["method"]["name"]]}
+            for row in rows
+            if row["method"]["name"] != "fastervlm" or row["corruption"] == "clean"
+        ]
+
+    assert terminal_table(load_run(write_run(tmp_path, change, corruptions=["clean", "jpeg:30"]))) == (
+        "corruption  keep  unpruned  fastervlm  clustrs\n"
+        "----------------------------------------------\n"
+        "clean       4       100.0       25.0     50.0*\n"
+        "            8       100.0       25.0*    25.0*\n"
+        "jpeg:30     4       100.0          –     50.0\n"
+        "            8       100.0          –     25.0\n"
+        "mean score (per cent); * the best pruning method of the row\n"
+        "of 120 answers: 24 missing\n"
+    )
+
+
+def test_without_matplotlib_the_tables_are_still_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    text = write_report(write_run(tmp_path)).read_text()
+    assert "<svg" not in text
+    assert "Curves need matplotlib" in text
+    assert "Retention" in text
