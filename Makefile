@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
 
-.PHONY: setup demo test test-oldest lint bench clean
+.PHONY: setup demo test test-oldest lint bench train clean
 
 setup: $(STAMP)
 
@@ -15,8 +15,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: setup ## Which tokens does each method keep? A table and a picture.
-	$(BIN)/python examples/token_clouds.py
+demo: setup ## How well do the methods answer when pictures are noisy? The embedded model, a table and a report.
+	$(BIN)/clustrs eval --config demo --output out/demo
 
 test: setup ## All tests.
 	$(BIN)/python -m pytest
@@ -35,6 +35,13 @@ lint: setup ## Style, formatting, types.
 bench: setup ## Selection against the matrix product it cannot do without; whole models, end to end.
 	$(BIN)/python benchmarks/selection.py
 	$(BIN)/python benchmarks/end_to_end.py
+
+train: setup ## The embedded models, from nothing: hours. Stop it when you like, it goes on from its checkpoints.
+	for family in llava onevision; do \
+		for part in encoder language export; do $(BIN)/python -m recipes.train $$family $$part || exit 1; done; \
+		$(BIN)/python -m recipes.measure mini-$$family || exit 1; \
+	done
+	$(BIN)/python -m recipes.card
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

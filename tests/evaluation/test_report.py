@@ -1,4 +1,4 @@
-"""From a record to a report: what is read, what is refused, what is written."""
+"""From a record to a report: what is written."""
 
 import csv
 import json
@@ -10,146 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from numpy.random import default_rng
+from recorded_run import CONFIG, METHODS, Row, failed, rows_of, write_run
 
 from clustrs.evaluation.report import terminal_table, write_report
 from clustrs.evaluation.report.escaping import for_html, for_markdown, for_tex, plain
-from clustrs.evaluation.results import FAILED, MISSING, UNJUDGED, Cell, load_run
+from clustrs.evaluation.results import load_run
 
-Row = dict[str, Any]
-METHODS: list[Row] = [
-    {"name": "none", "keep": 1.0},
-    *({"name": "fastervlm", "keep": keep} for keep in (4, 8)),
-    *({"name": "clustrs", "keep": keep, "tau": 1.0, "clip": [0.1, 0.95]} for keep in (4, 8)),
-]
-CONFIG: Row = {
-    "task": "mm-vet",
-    "data": None,
-    "model": "mini-llava",
-    "methods": METHODS,
-    "corruptions": ["clean", "gaussian:0.5", "gaussian:2", "jpeg:30", "jpeg:60"],
-    "seeds": [0],
-    "limit": None,
-    "judged": False,
-    "scale": 100.0,
-    "items": 12,
-    "clustrs": "0.1.0",
-}
 FILES = ("report.html", "report.md", "report.tex", "report.csv")
-
-
-def rows_of(config: Row) -> list[Row]:
-    """An answer to every question of the grid; later methods are better, and nobody likes noise."""
-    generator = default_rng(0)
-    rows = []
-    grid = product(
-        enumerate(config["methods"]), enumerate(config["corruptions"]), config["seeds"], range(config["items"])
-    )
-    for (place, method), (noise, corruption), seed, item in grid:
-        score = min(1.0, max(0.0, round(generator.normal(0.5 + 0.05 * place - 0.08 * noise, 0.3), 1)))
-        kept = [] if method["name"] == "none" else generator.choice(20, method["keep"], replace=False).tolist()
-        rows.append(
-            {
-                "item": f"v1_{item}",
-                "picture": f"{item}.png",
-                "kinds": ["ocr", "math"][: 1 + item % 2],
-                "question": "?",
-                "answer": "!",
-                "method": method,
-                "corruption": corruption,
-                "seed": seed,
-                "text": f"answer {item} {score}",
-                "score": score,
-                "error": None,
-                "kept": kept,
-                "visual_tokens": len(kept),
-                "unpruned_tokens": 20,
-            }
-        )
-    return rows
-
-
-def failed(row: Row, error: str = "broken picture") -> Row:
-    return {**row, "text": None, "score": None, "kept": None, "error": error}
-
-
-def write_run(
-    folder: Path, change: Callable[[list[Row]], list[Row]] = lambda rows: rows, end: str = "", **settings: Any
-) -> Path:
-    """A run's folder. `change` may alter the answers, `settings` the configuration; `end` is appended to the answers."""
-    folder.mkdir(exist_ok=True)
-    config = {**CONFIG, **settings}
-    (folder / "config.json").write_text(json.dumps(config))
-    lines = [json.dumps(row) + "\n" for row in change(rows_of(config))]
-    (folder / "answers.jsonl").write_text("".join(lines) + end)
-    return folder
 
 
 def cells_of(folder: Path) -> dict[tuple[str, ...], dict[str, str]]:
     with (folder / "report.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    found = {(row["method"], row["keep"], row["corruption"], row["level"], row["seed"]): row for row in rows}
+    key = ("method", "keep", "corruption", "level", "seed")
+    found = {tuple(str(row[name]) for name in key): row for row in rows}
     assert len(found) == len(rows)
     return found
-
-
-def test_a_cell_has_its_answers(tmp_path: Path) -> None:
-    def change(rows: list[Row]) -> list[Row]:
-        return [failed(row) if row["item"] == "v1_3" else row for row in rows if row["item"] != "v1_7"][::-1]
-
-    run = load_run(write_run(tmp_path, change))
-    assert (run.expected, run.present) == (5 * 5 * 12, 5 * 5 * 11)
-    assert (run.count(MISSING), run.count(FAILED), run.count(UNJUDGED)) == (25, 25, 0)
-    assert len(run.cells) == 25
-    cell = Cell("clustrs", 8, "jpeg", 30.0, 0)
-    assert cell in run.cells
-    found = {answer.item: (answer.state, answer.score) for answer in run.answers(cell)}
-    wanted = {
-        row["item"]: ("scored", row["score"])
-        for row in rows_of(CONFIG)
-        if row["method"] == METHODS[4] and row["corruption"] == "jpeg:30" and row["item"] != "v1_7"
-    }
-    assert found == {**wanted, "v1_3": ("failed", None)}
-
-
-def test_conditions_go_from_mild_to_severe(tmp_path: Path) -> None:
-    run = load_run(write_run(tmp_path, corruptions=["jpeg:30", "gaussian:2", "clean", "jpeg:60", "gaussian:0.5"]))
-    assert [str(condition) for condition in run.conditions] == [
-        "clean",
-        "jpeg:60",
-        "jpeg:30",
-        "gaussian:0.5",
-        "gaussian:2",
-    ]
-
-
-def test_labels_tell_apart_what_differs(tmp_path: Path) -> None:
-    clustrs = {"name": "clustrs", "keep": 4, "tau": 1.0, "clip": [0.1, 0.95], "shrink": True}
-    methods = [{"name": "none", "keep": None}, clustrs, {**clustrs, "tau": 2.0}, {**clustrs, "keep": 8, "tau": 2.5}]
-    run = load_run(write_run(tmp_path, methods=methods))
-    assert [method.label for method in run.methods] == ["none", "clustrs tau=1", "clustrs tau=2", "clustrs"]
-    run = load_run(write_run(tmp_path, methods=[clustrs, {**clustrs, "clip": [0.0, 1.0], "shrink": False}]))
-    assert [method.label for method in run.methods] == [
-        "clustrs clip=[0.1,0.95] shrink=true",
-        "clustrs clip=[0.0,1.0] shrink=false",
-    ]
-
-
-def test_counts_and_shares_are_different_budgets(tmp_path: Path) -> None:
-    run = load_run(
-        write_run(tmp_path, lambda rows: [], methods=[{"name": "grid", "keep": k} for k in (1.0, 0.5, 12, 1)])
-    )
-    assert run.budgets == ("1", "12", "0.5", "1.0")
-    assert [run.find("grid", budget) for budget in run.budgets] == [3, 2, 1, 0]
-
-
-def test_a_torn_last_line_is_ignored(tmp_path: Path) -> None:
-    torn = '{"item": "v1_0", "pict'
-    whole = load_run(write_run(tmp_path / "a", lambda rows: rows[:-1]))
-    run = load_run(write_run(tmp_path / "b", lambda rows: rows[:-1], end=torn))
-    assert run.present == whole.present == 299
-    with pytest.raises(ValueError, match=r"answers.jsonl line 301: not JSON"):
-        load_run(write_run(tmp_path / "c", end=torn + "\n"))
 
 
 def test_a_single_seed_and_several(tmp_path: Path) -> None:
@@ -182,111 +58,6 @@ def test_a_single_seed_and_several(tmp_path: Path) -> None:
         assert float(cell["mean"]) == pytest.approx(100 * sum(means) / 11, abs=1e-6)
         assert float(cell["low"]) < float(cell["mean"]) < float(cell["high"])
     assert "averaged over 2 seeds" in (folder / "report.md").read_text()
-
-
-def test_scores_come_from_the_judge(tmp_path: Path) -> None:
-    def unjudged(rows: list[Row]) -> list[Row]:
-        return [{**row, "score": None, "text": "yes" if row["item"] == "v1_0" else "no"} for row in rows]
-
-    folder = write_run(tmp_path, unjudged, judged=True)
-    run = load_run(folder)
-    assert (run.judge, run.count(UNJUDGED)) == (None, 300)
-    write_report(folder)
-    assert "300 answers not judged yet" in (folder / "report.md").read_text()
-
-    verdicts = [
-        {"item": "v1_0", "text": "yes", "judge": "a", "round": 0, "score": None, "error": "timed out"},
-        {"item": "v1_0", "text": "yes", "judge": "a", "round": 0, "score": 0.7, "error": None},
-        {"item": "v1_0", "text": "yes", "judge": "a", "round": 1, "score": 0.2, "error": None},
-        {"item": "v1_0", "text": "no", "judge": "a", "round": 0, "score": 1.0, "error": None},
-        {"item": "v1_1", "text": "no", "judge": "a", "round": 0, "score": None, "error": "no number"},
-        {"item": "v1_2", "text": "no", "judge": "b", "round": 0, "score": 0.5, "error": None},
-    ]
-    (folder / "verdicts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in verdicts) + '{"item": "v1_')
-    with pytest.raises(ValueError, match=r"several judges: choose one of a, b"):
-        load_run(folder)
-    with pytest.raises(ValueError, match=r"judge='c': .* has verdicts of a, b"):
-        load_run(folder, "c")
-    run = load_run(folder, "a")
-    assert run.judge == "a"
-    assert run.count(UNJUDGED) == 300 - 25
-    first = run.answers(run.cells[0])[0]
-    assert (first.item, first.state, first.score) == ("v1_0", "scored", pytest.approx(0.45))
-    assert run.judge_errors == {"no number": 1}
-    assert load_run(folder, "b").count(UNJUDGED) == 275
-    with pytest.raises(ValueError, match=r"judge='a': the answers of this run need no judge"):
-        load_run(write_run(tmp_path / "plain"), "a")
-
-
-BAD_ROWS: list[tuple[Row, str]] = [
-    ({"item": 3}, "item is 3, str is expected"),
-    ({"kinds": [1]}, "kinds is"),
-    ({"method": {"name": "clustrs", "keep": 5}}, "method .* is not in config.json"),
-    ({"method": "clustrs"}, "method is 'clustrs'"),
-    ({"corruption": "fog:1"}, "corruption 'fog:1' is not in config.json"),
-    ({"corruption": ["clean"]}, "corruption is"),
-    ({"seed": 1}, "seed 1 is not in config.json"),
-    ({"seed": False}, "seed is False"),
-    ({"text": None}, "text is None"),
-    ({"score": 1.5}, "score is 1.5, a number from 0 to 1"),
-    ({"score": True}, "score is True"),
-    ({"score": float("nan")}, "not JSON"),
-    ({"kept": "abc"}, "kept is 'abc'"),
-    ({"kept": [1, "2"]}, "token numbers are expected"),
-    ({"kept": [2**40]}, "token numbers are expected"),
-    ({"kept": [-2]}, "or -1 for CLS"),
-    ({"error": 3}, "error is 3"),
-    ({"item": "v1_1"}, "'v1_1' was answered with this method, corruption and seed before"),
-]
-
-
-@pytest.mark.parametrize(("change", "message"), BAD_ROWS)
-def test_bad_answers_are_refused(change: Row, message: str, tmp_path: Path) -> None:
-    folder = write_run(tmp_path, lambda rows: [*rows[:5], {**rows[5], **change}, *rows[6:]])
-    with pytest.raises(ValueError, match=rf"answers.jsonl line 6: .*{message}"):
-        load_run(folder)
-
-
-@pytest.mark.parametrize("line", ["[]", "3", "[" * 100_000, '{"item": "\xff'])
-def test_lines_that_are_no_answers(line: str, tmp_path: Path) -> None:
-    folder = write_run(tmp_path)
-    (folder / "answers.jsonl").write_bytes(line.encode("latin-1") + b"\n")
-    with pytest.raises(ValueError, match=r"answers.jsonl line 1: "):
-        load_run(folder)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"task": None}, "task is None"),
-        ({"methods": []}, "methods is"),
-        ({"methods": ["clustrs"]}, "methods is"),
-        ({"methods": [{"keep": 4}]}, "has no name"),
-        ({"methods": [{"name": "clustrs"}]}, "keep is None"),
-        ({"methods": [METHODS[0], METHODS[0]]}, "two of them are the same"),
-        ({"corruptions": ["clean", "clean"]}, "each may be given once"),
-        ({"corruptions": ["gaussian"]}, "'gaussian' of config.json: clean or NAME:LEVEL"),
-        ({"corruptions": ["gaussian:nan"]}, "clean or NAME:LEVEL"),
-        ({"seeds": [True]}, "seeds is"),
-        ({"items": 0}, "items is 0"),
-        ({"items": 11}, "11"),
-        ({"judged": "no"}, "judged is 'no'"),
-        ({"scale": 0}, "scale is 0"),
-    ],
-)
-def test_bad_configurations_are_refused(settings: Row, message: str, tmp_path: Path) -> None:
-    folder = write_run(tmp_path)
-    (folder / "config.json").write_text(json.dumps({**CONFIG, **settings}))
-    with pytest.raises(ValueError, match=message):
-        load_run(folder)
-
-
-def test_a_folder_without_a_run(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"config.json' could not be read .*give the folder of a run"):
-        load_run(tmp_path)
-    (write_run(tmp_path) / "answers.jsonl").unlink()
-    with pytest.raises(ValueError, match=r"answers.jsonl' could not be read"):
-        load_run(tmp_path)
 
 
 def test_the_same_record_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -369,9 +140,16 @@ def test_numbers_of_the_page(tmp_path: Path) -> None:
         assert f"**{mean:.1f}**" in line if mean == best else f" {mean:.1f} [" in line
         assert f"{mean:.1f}" in page
 
+    section = markdown.split("**Means over levels**")[1]
+    for title, names in (("JPEG", ("jpeg:30", "jpeg:60")), ("all corruptions", CONFIG["corruptions"][1:])):
+        line = next(line for line in section.splitlines() if line.startswith(f"| {title} | 4 |"))
+        for method, place in ((0, 3), (1, 4), (3, 5)):
+            mean = 100 * sum(sum(scores(method, name)) for name in names) / len(names) / 12
+            assert line.split("|")[place].strip("* ").startswith(f"{mean:.1f}")
+
     section = markdown.split("**Retention**")[1]
     line = next(line for line in section.splitlines() if line.startswith("| gaussian:2 | 4 |"))
-    assert [f"{100 * means[i] / means[0]:.1f}" for i in (1, 3)] == re.findall(r"\d+\.\d", line)[1:]
+    assert [f"{100 * means[i] / means[0]:.1f}" for i in (1, 3)] == re.findall(r"\d+\.\d", line)
 
     levels = {"gaussian": ("gaussian:0.5", "gaussian:2"), "jpeg": ("jpeg:60", "jpeg:30")}
     errors = {i: [sum(1 - sum(scores(i, c)) / 12 for c in names) for names in levels.values()] for i in (0, 1, 3)}
@@ -471,7 +249,7 @@ def test_strings_of_the_record_do_no_harm(tmp_path: Path) -> None:
         rows = [{**row, "item": row["item"] + HOSTILE, "kinds": [HOSTILE]} for row in rows]
         return [failed(rows[0], HOSTILE), *rows[1:]]
 
-    settings = {"task": HOSTILE, "model": HOSTILE, "corruptions": ["clean", f"{HOSTILE}:0.5"], "clustrs": HOSTILE}
+    settings: Row = {"task": HOSTILE, "model": HOSTILE, "corruptions": ["clean", f"{HOSTILE}:0.5"], "clustrs": HOSTILE}
     folder = write_run(tmp_path, change, methods=methods, **settings)
     text = write_report(folder).read_text()
     page = Page(text)
@@ -556,8 +334,8 @@ def test_a_table_for_the_terminal(tmp_path: Path) -> None:
         "----------------------------------------------\n"
         "clean       4       100.0       25.0     50.0*\n"
         "            8       100.0       25.0*    25.0*\n"
-        "jpeg:30     4       100.0          –     50.0\n"
-        "            8       100.0          –     25.0\n"
+        "jpeg:30     4       100.0          \N{EN DASH}     50.0\n"
+        "            8       100.0          \N{EN DASH}     25.0\n"
         "mean score (per cent); * the best pruning method of the row\n"
         "of 120 answers: 24 missing\n"
     )

@@ -40,11 +40,11 @@ def curves(summary: Summary, family: str, prefix: str) -> str | None:
         settings.update(STYLE)
         figure = Figure(figsize=(max(5.0, 3.8 * columns), 3.4 * lines + 0.6), layout="constrained")
         FigureCanvasSVG(figure)
-        panels = figure.subplots(lines, columns, squeeze=False, sharey=True).flat
+        panels = list(figure.subplots(lines, columns, squeeze=False, sharey=True).flat)
         shown: dict[str, Any] = {}
         for panel, budget in zip(panels, run.budgets, strict=False):
             shown |= _panel(panel, summary, family, budget)
-        for panel in list(panels)[len(run.budgets) :]:
+        for panel in panels[len(run.budgets) :]:
             panel.set_axis_off()
         if shown:
             figure.legend(list(shown.values()), list(shown), loc="outside lower center", ncols=min(6, len(shown)))
@@ -58,9 +58,9 @@ def _panel(panel: Any, summary: Summary, family: str, budget: str) -> dict[str, 
     """Draw the methods of a budget; the lines by name, for the legend."""
     run = summary.run
     places = ([] if summary.clean is None else [summary.clean]) + list(run.families[family])
-    spread = 0.05
     drawn = {}
     methods = [(label, run.find(label, budget)) for label in run.labels]
+    spread = min(0.05, 0.3 / max(1, len(methods)))
     for order, (label, method) in enumerate(methods):
         if method is not None:
             again, colour = divmod(order, len(COLOURS))
@@ -74,12 +74,11 @@ def _panel(panel: Any, summary: Summary, family: str, budget: str) -> dict[str, 
     panel.set_xticks(range(len(places)), names)
     panel.set_xlim(-0.4, len(places) - 0.6)
     panel.set_xlabel(f"{short(plain(family), 40)} level")
-    panel.set_ylabel(f"score ({summary.unit})")
+    if panel.get_subplotspec().is_first_col():
+        panel.set_ylabel(f"score ({summary.unit})")
     panel.set_title(f"keep {budget}", fontsize=11)
     panel.grid(axis="y", color="#dddddd", linewidth=0.7)
     panel.set_axisbelow(True)
-    panel.label_outer(remove_inner_ticks=False)
-    panel.tick_params(labelbottom=True)
     return drawn
 
 
@@ -101,5 +100,4 @@ def _embedded(svg: str, prefix: str) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r'(?<=[\s"])id="', f'id="{prefix}-', svg)
     svg = svg.replace("url(#", f"url(#{prefix}-").replace('xlink:href="#', f'href="#{prefix}-')
-    svg = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg, count=2)
-    return re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL).strip()
+    return re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg, count=2).strip()

@@ -1,0 +1,175 @@
+"""Reading a record: what it says, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+from recorded_run import CONFIG, METHODS, Row, failed, rows_of, write_run
+
+from clustrs.evaluation.report import write_report
+from clustrs.evaluation.results import FAILED, MISSING, UNJUDGED, Cell, load_run
+
+
+def test_a_cell_has_its_answers(tmp_path: Path) -> None:
+    def change(rows: list[Row]) -> list[Row]:
+        return [failed(row) if row["item"] == "v1_3" else row for row in rows if row["item"] != "v1_7"][::-1]
+
+    run = load_run(write_run(tmp_path, change))
+    assert (run.expected, run.present) == (5 * 5 * 12, 5 * 5 * 11)
+    assert (run.count(MISSING), run.count(FAILED), run.count(UNJUDGED)) == (25, 25, 0)
+    assert len(run.cells) == 25
+    cell = Cell("clustrs", 8, "jpeg", 30.0, 0)
+    assert cell in run.cells
+    found = {answer.item: (answer.state, answer.score) for answer in run.answers(cell)}
+    wanted = {
+        row["item"]: ("scored", row["score"])
+        for row in rows_of(CONFIG)
+        if row["method"] == METHODS[4] and row["corruption"] == "jpeg:30" and row["item"] != "v1_7"
+    }
+    assert found == {**wanted, "v1_3": ("failed", None)}
+
+
+def test_conditions_go_from_mild_to_severe(tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path, corruptions=["jpeg:30", "gaussian:2", "clean", "jpeg:60", "gaussian:0.5"]))
+    assert [str(condition) for condition in run.conditions] == [
+        "clean",
+        "jpeg:60",
+        "jpeg:30",
+        "gaussian:0.5",
+        "gaussian:2",
+    ]
+
+
+def test_labels_tell_apart_what_differs(tmp_path: Path) -> None:
+    clustrs = {"name": "clustrs", "keep": 4, "tau": 1.0, "clip": [0.1, 0.95], "shrink": True}
+    methods = [{"name": "none", "keep": None}, clustrs, {**clustrs, "tau": 2.0}, {**clustrs, "keep": 8, "tau": 2.5}]
+    run = load_run(write_run(tmp_path, methods=methods))
+    assert [method.label for method in run.methods] == ["none", "clustrs tau=1", "clustrs tau=2", "clustrs"]
+    run = load_run(write_run(tmp_path, methods=[clustrs, {**clustrs, "clip": [0.0, 1.0], "shrink": False}]))
+    assert [method.label for method in run.methods] == [
+        "clustrs clip=[0.1,0.95] shrink=true",
+        "clustrs clip=[0.0,1.0] shrink=false",
+    ]
+
+
+def test_counts_and_shares_are_different_budgets(tmp_path: Path) -> None:
+    run = load_run(
+        write_run(tmp_path, lambda rows: [], methods=[{"name": "grid", "keep": k} for k in (1.0, 0.5, 12, 1)])
+    )
+    assert run.budgets == ("1", "12", "0.5", "1.0")
+    assert [run.find("grid", budget) for budget in run.budgets] == [3, 2, 1, 0]
+
+
+def test_a_torn_last_line_is_ignored(tmp_path: Path) -> None:
+    torn = '{"item": "v1_0", "pict'
+    whole = load_run(write_run(tmp_path / "a", lambda rows: rows[:-1]))
+    run = load_run(write_run(tmp_path / "b", lambda rows: rows[:-1], end=torn))
+    assert run.present == whole.present == 299
+    with pytest.raises(ValueError, match=r"answers.jsonl line 301: not JSON"):
+        load_run(write_run(tmp_path / "c", end=torn + "\n"))
+
+
+def test_scores_come_from_the_judge(tmp_path: Path) -> None:
+    def unjudged(rows: list[Row]) -> list[Row]:
+        return [{**row, "score": None, "text": "yes" if row["item"] == "v1_0" else "no"} for row in rows]
+
+    folder = write_run(tmp_path, unjudged, judged=True)
+    run = load_run(folder)
+    assert (run.judge, run.count(UNJUDGED)) == (None, 300)
+    write_report(folder)
+    assert "300 answers not judged yet" in (folder / "report.md").read_text()
+
+    verdicts = [
+        {"item": "v1_0", "text": "yes", "judge": "a", "round": 0, "score": None, "error": "timed out"},
+        {"item": "v1_0", "text": "yes", "judge": "a", "round": 0, "score": 0.7, "error": None},
+        {"item": "v1_0", "text": "yes", "judge": "a", "round": 1, "score": 0.2, "error": None},
+        {"item": "v1_0", "text": "no", "judge": "a", "round": 0, "score": 1.0, "error": None},
+        {"item": "v1_1", "text": "no", "judge": "a", "round": 0, "score": None, "error": "no number"},
+        {"item": "v1_2", "text": "no", "judge": "b", "round": 0, "score": 0.5, "error": None},
+    ]
+    (folder / "verdicts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in verdicts) + '{"item": "v1_')
+    with pytest.raises(ValueError, match=r"several judges: choose one of a, b"):
+        load_run(folder)
+    with pytest.raises(ValueError, match=r"judge='c': .* has verdicts of a, b"):
+        load_run(folder, "c")
+    run = load_run(folder, "a")
+    assert run.judge == "a"
+    assert run.count(UNJUDGED) == 300 - 25
+    first = run.answers(run.cells[0])[0]
+    assert (first.item, first.state) == ("v1_0", "scored")
+    assert first.score == pytest.approx(0.45)
+    assert run.judge_errors == {"no number": 1}
+    assert load_run(folder, "b").count(UNJUDGED) == 275
+    with pytest.raises(ValueError, match=r"judge='a': the answers of this run need no judge"):
+        load_run(write_run(tmp_path / "plain"), "a")
+
+
+BAD_ROWS: list[tuple[Row, str]] = [
+    ({"item": 3}, "item is 3, str is expected"),
+    ({"kinds": [1]}, "kinds is"),
+    ({"method": {"name": "clustrs", "keep": 5}}, "method .* is not in config.json"),
+    ({"method": "clustrs"}, "method is 'clustrs'"),
+    ({"corruption": "fog:1"}, "corruption 'fog:1' is not in config.json"),
+    ({"corruption": ["clean"]}, "corruption is"),
+    ({"seed": 1}, "seed 1 is not in config.json"),
+    ({"seed": False}, "seed is False"),
+    ({"text": None}, "text is None"),
+    ({"score": 1.5}, "score is 1.5, a number from 0 to 1"),
+    ({"score": True}, "score is True"),
+    ({"score": float("nan")}, "not JSON"),
+    ({"kept": "abc"}, "kept is 'abc'"),
+    ({"kept": [1, "2"]}, "token numbers are expected"),
+    ({"kept": [2**40]}, "token numbers are expected"),
+    ({"kept": [-2]}, "or -1 for CLS"),
+    ({"error": 3}, "error is 3"),
+    ({"item": "v1_1"}, "'v1_1' was answered with this method, corruption and seed before"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_ROWS)
+def test_bad_answers_are_refused(change: Row, message: str, tmp_path: Path) -> None:
+    folder = write_run(tmp_path, lambda rows: [*rows[:5], {**rows[5], **change}, *rows[6:]])
+    with pytest.raises(ValueError, match=rf"answers.jsonl line 6: .*{message}"):
+        load_run(folder)
+
+
+@pytest.mark.parametrize("line", ["[]", "3", "[" * 100_000, '{"item": "\xff'])
+def test_lines_that_are_no_answers(line: str, tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    (folder / "answers.jsonl").write_bytes(line.encode("latin-1") + b"\n")
+    with pytest.raises(ValueError, match=r"answers.jsonl line 1: "):
+        load_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"task": None}, "task is None"),
+        ({"methods": []}, "methods is"),
+        ({"methods": ["clustrs"]}, "methods is"),
+        ({"methods": [{"keep": 4}]}, "has no name"),
+        ({"methods": [{"name": "clustrs"}]}, "keep is None"),
+        ({"methods": [METHODS[0], METHODS[0]]}, "two of them are the same"),
+        ({"corruptions": ["clean", "clean"]}, "each may be given once"),
+        ({"corruptions": ["gaussian"]}, "'gaussian' of config.json: clean or NAME:LEVEL"),
+        ({"corruptions": ["gaussian:nan"]}, "clean or NAME:LEVEL"),
+        ({"seeds": [True]}, "seeds is"),
+        ({"items": 0}, "items is 0"),
+        ({"items": 11}, "11"),
+        ({"judged": "no"}, "judged is 'no'"),
+        ({"scale": 0}, "scale is 0"),
+    ],
+)
+def test_bad_configurations_are_refused(settings: Row, message: str, tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **settings}))
+    with pytest.raises(ValueError, match=message):
+        load_run(folder)
+
+
+def test_a_folder_without_a_run(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"config.json' could not be read .*give the folder of a run"):
+        load_run(tmp_path)
+    (write_run(tmp_path) / "answers.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"answers.jsonl' could not be read"):
+        load_run(tmp_path)
