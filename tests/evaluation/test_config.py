@@ -99,7 +99,11 @@ def test_a_configuration_file(tmp_path: Path) -> None:
     found = configuration(parser().parse_args(["eval", "--config", str(file), "--limit", "3", "--keep", "8,9"]))
     assert (found.batch_size, found.limit, len(found.corruptions)) == (5, 3, 5)
     assert [method["keep"] for method in found.methods] == [1.0, 8, 9]
-    for text, message in (("- a", "give a mapping"), ("a: [", "is not YAML"), ("taks: scenes", "unknown option 'taks'")):
+    for text, message in (
+        ("- a", "give a mapping"),
+        ("a: [", "is not YAML"),
+        ("taks: scenes", "unknown option 'taks'"),
+    ):
         file.write_text(text)
         with pytest.raises(ValueError, match=message):
             configuration(parser().parse_args(["eval", "--config", str(file)]))

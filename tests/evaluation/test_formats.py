@@ -115,7 +115,7 @@ def test_round_trip(tmp_path: Path, format: str) -> None:
     task = Colours()
     import_run(task, predictions, "theirs", tmp_path / "again")
     [back] = export_run(tmp_path / "again", format, tmp_path / "out")
-    assert back.stem == "theirs_clean_seed-0"
+    assert back.stem == "theirs-1.0_clean_seed-0"
     assert import_predictions(back, format) == TEXTS
 
 
@@ -131,7 +131,7 @@ def test_imported_run(tmp_path: Path) -> None:
         "kinds": ["ocr", "math"],
         "question": "What is v1_0?",
         "answer": "red",
-        "method": {"name": "theirs"},
+        "method": {"name": "theirs", "keep": 1.0},
         "corruption": "clean",
         "seed": 0,
         "text": "it is red",
@@ -151,7 +151,7 @@ def test_imported_run(tmp_path: Path) -> None:
     shown = {key: config[key] for key in ("task", "methods", "corruptions", "seeds", "judged", "scale", "items")}
     assert shown == {
         "task": "colours",
-        "methods": [{"name": "theirs"}],
+        "methods": [{"name": "theirs", "keep": 1.0}],
         "corruptions": ["clean"],
         "seeds": [0],
         "judged": False,

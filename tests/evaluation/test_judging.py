@@ -315,5 +315,5 @@ def test_verdicts_of_a_judge(tmp_path: Path) -> None:
         read_verdicts(tmp_path)
     assert read_verdicts(tmp_path, "another").scores == {("v1_0", "t"): 0.9}
     assert read_verdicts(tmp_path, "marker").scores == verdicts.scores
-    with pytest.raises(ValueError, match=r"judge='third': .* has another, marker"):
+    with pytest.raises(ValueError, match=r"judge='third': .* has verdicts of another, marker"):
         read_verdicts(tmp_path, "third")

@@ -35,8 +35,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = []
     for number in range(5):
         tiny_models.picture(40, 50, number).save(root / f"{number}.png")
-        for question in range(2):
-            rows.append({"id": f"{number}-{question}", "image": f"{number}.png", "question": f"Why {question}?", "answer": "x"})
+        common = {"image": f"{number}.png", "answer": "x"}
+        rows += [{"id": f"{number}-{i}", "question": f"Why {i}?", **common} for i in range(2)]
     (root / "3.png").write_bytes((root / "3.png").read_bytes()[:200])
     (root / "4.png").unlink()
     (root / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -101,7 +101,9 @@ def test_answers_are_those_of_asking_one_by_one(made: Path, whole: Path) -> None
             assert alone.text == row["text"]
 
 
-def test_the_tower_runs_once_a_picture_and_corruption(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tower_runs_once_a_picture_and_corruption(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown: list[int] = []
     original = sharing.encode
 
@@ -151,7 +153,7 @@ def test_killed_at_random_moments(made: Path, whole: Path, tmp_path: Path) -> No
 
 
 def test_refuses_another_configuration(made: Path, whole: Path) -> None:
-    with pytest.raises(ValueError, match="another configuration.*seeds: now without 1.*--output"):
+    with pytest.raises(ValueError, match=r"another configuration.*seeds: now without 1.*--output"):
         runner.run(config(made, seeds=(0,)), whole, progress=False)
 
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from clustrs.scenes import Question, draw, sample
+from clustrs.scenes.questions import draw_questions, lists
 from clustrs.scenes.testset import generator_for
 from clustrs.vlm import asking
 from recipes import data, language, models, tower, train
@@ -89,7 +90,7 @@ def test_every_word_of_the_task_is_known() -> None:
     generator, words = generator_for(6), models.vocabulary()
     for _ in range(100):
         scene = sample(generator)
-        for question in [*data.draw_questions(scene, 20, generator), *data.lists(scene)]:
+        for question in [*draw_questions(scene, 20, generator), *lists(scene)]:
             assert set(data.split(question.text)) | set(data.split(question.answer)) <= set(words)
 
 

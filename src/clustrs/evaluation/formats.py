@@ -228,6 +228,11 @@ def import_run(task: Task, predictions: Mapping[str, str], name: str, folder: Pa
         raise ValueError(f"{str(folder)!r} cannot be written: {error.strerror}") from None
 
 
+def imported_method(name: str) -> dict[str, Any]:
+    """Which share of the tokens the model saw isn't known: it stands as all of them."""
+    return {"name": name, "keep": 1.0}
+
+
 def imported_row(task: Task, item: Item, text: str | None, name: str) -> dict[str, Any]:
     """A row of answers.jsonl. How many tokens the model saw isn't known."""
     return {
@@ -236,7 +241,7 @@ def imported_row(task: Task, item: Item, text: str | None, name: str) -> dict[st
         "kinds": list(item.kinds),
         "question": item.question,
         "answer": item.answer,
-        "method": {"name": name},
+        "method": imported_method(name),
         "corruption": "clean",
         "seed": 0,
         "text": text,
@@ -254,7 +259,7 @@ def imported_config(task: Task, name: str) -> dict[str, Any]:
         "task": task.name,
         "data": None,
         "model": name,
-        "methods": [{"name": name}],
+        "methods": [imported_method(name)],
         "corruptions": ["clean"],
         "seeds": [0],
         "limit": None,

@@ -5,6 +5,7 @@ import json
 import math
 import sys
 import threading
+from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ class Verdicts:
     judge: str | None
     scores: dict[Pair, float]
     failed: dict[Pair, int]
+    errors: Counter[str]
+    """What went wrong in the rounds that failed, counted."""
 
 
 @dataclass(frozen=True)
@@ -194,19 +197,22 @@ def read_verdicts(folder: Path, judge: str | None = None) -> Verdicts:
     rows = list(verdicts_in(path))
     judges = sorted({row.judge for row in rows})
     if judge is None and len(judges) > 1:
-        raise ValueError(f"{str(path)!r} has several judges: choose one of {', '.join(judges)}")
+        raise ValueError(f"{str(path)!r} has verdicts of several judges: choose one of {', '.join(judges)}")
     if judge is not None and judges and judge not in judges:
-        raise ValueError(f"judge={judge!r}: {str(path)!r} has {', '.join(judges)}")
+        raise ValueError(f"judge={judge!r}: {str(path)!r} has verdicts of {', '.join(judges)}")
     chosen = judge if judge is not None else next(iter(judges), None)
-    latest: dict[tuple[Pair, int], float | None] = {}
+    latest: dict[tuple[Pair, int], Verdict] = {}
     for row in rows:
         if row.judge == chosen and (row.score is not None or ((row.item, row.text), row.round) not in latest):
-            latest[(row.item, row.text), row.round] = row.score
+            latest[(row.item, row.text), row.round] = row
     marks: dict[Pair, list[float]] = {}
-    failed: dict[Pair, int] = {}
-    for (pair, _), score in latest.items():
-        if score is None:
-            failed[pair] = failed.get(pair, 0) + 1
+    failed: Counter[Pair] = Counter()
+    errors: Counter[str] = Counter()
+    for (pair, _), row in latest.items():
+        if row.score is None:
+            failed[pair] += 1
+            errors[row.error or "no mark"] += 1
         else:
-            marks.setdefault(pair, []).append(score)
-    return Verdicts(chosen, {pair: math.fsum(scores) / len(scores) for pair, scores in marks.items()}, failed)
+            marks.setdefault(pair, []).append(row.score)
+    means = {pair: math.fsum(scores) / len(scores) for pair, scores in marks.items()}
+    return Verdicts(chosen, means, dict(failed), errors)

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from clustrs.evaluation.judging import Verdicts, read_verdicts
+
 MISSING, SCORED, FAILED, UNJUDGED = range(4)
 STATES = ("missing", "scored", "failed", "not judged")
 LARGEST_GRID = 200_000_000
@@ -187,8 +189,8 @@ def load_run(folder: Path, judge: str | None = None) -> Run:
         "corruption": {text: conditions.index(c) for text, c in zip(config["corruptions"], given, strict=True)},
         "seed": {seed: i for i, seed in enumerate(seeds)},
     }
-    chosen, verdicts, judge_errors = _verdicts(folder / "verdicts.jsonl", judge) if config["judged"] else (None, {}, {})
-    rows = _Rows(folder / "answers.jsonl", places, verdicts)
+    verdicts = read_verdicts(folder, judge) if config["judged"] else Verdicts(None, {}, {}, Counter())
+    rows = _Rows(folder / "answers.jsonl", places, verdicts.scores)
     shape = (len(methods), len(conditions), len(seeds), len(rows.items))
     if len(rows.items) > config["items"]:
         raise ValueError(f"answers.jsonl has {len(rows.items)} questions, config.json says {config['items']}")
@@ -203,7 +205,7 @@ def load_run(folder: Path, judge: str | None = None) -> Run:
     named = list(rows.items.items())
     return Run(
         config=config,
-        judge=chosen,
+        judge=verdicts.judge,
         methods=methods,
         conditions=conditions,
         seeds=seeds,
@@ -213,7 +215,7 @@ def load_run(folder: Path, judge: str | None = None) -> Run:
         states=states,
         kept={place: tokens.packed(rank) for place, tokens in rows.kept.items()},
         errors=rows.errors,
-        judge_errors=judge_errors,
+        judge_errors=verdicts.errors,
     )
 
 
@@ -414,29 +416,3 @@ def _sorted(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
         return condition.level is not None, families.index(condition.name), worse
 
     return tuple(sorted(conditions, key=place))
-
-
-def _verdicts(path: Path, judge: str | None) -> tuple[str | None, dict[tuple[str, str], float], dict[str, int]]:
-    """The judge; its mean score over the rounds for each item and text; what went wrong for good, counted."""
-    scores: dict[str, dict[tuple[str, str], dict[int, float]]] = {}
-    failed: dict[str, dict[tuple[str, str, int], str]] = {}
-    for where, row in _lines(path) if path.exists() else ():
-        item, text, name = (_need(where, row, key, str) for key in ("item", "text", "judge"))
-        turn, score = _need(where, row, "round", int), _score(where, row)
-        rounds = scores.setdefault(name, {}).setdefault((item, text), {})
-        errors = failed.setdefault(name, {})
-        if score is not None:
-            rounds[turn] = score
-            errors.pop((item, text, turn), None)
-        elif turn not in rounds:
-            errors[item, text, turn] = _need(where, row, "error", str)
-    judges = sorted(scores)
-    if judge is not None and judge not in judges:
-        raise ValueError(f"judge={judge!r}: {str(path)!r} has verdicts of {', '.join(judges) or 'nobody'}")
-    if judge is None and len(judges) > 1:
-        raise ValueError(f"{str(path)!r} has verdicts of several judges: choose one of {', '.join(judges)}")
-    if not judges:
-        return None, {}, {}
-    chosen = judge or judges[0]
-    means = {key: sum(rounds.values()) / len(rounds) for key, rounds in scores[chosen].items() if rounds}
-    return chosen, means, Counter(failed[chosen].values())

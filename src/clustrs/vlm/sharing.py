@@ -9,8 +9,8 @@ from PIL import Image
 from torch import Tensor
 
 from clustrs.pruners import Pruner
-from clustrs.vlm.attach import FAMILIES, Handle, PictureSelection
-from clustrs.vlm.candidates import Candidates, Clock, base_crops
+from clustrs.vlm.attach import Handle, PictureSelection
+from clustrs.vlm.candidates import FAMILIES, Candidates, Clock, base_crops
 
 PER_PICTURE = ("pixel_values", "image_sizes", "batch_num_images")
 
@@ -35,7 +35,7 @@ class Reply:
 def encode(
     model: Any, processor: Any, pictures: Sequence[Image.Image], prompts: Sequence[tuple[int, str]], crops: str = "all"
 ) -> Batch:
-    """Run the vision tower over `pictures`; each prompt is the number of its picture and the text with its placeholder."""
+    """Run the vision tower over `pictures`. A prompt is the number of its picture and the text, with a placeholder."""
     shown = [pictures[number] for number, _ in prompts]
     one_each = model.config.model_type == "llava_onevision"
     inputs = processor(
