@@ -4,7 +4,6 @@ python -m recipes.card      after training (the logs in build/train) and `python
 """
 
 import json
-import re
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -145,10 +144,11 @@ def fill(page: Path, blocks: dict[str, str]) -> None:
     """Put each text between its marks in the page."""
     text = page.read_text()
     for name, block in blocks.items():
-        marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        if not marks.search(text):
-            raise SystemExit(f"{page} has no place for {name}: <!-- {name} --> ... <!-- end -->")
-        text = marks.sub(lambda match, block=block: f"{match[1]}{block}\n{match[2]}", text)
+        begin = f"<!-- {name} -->\n"
+        if begin not in text:
+            raise SystemExit(f"{page} has no place for {name}: {begin.strip()} ... <!-- end -->")
+        before, rest = text.split(begin, 1)
+        text = f"{before}{begin}{block}\n<!-- end -->{rest.split('<!-- end -->', 1)[1]}"
     page.write_text(text)
 
 

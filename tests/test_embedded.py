@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from safetensors import safe_open
 
 from clustrs import ClustRS, NoPruning, Random
@@ -76,7 +77,7 @@ def right(loaded: tuple[Any, Any], method: Any, pictures: int) -> float:
     """The share of right answers to the first questions of the test set."""
     good = []
     for example in examples(pictures):
-        shown = [asking.Image.fromarray(example.drawing.pixels)]
+        shown = [Image.fromarray(example.drawing.pixels)]
         prompts = [(0, asking.prompt(loaded[1], question.text)) for question in example.questions]
         replies = sharing.reply(*loaded, sharing.encode(*loaded, shown, prompts), method, 3)
         good += [reply.text == q.answer for reply, q in zip(replies, example.questions, strict=True)]
