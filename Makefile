@@ -44,4 +44,4 @@ train: setup ## The embedded models, from nothing: hours. Stop it when you like,
 	$(BIN)/python -m recipes.card
 
 clean:
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist out runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

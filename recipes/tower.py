@@ -75,22 +75,27 @@ class Siglip(nn.Module):
         self.tower = tower
         self.grid = tower.config.image_size // tower.config.patch_size
 
-    def start_from(self, clip: Any) -> None:
-        """Take over what a CLIP tower of the same width has learnt; it has a norm more, which is folded in roughly."""
-        old = clip.embeddings.position_embedding.weight[1:]
-        side = int(len(old) ** 0.5)
-        old = old.T.reshape(1, -1, side, side)
-        positions = F.interpolate(old, (self.grid, self.grid), mode="bicubic", align_corners=True)[0].flatten(1).T
-        gain, shift = clip.pre_layrnorm.weight, clip.pre_layrnorm.bias
-        scale = (
-            gain
-            / (clip.embeddings.patch_embedding.weight.flatten(1).norm(dim=1).pow(2).mean() * 0.3 + old.var()).sqrt()
-        )
-        embeddings = self.tower.embeddings
+    def start_from(self, clip: Any, pixels: Tensor) -> None:
+        """Take over what a CLIP tower of this width has learnt. CLIP has a norm before the first layer: its mean and
+        its gain go into the embeddings, what it divides by is replaced by its average over some pictures."""
+        old = clip.embeddings
+        places = old.position_embedding.weight[1:]
+        norm, side = clip.pre_layrnorm, int(len(places) ** 0.5)
         with torch.no_grad():
-            embeddings.patch_embedding.weight.copy_(clip.embeddings.patch_embedding.weight * scale[:, None, None, None])
-            embeddings.patch_embedding.bias.copy_(shift)
-            embeddings.position_embedding.weight.copy_(positions * scale)
+            embedded = old.patch_embedding(normalised(pixels)).flatten(2).transpose(1, 2) + places
+            gain = norm.weight / embedded.std(-1).mean()
+            grown = (
+                F.interpolate(
+                    places.T.reshape(1, -1, side, side), (self.grid, self.grid), mode="bicubic", align_corners=True
+                )[0]
+                .flatten(1)
+                .T
+            )
+            filters = old.patch_embedding.weight
+            new = self.tower.embeddings
+            new.patch_embedding.weight.copy_((filters - filters.mean(0)) * gain[:, None, None, None])
+            new.patch_embedding.bias.copy_(norm.bias)
+            new.position_embedding.weight.copy_((grown - grown.mean(1, keepdim=True)) * gain)
         for mine, theirs in zip(self.tower.encoder.layers, clip.encoder.layers, strict=False):
             mine.load_state_dict(theirs.state_dict())
 

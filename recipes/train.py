@@ -65,7 +65,7 @@ def train_encoder(settings: dict[str, Any], family: str, folder: Path) -> None:
         )
         trained(clip, done, "tower")
         trained(heads, done, "heads")
-        encoder.start_from(clip)
+        encoder.start_from(clip, Pictures(settings, "llava", 0, Stage((192,), (16,), 1))[0]["pixels"])
     start(folder / f"{family}-encoder", {"tower": encoder.tower, "heads": heads}, own).stages(
         stages(own),
         lambda number, stage, first: batches(Pictures(settings, family, number, stage), first),

@@ -1,0 +1,1 @@
+"""The paper's studies: each draws a figure, writes its numbers, and says in a few lines what they show."""
