@@ -1,0 +1,170 @@
+"""What the ablation and the sensitivity study share: variants of ClustRS on a grid of the evaluation."""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clustrs.evaluation import metrics
+from clustrs.evaluation.config import Config, describe_method, make_method
+from clustrs.evaluation.metrics import Difference, Estimate, Values
+from clustrs.evaluation.paper import paper_table
+from clustrs.evaluation.results import FAILED, SCORED, UNJUDGED, Condition, Run, load_run
+from clustrs.evaluation.runner import run as run_evaluation
+from clustrs.studies.grid_options import read_sizes
+
+Budget = int | float
+Variant = Mapping[str, Any]
+"""Parameters of ClustRS that are not as proposed."""
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row of the table: a budget under a condition, or a mean; `places` are the [budget, condition] it averages."""
+
+    keep: Budget | None
+    condition: Condition | None
+    places: tuple[tuple[int, int], ...]
+
+    @property
+    def names(self) -> Row:
+        """The cell as the table has it."""
+        corruption, level = ("mean", None) if self.condition is None else (self.condition.name, self.condition.level)
+        return {"corruption": corruption, "level": level, "keep": "all" if self.keep is None else self.keep}
+
+    @property
+    def words(self) -> str:
+        condition = "mean over conditions" if self.condition is None else str(self.condition)
+        return f"{condition}, {'all budgets' if self.keep is None else f'k = {self.keep}'}"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The scores [variants, budgets, conditions, seeds, items] of a run."""
+
+    run: Run
+    variants: tuple[Variant, ...]
+    keeps: tuple[Budget, ...]
+    scores: Values
+
+    @cached_property
+    def cells(self) -> tuple[Cell, ...]:
+        """Every budget under every condition, the mean of every budget, and that of all."""
+        every = range(len(self.run.conditions))
+        found = []
+        for k, keep in enumerate(self.keeps):
+            found += [Cell(keep, self.run.conditions[c], ((k, c),)) for c in every]
+            if len(every) > 1:
+                found.append(Cell(keep, None, tuple((k, c) for c in every)))
+        if len(self.keeps) > 1:
+            found.append(Cell(None, None, tuple((k, c) for k in range(len(self.keeps)) for c in every)))
+        return tuple(found)
+
+    def of(self, cell: Cell, variant: int) -> Values:
+        """Scores [seeds, items]; an answer that lacks a score in one of the cell's places has none."""
+        return np.mean([self.scores[variant, k, c] for k, c in cell.places], axis=0)
+
+    def estimates(self, variant: int) -> list[Estimate]:
+        """The mean score in each cell, with a 95 % interval over questions."""
+        values = np.stack([self.of(cell, variant) for cell in self.cells])
+        return metrics.estimates(metrics.question_means(values))
+
+    def differences(self, first: int, second: int) -> list[Difference]:
+        """How much better the first variant is in each cell, question by question."""
+        pairs = [(self.of(cell, first), self.of(cell, second)) for cell in self.cells]
+        return metrics.differences(*(np.stack(side) for side in zip(*pairs, strict=True)))
+
+    def paper(self, table: str, variant: int) -> list[float | None]:
+        """The score that a table of the paper has for each cell; for a mean, that of its cells, if it has them all."""
+        printed = paper_scores(table)
+        wanted = json.dumps(self.variants[variant], sort_keys=True)
+        found = []
+        for cell in self.cells:
+            conditions = [(self.keeps[k], self.run.conditions[c]) for k, c in cell.places]
+            values = [printed.get((wanted, keep, c.name, c.level)) for keep, c in conditions]
+            known = [value for value in values if value is not None]
+            found.append(sum(known) / len(known) if len(known) == len(values) else None)
+        return found
+
+    @property
+    def about(self) -> str:
+        """What was measured, and what is left out."""
+        config = self.run.config
+        text = f"{config['task']}, {config['model']}, {config['items']} questions, scores from 0 to 1."
+        for state, words in ((FAILED, "failed"), (UNJUDGED, "not judged")):
+            count = self.run.count(state)
+            if count:
+                text += f" {count} of {self.run.expected} answers are left out: {words}."
+        return text
+
+
+def paper_scores(table: str) -> dict[tuple[str, Budget, str, float | None], float]:
+    """The scores of a table by what differs from ClustRS as proposed, budget, corruption and level."""
+    return {
+        (json.dumps(cell.parameters, sort_keys=True), cell.keep, cell.corruption, cell.level): cell.value
+        for cell in paper_table(table)
+        if cell.metric == "score" and cell.keep is not None
+    }
+
+
+def measure(
+    options: argparse.Namespace,
+    variants: Sequence[Variant],
+    corruptions: Sequence[str],
+) -> Grid:
+    """Run what is left of the grid, in the folder `run` of the output, and read its scores."""
+    keeps, seeds = read_sizes(options)
+    methods = [
+        describe_method(make_method({"name": "clustrs", **variant, "keep": keep}))
+        for variant in variants
+        for keep in keeps
+    ]
+    limit = options.usual_limit if options.limit is None and options.task == "scenes" else options.limit
+    config = Config(
+        task=options.task,
+        model=options.model,
+        methods=tuple(methods),
+        corruptions=tuple(corruptions),
+        seeds=tuple(seeds),
+        data=options.data,
+        task_options=task_options(options.set_task),
+        limit=limit,
+        batch_size=options.batch_size,
+    )
+    folder = options.output / "run"
+    run_evaluation(config, folder)
+    run = load_run(folder, options.judge_model)
+    if not run.count(SCORED):
+        raise ValueError(nothing_scored(run, folder))
+    shape = (len(variants), len(keeps), *run.scores.shape[1:])
+    return Grid(run, tuple(variants), tuple(keeps), run.scores.reshape(shape))
+
+
+def nothing_scored(run: Run, folder: Path) -> str:
+    """Why there are no scores, and what to do."""
+    if run.count(UNJUDGED):
+        return (
+            f"the answers are there, a judge has to score them: run `clustrs judge {folder} --judge-model NAME`, "
+            "then this command again"
+        )
+    return f"no question could be answered: {max(run.errors, key=lambda error: run.errors[error])}"
+
+
+def task_options(given: Sequence[str]) -> dict[str, Any]:
+    """KEY=VALUE pairs; a value that is no JSON is a word."""
+    parsed: dict[str, Any] = {}
+    for setting in given:
+        key, equals, value = setting.partition("=")
+        if not (key and equals):
+            raise ValueError(f"--set-task {setting}: give KEY=VALUE, for example scoring=contains")
+        try:
+            parsed[key] = json.loads(value)
+        except json.JSONDecodeError:
+            parsed[key] = value
+    return parsed

@@ -1,0 +1,299 @@
+"""Visual overhead: what the vision tower, scoring and selection take of an answer, for each method and budget."""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median, quantiles
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from clustrs.studies.choices import add_pictures
+from clustrs.studies.lists import read_counts, read_keeps, read_list
+from clustrs.studies.outcome import Outcome, pyplot
+
+if TYPE_CHECKING:
+    import torch
+
+    from clustrs.pruners import Pruner
+    from clustrs.studies.pictures import Picture
+
+QUESTION = "What is this?"
+PARTS = {"vision": "#0072b2", "scoring": "#e69f00", "selection": "#d55e00"}
+"""What the overhead consists of, and the colour of each; "vision" is the tower and the projector."""
+ANSWER_COLOURS = ("#999999", "#444444", "#56b4e9", "#009e73", "#cc79a7")
+PAPER_MACHINE = "A100"
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A method with its budget, and how tables call it."""
+
+    label: str
+    method: "Pruner"
+
+    @property
+    def keep(self) -> int | float | str:
+        return "all" if self.method.name == "none" else self.method.keep
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one answer by part, and from its beginning to each of the new tokens."""
+
+    vision: float
+    scoring: float
+    selection: float
+    tokens: tuple[float, ...]
+
+    @property
+    def overhead(self) -> float:
+        return self.vision + self.scoring + self.selection
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    add_pictures(command, count=1)
+    usual = "none,fastervlm,divprune,visionzip,clustrs"
+    command.add_argument("--methods", default=usual, help="with commas between them (default: %(default)s)")
+    command.add_argument("--keep", default="16,144", help="counts or fractions (default: %(default)s)")
+    command.add_argument("--new-tokens", default="14,64", help="lengths of an answer (default: %(default)s)")
+    command.add_argument("--repeats", type=int, default=10, help="runs that count, after a first one (default: 10)")
+    command.add_argument("--crops", default="all", help='"all" crops or the "base" crop alone (default: all)')
+
+
+def study(options: argparse.Namespace) -> list[Outcome]:
+    from tqdm import tqdm
+
+    from clustrs.pruners import checks
+    from clustrs.studies.pictures import study_pictures
+    from clustrs.vlm import asking
+
+    contestants = read_contestants(options.methods, read_keeps(options.keep))
+    lengths = sorted(read_counts("--new-tokens", options.new_tokens))
+    checks.integer("repeats", options.repeats, 1)
+    checks.choice("crops", options.crops, ("all", "base"))
+    pictures = study_pictures(options.pictures, options.count)
+    model, processor = asking.load(options.model)
+    length, repeats = lengths[-1], options.repeats
+    with tqdm(total=(repeats + 1) * len(contestants), unit="answer", dynamic_ncols=True) as bar:
+        timings = measure(model, processor, pictures, contestants, repeats, length, options.crops, bar.update)
+    rows = summarise(contestants, timings, lengths, options.model)
+    return [Outcome("overhead", draw(rows, lengths, options.model), rows, reading(rows, lengths, machine(model)))]
+
+
+def read_contestants(methods: str, keeps: Sequence[int | float]) -> list[Contestant]:
+    """Each method at each budget; the one that keeps everything comes once. Parameters may follow a name."""
+    from clustrs.evaluation.config import expand_methods, make_method
+
+    return [
+        Contestant(stored["name"] if spec == "all" else spec, make_method(stored))
+        for spec in read_list("--methods", methods, str)
+        for stored in expand_methods([spec], keeps)
+    ]
+
+
+def measure(
+    model: Any,
+    processor: Any,
+    pictures: "Sequence[Picture]",
+    contestants: Sequence[Contestant],
+    repeats: int,
+    length: int,
+    crops: str,
+    done: Callable[[], Any],
+) -> list[list[Timing]]:
+    """The timings of each method. They take turns, beginning with another one in every round: what slows the machine
+    down hits all alike. The first round warms up and does not count; each round has the next picture."""
+    from clustrs.vlm.asking import prompt
+
+    text = prompt(processor, QUESTION)
+    timings: list[list[Timing]] = [[] for _ in contestants]
+    for turn in range(repeats + 1):
+        image = pictures[turn % len(pictures)].image
+        inputs = processor(images=[image], text=[text], return_tensors="pt").to(model.device, model.dtype)
+        for place in range(len(contestants)):
+            number = (place + turn) % len(contestants)
+            timing = answer(model, inputs, contestants[number].method, length, crops)
+            if turn:
+                timings[number].append(timing)
+            done()
+    return timings
+
+
+def answer(model: Any, inputs: Mapping[str, Any], method: "Pruner", length: int, crops: str) -> Timing:
+    """One answer of exactly `length` tokens. An unpruned model neither scores nor selects: that is taken out."""
+    import torch
+    from transformers import StoppingCriteriaList
+
+    stamps: list[float] = []
+
+    def stamp(ids: "torch.Tensor", *_: Any, **__: Any) -> "torch.Tensor":
+        stamps.append(now(model.device))
+        return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+
+    with method(model, crops=crops) as handle, torch.inference_mode():
+        start = now(model.device)
+        model.generate(
+            **inputs,
+            max_new_tokens=length,
+            min_new_tokens=length,
+            do_sample=False,
+            stopping_criteria=StoppingCriteriaList([stamp]),
+        )
+        seconds = dict(handle.seconds)
+    if method.name == "none":
+        start += seconds["scoring"] + seconds["selection"]
+        seconds |= {"scoring": 0.0, "selection": 0.0}
+    return Timing(**seconds, tokens=tuple(moment - start for moment in stamps))
+
+
+def now(device: "torch.device") -> float:
+    """The time when the device has done its work."""
+    if device.type != "cpu":
+        import torch
+
+        torch.accelerator.synchronize()
+    return perf_counter()
+
+
+def summarise(
+    contestants: Sequence[Contestant], timings: Sequence[Sequence[Timing]], lengths: Sequence[int], model: str
+) -> list[Row]:
+    """Medians over the runs in milliseconds. The overhead is the sum of its parts' medians, so that they add up; its
+    quartiles are those of whole runs. Shares are of the overhead, and the overhead's of an answer of some length."""
+    printed = paper_overhead(model)
+    rows = []
+    for contestant, runs in zip(contestants, timings, strict=True):
+        parts = {part: 1e3 * median(getattr(run, part) for run in runs) for part in PARTS}
+        overhead = sum(parts.values())
+        totals = [1e3 * run.overhead for run in runs]
+        low, _, high = quantiles(totals, n=4, method="inclusive") if len(runs) > 1 else totals * 3
+        first = 1e3 * median(run.tokens[0] for run in runs)
+        row: Row = {"method": contestant.label, "keep": contestant.keep, "runs": len(runs)}
+        row |= {f"{part}_ms": value for part, value in parts.items()}
+        row |= {"overhead_ms": overhead, "overhead_quartile_1_ms": low, "overhead_quartile_3_ms": high}
+        row |= {f"{part}_share": value / overhead for part, value in parts.items()}
+        row["first_token_ms"] = first
+        for length in lengths:
+            whole = 1e3 * median(run.tokens[length - 1] for run in runs)
+            row |= {f"answer_{length}_ms": whole, f"share_of_answer_{length}": overhead / whole}
+        bounds = printed.get((contestant.label, contestant.keep), (None, None))
+        row |= {"paper_lowest_ms": bounds[0], "paper_highest_ms": bounds[1]}
+        rows.append(row)
+    return rows
+
+
+def paper_overhead(model: str) -> dict[tuple[str, int | float | str], tuple[float, float]]:
+    """The lowest and highest overhead that the paper prints, by method and budget; nothing for other models."""
+    from clustrs.evaluation.paper import paper_model, paper_table
+
+    found: dict[tuple[str, int | float | str], dict[str, float]] = {}
+    for cell in paper_table("overhead"):
+        if cell.model == paper_model(model) and cell.keep is not None:
+            found.setdefault((cell.method, cell.keep), {})[cell.metric] = cell.value
+    return {key: (values["lowest_overhead"], values["highest_overhead"]) for key, values in found.items()}
+
+
+def machine(model: Any) -> str:
+    """Where it ran, in a few words."""
+    import torch
+
+    kind = model.device.type
+    threads = torch.get_num_threads()
+    where = f"CPU, {threads} thread{'s' * (threads > 1)}" if kind == "cpu" else torch.cuda.get_device_name()
+    return f"{where}, {str(model.dtype).removeprefix('torch.')}"
+
+
+def name_of(row: Mapping[str, Any]) -> str:
+    return row["method"] if row["keep"] == "all" else f"{row['method']}, k = {row['keep']}"
+
+
+def draw(rows: Sequence[Row], lengths: Sequence[int], model: str) -> Any:
+    """Left stacked bars of the overhead, right its share of an answer."""
+    plt = pyplot()
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(11, 1.9 + 0.42 * len(rows)), layout="constrained", width_ratios=(3, 2), sharey=True
+    )
+    places = range(len(rows))
+    start = [0.0] * len(rows)
+    for part, colour in PARTS.items():
+        widths = [row[f"{part}_ms"] for row in rows]
+        left.barh(places, widths, left=start, color=colour, label=part, height=0.7)
+        start = [a + b for a, b in zip(start, widths, strict=True)]
+    ends = [max(row["overhead_quartile_3_ms"], end) for row, end in zip(rows, start, strict=True)]
+    errors = [
+        [max(0.0, row["overhead_ms"] - row["overhead_quartile_1_ms"]) for row in rows],
+        [max(0.0, row["overhead_quartile_3_ms"] - row["overhead_ms"]) for row in rows],
+    ]
+    left.errorbar(start, places, xerr=errors, fmt="none", ecolor="black", capsize=3, linewidth=1, label="quartiles")
+    printed = [(place, row) for place, row in enumerate(rows) if row["paper_lowest_ms"] is not None]
+    if printed:
+        middle = [(row["paper_lowest_ms"] + row["paper_highest_ms"]) / 2 for _, row in printed]
+        around = [(row["paper_highest_ms"] - row["paper_lowest_ms"]) / 2 for _, row in printed]
+        left.errorbar(
+            middle,
+            [place for place, _ in printed],
+            xerr=around,
+            fmt="D",
+            color="black",
+            markerfacecolor="white",
+            capsize=5,
+            label=f"paper ({PAPER_MACHINE})",
+        )
+        for place, row in printed:
+            ends[place] = max(ends[place], row["paper_highest_ms"])
+    for place, (row, end) in enumerate(zip(rows, ends, strict=True)):
+        left.annotate(f"{row['overhead_ms']:.1f}", (end, place), (5, 0), textcoords="offset points", va="center")
+    left.set_yticks(places, [name_of(row) for row in rows])
+    left.invert_yaxis()
+    left.margins(x=0.12)
+    left.set(title="visual overhead", xlabel="milliseconds (median)")
+    height = 0.8 / len(lengths)
+    for number, length in enumerate(lengths):
+        shares = [100 * row[f"share_of_answer_{length}"] for row in rows]
+        where = [place + (number - (len(lengths) - 1) / 2) * height for place in places]
+        colour = ANSWER_COLOURS[number % len(ANSWER_COLOURS)]
+        right.barh(where, shares, height=0.92 * height, color=colour, label=f"{length} tokens")
+        for y, share in zip(where, shares, strict=True):
+            right.annotate(f"{share:.1f}", (share, y), (4, 0), textcoords="offset points", va="center", fontsize=8)
+    right.margins(x=0.14)
+    right.set(title="share of the whole answer", xlabel="per cent")
+    below = -0.6 / (0.42 * len(rows) + 0.3)
+    for axis in (left, right):
+        axis.grid(axis="x", alpha=0.3)
+        axis.set_axisbelow(True)
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, below), ncols=5, frameon=False)
+    figure.suptitle(model, fontsize=11, parse_math=False)
+    return figure
+
+
+def reading(rows: Sequence[Row], lengths: Sequence[int], where: str) -> str:
+    """How the methods compare at each budget. The tower's work is the same for all: they are ranked by the rest."""
+    lines = [
+        f"Median of {rows[0]['runs']} runs on {where}. Overhead is the vision tower and, in brackets, what a method "
+        "adds to it: scoring and selection."
+    ]
+    alone = next((row for row in rows if row["keep"] == "all"), None)
+    for keep in dict.fromkeys(row["keep"] for row in rows if row["keep"] != "all"):
+        here = sorted((row for row in rows if row["keep"] == keep), key=added)
+        listed = [f"{row['method']} {row['overhead_ms']:.1f} ({added(row):.1f})" for row in here]
+        lines.append(f"k = {keep}, milliseconds: {', '.join(listed)}.")
+        lines += [about_clustrs(row, here[0], alone, lengths) for row in here if row["method"] == "clustrs"]
+    return "\n".join(lines)
+
+
+def added(row: Mapping[str, Any]) -> float:
+    return row["scoring_ms"] + row["selection_ms"]
+
+
+def about_clustrs(row: Row, quickest: Row, alone: Row | None, lengths: Sequence[int]) -> str:
+    more = added(row) - added(quickest)
+    rank = "adds least" if row is quickest else f"adds {more:.1f} ms more than {quickest['method']}"
+    shares = [f"{row[f'share_of_answer_{n}']:.1%} of an answer of {n} tokens" for n in lengths]
+    text = f"  ClustRS {rank}; its overhead is {' and '.join(shares)}."
+    if alone is not None:
+        changes = [f"{row[f'answer_{n}_ms'] / alone[f'answer_{n}_ms'] - 1:+.0%} ({n} tokens)" for n in lengths]
+        text += f" Against the unpruned model the answer takes {', '.join(changes)} time."
+    if row["paper_lowest_ms"] is not None:
+        text += f" The paper prints an overhead of {row['paper_lowest_ms']:g} ms ({PAPER_MACHINE})."
+    return text

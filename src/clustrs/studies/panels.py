@@ -1,0 +1,47 @@
+"""A panel of the grid studies: points with intervals, side by side over named places."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values over the places of a panel (None: there is none), perhaps with bounds; hollow ones are the paper's."""
+
+    label: str
+    colour: str
+    marker: str
+    values: Sequence[float | None]
+    low: Sequence[float | None] = ()
+    high: Sequence[float | None] = ()
+    hollow: bool = False
+
+
+def draw_panel(axis: Any, places: Sequence[str], series: Sequence[Series], lines: bool = True) -> None:
+    """The series a little beside each other, so that none hides another; a line through each if wanted."""
+    step = min(0.12, 0.6 / max(1, len(series)))
+    for number, one in enumerate(series):
+        shift = step * (number - (len(series) - 1) / 2)
+        there = [i for i, value in enumerate(one.values) if value is not None]
+        where = [i + shift for i in there]
+        values = [one.values[i] for i in there]
+        style: dict[str, Any] = {"color": one.colour, "marker": one.marker, "markersize": 6}
+        if one.hollow:
+            style |= {"markerfacecolor": "white", "markeredgewidth": 1.4}
+        line = ("--" if one.hollow else "-") if lines else "none"
+        axis.plot(where, values, linestyle=line, linewidth=1.4, label=one.label, **style)
+        for i, x in zip(there, where, strict=True):
+            if one.low and one.low[i] is not None and one.high[i] is not None:
+                axis.plot([x, x], [one.low[i], one.high[i]], color=one.colour, linewidth=1.4, alpha=0.7)
+    axis.set_xticks(range(len(places)), places)
+    axis.set_xlim(-0.5, len(places) - 0.5)
+    axis.grid(axis="y", alpha=0.3)
+
+
+def shared_legend(figure: Any, axes: Sequence[Any], columns: int) -> None:
+    """One legend below for all panels, each label once."""
+    pairs = [pair for axis in axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
+    shown = {label: handle for handle, label in reversed(pairs)}
+    labels = list(dict.fromkeys(label for _, label in pairs))
+    figure.legend([shown[label] for label in labels], labels, loc="outside lower center", ncols=columns, frameon=False)

@@ -1,0 +1,285 @@
+"""How much the ranking by attention moves under noise, and with it what each method keeps.
+
+The paper's table is about the ranking alone: by how many places the 15 most attended tokens of the clean picture move,
+and how many of them are still among the first 15. Beside it stands, for every method, which share of the places it
+keeps in the clean picture it keeps again (the CLS token, which VisionZip always keeps, is left out), and how far what
+the language model gets has moved: from each row of the clean picture to the nearest of the noisy one, on average, in
+units of the clean tokens' spread.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clustrs.studies import choices
+from clustrs.studies.outcome import COLOURS, MARKERS, Outcome, pyplot
+from clustrs.studies.projection import Values, distances, numbers, spread
+
+if TYPE_CHECKING:
+    from clustrs.corruptions import Corruption
+    from clustrs.pruners import Pruner
+    from clustrs.studies.pictures import Eyes, Picture
+
+METHODS = "clustrs,fastervlm,divprune,visionzip,vispruner,random,grid"
+GAUSSIAN = (0, 0.1, 0.5, 1, 2, 3)
+RANK_CHANGE, TOP_OVERLAP = "rank_change", "top_overlap"
+KEPT_OVERLAP, DISTANCE = "kept_overlap", "feature_distance"
+RANKING = "ranking"
+"""Stands in the place of a method where the ranking by attention itself is measured."""
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    choices.add_pictures(command, count=40)
+    command.add_argument("--methods", metavar="A,B", default=METHODS, help="which methods (default: %(default)s)")
+    command.add_argument("--keep", default="16", help="a count (16) or a fraction (0.25) (default: %(default)s)")
+    command.add_argument("--top", type=int, default=15, help="how many of the ranking count (default: %(default)s)")
+    command.add_argument("--corrupt", metavar="NAME", default="gaussian", help="a corruption (default: %(default)s)")
+    command.add_argument("--levels", metavar="X,Y", help="its levels (default: the paper's, and 0 for gaussian)")
+    command.add_argument("--seed", type=int, default=0, help="of the corruption (default: %(default)s)")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is measured of every picture: `tokens` is how many of the ranking count, or how many a method keeps."""
+
+    corruption: str
+    level: str
+    measure: str
+    method: str
+    tokens: int
+
+
+def study(options: argparse.Namespace) -> list[Outcome]:
+    from clustrs.pruners import checks
+    from clustrs.studies.pictures import Eyes, study_pictures
+
+    checks.integer("--top", options.top, 1)
+    checks.integer("--count", options.count, 1)
+    usual = GAUSSIAN if options.corrupt == "gaussian" else choices.known_levels(options.corrupt)
+    corruptions = choices.read_corruptions(options.corrupt, options.levels, usual)
+    methods = choices.read_methods(options.methods, options.keep)
+    pictures = study_pictures(options.pictures, options.count)
+    cells, values, n = measure(Eyes(options.model), pictures, corruptions, methods, options.top, options.seed)
+    rows = table(cells, values, n)
+    return [Outcome("stability", draw(rows), rows, reading(rows))]
+
+
+def ranks(attention: Values) -> Values:
+    """The place of each token when they are sorted by attention, 0 for the largest; ties go to the lower index."""
+    order = np.argsort(-attention, kind="stable")
+    places = np.empty(len(order))
+    places[order] = np.arange(len(order))
+    return places
+
+
+def rank_stability(clean: Values, noisy: Values, top: int) -> tuple[float, float]:
+    """Mean absolute change of rank of the `top` most attended clean tokens, and the share of them still on top."""
+    before, after = ranks(clean), ranks(noisy)
+    first = before < top
+    return float(np.abs(before - after)[first].mean()), float((after[first] < top).mean())
+
+
+def chance(top: int, n: int) -> tuple[float, float]:
+    """What `rank_stability` is on average when the second ranking is a random order of the n tokens."""
+    places = np.arange(n)
+    return float(np.mean([np.abs(places - rank).mean() for rank in range(top)])), top / n
+
+
+def kept_overlap(clean: Values, noisy: Values) -> float:
+    """The share of the places kept in the clean picture that are kept in the noisy one as well, CLS left out."""
+    before, after = ({int(i) for i in kept if i >= 0} for kept in (clean, noisy))
+    return len(before & after) / len(before) if before else 1.0
+
+
+def feature_distance(clean: Values, noisy: Values, unit: float) -> float:
+    """The mean over clean rows [k, D] of the distance to the nearest noisy row, in a unit of length."""
+    return float(distances(clean, noisy).min(1).mean()) / (unit or 1.0)
+
+
+def measure(
+    eyes: "Eyes",
+    pictures: Sequence["Picture"],
+    corruptions: Sequence["Corruption"],
+    methods: Sequence["Pruner"],
+    top: int,
+    seed: int,
+) -> tuple[list[Cell], Values, int]:
+    """What is measured, its values [cells, pictures], and how many tokens a picture has."""
+    from tqdm import tqdm
+
+    columns: list[dict[Cell, float]] = []
+    n = 0
+    for picture in tqdm(pictures, desc="stability", unit="picture"):
+        seen = eyes.see([picture, *(picture.spoilt(corruption, seed) for corruption in corruptions)])
+        clean = seen[0]
+        n = len(clean.rows)
+        unit = spread(numbers(clean.whole[clean.rows]))
+        column: dict[Cell, float] = {}
+        for corruption, noisy in zip(corruptions, seen[1:], strict=True):
+            name = (corruption.name, choices.level_text(corruption))
+            found = rank_stability(numbers(clean.attention), numbers(noisy.attention), min(top, n))
+            for what, value in zip((RANK_CHANGE, TOP_OVERLAP), found, strict=True):
+                column[Cell(*name, what, RANKING, min(top, n))] = value
+        for method in methods:
+            before, *after = eyes.choose(method, seen)
+            for corruption, selection in zip(corruptions, after, strict=True):
+                name = (corruption.name, choices.level_text(corruption))
+                overlap = kept_overlap(numbers(before.indices), numbers(selection.indices))
+                moved = feature_distance(numbers(before.tokens), numbers(selection.tokens), unit)
+                column[Cell(*name, KEPT_OVERLAP, method.name, method.count(n))] = overlap
+                column[Cell(*name, DISTANCE, method.name, method.count(n))] = moved
+        columns.append(column)
+    order = (RANK_CHANGE, TOP_OVERLAP, KEPT_OVERLAP, DISTANCE)
+    cells = sorted(columns[0], key=lambda cell: order.index(cell.measure))
+    return cells, np.array([[column[cell] for column in columns] for cell in cells]), n
+
+
+def table(cells: Sequence[Cell], values: Values, n: int) -> list[dict[str, Any]]:
+    """Means over pictures with 95 % intervals, what chance would give, and what the paper has for LLaVA-1.5-7B."""
+    from clustrs.evaluation.metrics import estimates
+
+    printed = paper_values()
+    rows = []
+    for cell, found in zip(cells, estimates(values), strict=True):
+        moved, share = chance(cell.tokens, n)
+        by_chance = {RANK_CHANGE: moved, TOP_OVERLAP: share, KEPT_OVERLAP: share}
+        rows.append(
+            {
+                "corruption": cell.corruption,
+                "level": cell.level,
+                "measure": cell.measure,
+                "method": cell.method,
+                "tokens": cell.tokens,
+                "of": n,
+                "mean": found.mean,
+                "low": found.low,
+                "high": found.high,
+                "pictures": found.n,
+                "by_chance": by_chance.get(cell.measure),
+                "paper": printed.get((cell.corruption, float(cell.level), cell.measure, cell.tokens)),
+            }
+        )
+    return rows
+
+
+def paper_values() -> dict[tuple[str, float, str, int], float]:
+    """The paper's table by corruption, level, measure and how many tokens count; overlaps as shares."""
+    from clustrs.evaluation.paper import paper_table
+
+    found = {}
+    for cell in paper_table("rank_instability"):
+        shared = cell.metric == "overlap"
+        what = TOP_OVERLAP if shared else RANK_CHANGE
+        found["gaussian", cell.level or 0.0, what, cell.keep or 0] = cell.value / 100 if shared else cell.value
+    return found
+
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def draw(rows: Rows) -> Any:
+    """The ranking above, the methods below; left what moves, right what stays."""
+    plt = pyplot()
+    figure, axes = plt.subplots(2, 2, figsize=(11.5, 8.4), layout="constrained")
+    levels = list(dict.fromkeys(row["level"] for row in rows))
+    tokens = {row["measure"]: (row["tokens"], row["of"]) for row in rows}
+    top, n = tokens[RANK_CHANGE]
+    kept = sorted({row["tokens"] for row in rows if row["measure"] == KEPT_OVERLAP})
+    budget = f"k = {', '.join(map(str, kept))} of {n}"
+    _draw_ranking(axes[0, 0], rows, RANK_CHANGE, levels, 1)
+    _draw_ranking(axes[0, 1], rows, TOP_OVERLAP, levels, 100)
+    _draw_methods(axes[1, 0], rows, DISTANCE, levels, 1)
+    _draw_methods(axes[1, 1], rows, KEPT_OVERLAP, levels, 100)
+    texts = (
+        (f"Ranking by attention: move of the clean top {top}", f"mean absolute change of rank (of {n})"),
+        (f"Ranking by attention: overlap of the top {top}", f"still in the top {top} (%)"),
+        (f"Methods, {budget}: how far the kept rows move", "distance to nearest row / spread of clean tokens"),
+        (f"Methods, {budget}: places kept again", "overlap with the clean picture's (%)"),
+    )
+    for axis, (title, label) in zip(axes.flat, texts, strict=True):
+        axis.set_title(title, fontsize=11)
+        axis.set_ylabel(label)
+        axis.set_xticks(range(len(levels)), levels)
+        axis.set_xlim(-0.5, len(levels) - 0.5)
+        axis.set_xlabel(f"{rows[0]['corruption']} level")
+        axis.grid(axis="y", alpha=0.3)
+    axes[0, 1].legend(fontsize=9)
+    handles, names = axes[1, 1].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=len(names), fontsize=9, frameon=False)
+    pictures = rows[0]["pictures"]
+    bars = "; bars: 95 % interval over pictures" if pictures > 1 else ""
+    figure.suptitle(f"Stability over {pictures} picture{'s' * (pictures > 1)}{bars}", fontsize=13)
+    return figure
+
+
+def _series(rows: Rows, measure: str, method: str, levels: Sequence[str], factor: float) -> tuple[Values, Values]:
+    """Means [levels] and the lengths [2, levels] of the bars below and above them."""
+    found = {row["level"]: row for row in rows if (row["measure"], row["method"]) == (measure, method)}
+    means = np.array([found[level]["mean"] for level in levels])
+    lows, highs = (
+        np.array([found[level]["mean"] if found[level][end] is None else found[level][end] for level in levels])
+        for end in ("low", "high")
+    )
+    return factor * means, factor * np.maximum([means - lows, highs - means], 0)
+
+
+def _draw_ranking(axis: Any, rows: Rows, measure: str, levels: Sequence[str], factor: float) -> None:
+    means, bars = _series(rows, measure, RANKING, levels, factor)
+    places = np.arange(len(levels))
+    mine = [row for row in rows if row["measure"] == measure]
+    axis.axhline(factor * mine[0]["by_chance"], color="#777777", linestyle=":", label="a random order")
+    blue = COLOURS["fastervlm"]
+    axis.errorbar(places, means, bars, color=blue, marker="o", capsize=3, label="measured here")
+    printed = {row["level"]: row["paper"] for row in mine if row["paper"] is not None}
+    if printed:
+        shown = [i for i, level in enumerate(levels) if level in printed]
+        values = [factor * printed[levels[i]] for i in shown]
+        style = {"color": "black", "marker": "s", "linestyle": "none", "markersize": 8, "fillstyle": "none"}
+        axis.plot(shown, values, **style, label="the paper's (LLaVA-1.5-7B, 576 tokens)", zorder=3)
+    axis.set_ylim(bottom=-0.04 * max(axis.get_ylim()))
+
+
+def _draw_methods(axis: Any, rows: Rows, measure: str, levels: Sequence[str], factor: float) -> None:
+    """A line a method; side by side at each level, so that the bars do not hide each other."""
+    names = list(dict.fromkeys(row["method"] for row in rows if row["measure"] == measure))
+    for i, name in enumerate(names):
+        means, bars = _series(rows, measure, name, levels, factor)
+        places = np.arange(len(levels)) + (i - (len(names) - 1) / 2) * 0.7 / len(names)
+        colour, marker = COLOURS.get(name, "#444444"), MARKERS.get(name, "h")
+        axis.errorbar(places, means, bars, color=colour, marker=marker, capsize=2, linewidth=1.2, label=name)
+    axis.set_ylim(bottom=0)
+
+
+def reading(rows: Rows) -> str:
+    """The mildest and the strongest level in words, and how the methods stand at the strongest."""
+    levels = list(dict.fromkeys(row["level"] for row in rows))
+    told = [level for level in levels if float(level)] or levels
+    at = {(row["level"], row["measure"], row["method"]): row for row in rows}
+    corruption = rows[0]["corruption"]
+    lines = []
+    for level in dict.fromkeys((told[0], told[-1])):
+        change, overlap = (at[level, what, RANKING] for what in (RANK_CHANGE, TOP_OVERLAP))
+        others = [f"a random order {change['by_chance']:.0f} and {overlap['by_chance']:.0%}"]
+        if change["paper"] is not None:
+            others.insert(0, f"the paper's, LLaVA-1.5-7B: {change['paper']:.0f} and {overlap['paper']:.0%}")
+        lines.append(
+            f"{corruption}:{level}: the {change['tokens']} most attended of {change['of']} tokens move by "
+            f"{change['mean']:.0f} ranks, {overlap['mean']:.0%} of them stay on top ({'; '.join(others)})."
+        )
+    last = told[-1]
+    names = list(dict.fromkeys(row["method"] for row in rows if row["measure"] == KEPT_OVERLAP))
+    fixed = [name for name in names if all(at[level, KEPT_OVERLAP, name]["mean"] == 1 for level in levels)]
+    free = sorted(set(names) - set(fixed), key=lambda name: -at[last, KEPT_OVERLAP, name]["mean"])
+    if free:
+        shares = ", ".join(f"{name} {at[last, KEPT_OVERLAP, name]['mean']:.0%}" for name in free)
+        by_chance = at[last, KEPT_OVERLAP, free[0]]["by_chance"]
+        lines.append(f"Places kept again at {corruption}:{last}: {shares} (by chance {by_chance:.0%}).")
+    if fixed:
+        lines.append(f"Whatever the picture shows, the same places are kept by {', '.join(fixed)}.")
+    near = sorted(names, key=lambda name: at[last, DISTANCE, name]["mean"])
+    moved = ", ".join(f"{name} {at[last, DISTANCE, name]['mean']:.2f}" for name in near)
+    lines.append(f"Distance to the nearest kept row at {corruption}:{last}, in spreads of the clean tokens: {moved}.")
+    return "\n".join(lines)

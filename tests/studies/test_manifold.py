@@ -1,0 +1,169 @@
+"""Tokens on a plane: places and choices, against an eigen-decomposition and what an attached model keeps."""
+
+import argparse
+import csv
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_models
+from numpy.typing import NDArray
+
+from clustrs import ClustRS, DivPrune, FasterVLM, NoPruning, Pruner, VisionZip
+from clustrs.corruptions import Corruption
+from clustrs.studies import manifold
+from clustrs.studies.outcome import MARKERS, Outcome
+from clustrs.vlm import asking
+from clustrs.vlm.attach import PictureSelection
+
+Folders = Callable[[str, str], Path]
+
+
+def run(folder: Path, *words: Any) -> list[Outcome]:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default=str(folder))
+    manifold.add_options(parser)
+    return manifold.study(parser.parse_args([str(word) for word in words]))
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pictures") / "noise.png"
+    tiny_models.picture(40, 40).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def outcome(folder_of: Folders, picture: Path) -> Outcome:
+    words = ("--keep", 4, "--methods", "clustrs,fastervlm,divprune,visionzip", "--no-umap", "--seed", 2)
+    (found,) = run(folder_of("llava", "clip"), picture, *words)
+    return found
+
+
+def looked_at(model: Any, processor: Any, path: Path, title: str, method: Pruner) -> PictureSelection:
+    image = asking.open_picture(path)
+    if title != "clean":
+        image = Corruption.parse(title).apply(image, path.name, 2)
+    return asking.ask(model, processor, image, "Why?", method, 1).picture
+
+
+def tokens_of(model: Any, processor: Any, path: Path, title: str) -> NDArray[np.float64]:
+    return looked_at(model, processor, path, title, NoPruning()).selection.tokens.double().numpy()
+
+
+def panel(outcome: Outcome, title: str) -> list[dict[str, Any]]:
+    return [dict(row) for row in outcome.rows if row["corruption"] == title]
+
+
+def test_places_on_the_clean_pictures_axes(outcome: Outcome, load: Any, picture: Path) -> None:
+    loaded = load()
+    clean = tokens_of(*loaded, picture, "clean")
+    centred = clean - clean.mean(0)
+    variances, directions = np.linalg.eigh(centred.T @ centred)
+    unit = math.sqrt(variances.sum() / 16)
+    for title in ("clean", "gaussian:3"):
+        tokens = tokens_of(*loaded, picture, title)
+        rows = panel(outcome, title)
+        assert [(row["token"], row["row"], row["column"]) for row in rows] == [(i, i // 4, i % 4) for i in range(16)]
+        for i in (1, 2):
+            direction = directions[:, -i] * np.sign(directions[np.abs(directions[:, -i]).argmax(), -i])
+            expected = [float((token - clean.mean(0)) @ direction) for token in tokens]
+            assert [row[f"pca_{i}"] for row in rows] == pytest.approx(expected, abs=1e-4)
+        away = [float(np.linalg.norm(token - tokens.mean(0))) / unit for token in tokens]
+        assert [row["distance_to_mean"] for row in rows] == pytest.approx(away, rel=1e-4)
+    assert f"shows {variances[-2:].sum() / variances.sum():.0%} of the variance" in outcome.reading
+    assert "umap_1" not in outcome.rows[0]
+
+
+def test_kept_tokens_and_the_way_to_them(outcome: Outcome, load: Any, picture: Path) -> None:
+    loaded = load()
+    clean = tokens_of(*loaded, picture, "clean")
+    unit = math.sqrt(sum(float(((token - clean.mean(0)) ** 2).sum()) for token in clean) / 16)
+    for title in ("clean", "gaussian:3"):
+        tokens, rows = tokens_of(*loaded, picture, title), panel(outcome, title)
+        for method in (ClustRS(keep=4), FasterVLM(keep=4), DivPrune(keep=4), VisionZip(keep=4)):
+            indices = looked_at(*loaded, picture, title, method).selection.indices.tolist()
+            kept = [i for i in indices if i >= 0]
+            assert len(kept) == (3 if method.name == "visionzip" else 4)
+            assert [row[f"{method.name}_keeps"] for row in rows] == [int(i in kept) for i in range(16)]
+            nearest = [min(float(np.linalg.norm(token - tokens[i])) for i in kept) / unit for token in tokens]
+            assert [row[f"{method.name}_distance"] for row in rows] == pytest.approx(nearest, rel=1e-4, abs=1e-5)
+            assert f"{method.name} {sum(nearest) / 16:.2f}" in outcome.reading.splitlines()[2 + (title != "clean")]
+    assert panel(outcome, "clean") != panel(outcome, "gaussian:3")
+
+
+def test_what_is_drawn(outcome: Outcome) -> None:
+    assert len(outcome.figure.axes) == 2
+    for axis, title in zip(outcome.figure.axes, ("clean", "gaussian:3"), strict=True):
+        assert axis.get_title() == f"PCA, {title}"
+        rows = panel(outcome, title)
+        grey, *marks = axis.collections
+        assert len(grey.get_offsets()) == 16
+        for name, mark in zip(("clustrs", "fastervlm", "divprune", "visionzip"), marks, strict=True):
+            expected = [(row["pca_1"], row["pca_2"]) for row in rows if row[f"{name}_keeps"]]
+            assert mark.get_offsets().tolist() == pytest.approx(np.array(expected))
+            assert mark.get_label() == f"{name} ({len(expected)})"
+        assert len({str(mark.get_paths()[0].vertices.tolist()) for mark in marks}) == len(marks) <= len(MARKERS)
+    first, second = outcome.figure.axes
+    assert (first.get_xlim(), first.get_ylim()) == (second.get_xlim(), second.get_ylim())
+    x, y = ([row[f"pca_{i}"] for row in outcome.rows] for i in (1, 2))
+    assert first.get_xlim()[0] < min(x) < max(x) < first.get_xlim()[1]
+    assert first.get_ylim()[0] < min(y) < max(y) < first.get_ylim()[1]
+
+
+def test_umap(folder_of: Folders, load: Any, picture: Path, tmp_path: Path) -> None:
+    umap = pytest.importorskip("umap")
+    (outcome,) = run(folder_of("llava", "clip"), picture, "--keep", 4, "--seed", 2)
+    loaded = load()
+    for title in ("clean", "gaussian:3"):
+        fitted = umap.UMAP(n_neighbors=15, random_state=2, n_jobs=1).fit_transform(tokens_of(*loaded, picture, title))
+        rows = panel(outcome, title)
+        assert [(row["umap_1"], row["umap_2"]) for row in rows] == pytest.approx(fitted.astype(float), abs=1e-3)
+    titles = [axis.get_title() for axis in outcome.figure.axes]
+    assert titles == ["PCA, clean", "UMAP, clean", "PCA, gaussian:3", "UMAP, gaussian:3"]
+    *_, numbers = outcome.save(tmp_path)
+    with numbers.open(newline="") as file:
+        assert [float(row["umap_1"]) for row in csv.DictReader(file)] == [row["umap_1"] for row in outcome.rows]
+
+
+def test_without_umap_installed(monkeypatch: pytest.MonkeyPatch, folder_of: Folders, picture: Path) -> None:
+    monkeypatch.setitem(sys.modules, "umap", None)
+    with pytest.raises(ValueError, match=r"pip install 'clustrs\[studies\]'.*--no-umap"):
+        run(Path("nowhere"), picture)
+    assert run(folder_of("llava", "clip"), picture, "--no-umap")[0].name == "manifold"
+
+
+def test_a_figure_for_each_picture_and_a_row_for_each_level(folder_of: Folders, picture: Path) -> None:
+    words = ("--no-umap", "--corrupt", "brightness", "--levels", "0.5,2", "--keep", "0.25", "--methods", "none,random")
+    outcomes = run(folder_of("llava", "clip"), "sample:scene-2", picture, *words)
+    assert [o.name for o in outcomes] == ["manifold-scene-2", "manifold-noise"]
+    assert list(dict.fromkeys(row["corruption"] for row in outcomes[1].rows)) == [
+        "clean",
+        "brightness:0.5",
+        "brightness:2",
+    ]
+    assert sum(row["random_keeps"] for row in panel(outcomes[1], "clean")) == 4
+    assert all(row["none_distance"] == 0 for row in outcomes[1].rows)
+
+
+def test_a_method_that_keeps_the_cls_token_alone(folder_of: Folders, picture: Path) -> None:
+    (outcome,) = run(folder_of("llava", "clip"), picture, "--no-umap", "--methods", "visionzip", "--keep", 1)
+    assert all(row["visionzip_keeps"] == 0 and math.isnan(row["visionzip_distance"]) for row in outcome.rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--seed", "-1"), "--seed=-1"),
+        (("--methods", "clustrs,"), "unknown method ''"),
+        (("--corrupt", "jpeg", "--levels", "0.5"), "jpeg level=0.5"),
+        (("--count", "0"), "--count=0"),
+    ],
+)
+def test_mistakes(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run(Path("nowhere"), "--no-umap", *words)
