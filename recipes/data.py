@@ -13,16 +13,18 @@ from torch.utils.data import DataLoader, Dataset
 
 from clustrs.scenes.questions import KINDS, Question, draw_questions, lists
 from clustrs.scenes.rendering import PATCH, Drawing, draw
-from clustrs.scenes.scene import COLOURS, MOST, SHAPES, sample
+from clustrs.scenes.scene import COLOURS, LARGEST, MOST, SHAPES, SMALLEST, Scene, sample
 from clustrs.scenes.testset import generator_for
 
 IGNORED = -100
+USUAL = 700.0
+"""An object with more pixels is a large one, in hints."""
 CLEAR = 0.35
 """A patch belongs to an object that covers at least this much of it; below `FAINT` it is background."""
 FAINT = 0.08
 COLOUR = {name: i for i, name in enumerate(COLOURS)}
 SHAPE = {name: i for i, name in enumerate(SHAPES)}
-NAMES = (*KINDS, "list")
+NAMES = (*KINDS, "list", "hint", "grade")
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,12 @@ class Stage:
     sides: tuple[int, ...]
     pictures: tuple[int, ...]
     steps: int
+    lists: int = 0
+    """Requests to list all objects, a picture."""
+    hints: int = 0
+    """Simpler questions about one object or one property, a picture; never in the test."""
+    grades: int = 0
+    """Questions for the place or the size of an object as a number from 0 to 9, a picture; never in the test."""
 
 
 def blurred(picture: NDArray[np.float32], sigma: float) -> NDArray[np.float32]:
@@ -104,7 +112,6 @@ class Pictures(Dataset[dict[str, Tensor]]):
             words,
         )
         self.grid, self.scale, self.questions = own["encoder"]["grid"], own["scale"], own["language"]["questions"]
-        self.lists = own["language"]["lists"]
 
     def __len__(self) -> int:
         return self.plan.steps
@@ -128,7 +135,11 @@ class Pictures(Dataset[dict[str, Tensor]]):
                 row |= {"present": present, "count": np.array(min(len(drawing.scene.things), MOST) - 1)}
             else:
                 asked = draw_questions(drawing.scene, self.questions, generator)
-                asked += [lists(drawing.scene)[i] for i in generator.permutation(3)[: self.lists]]
+                asked += [lists(drawing.scene)[i] for i in generator.permutation(3)[: self.plan.lists]]
+                simple = hints(drawing.scene, corner * PATCH, self.grid * PATCH / 2)
+                asked += [simple[i] for i in generator.integers(0, len(simple), self.plan.hints)]
+                graded = grades(drawing.scene, corner * PATCH, self.grid * PATCH)
+                asked += [graded[i] for i in generator.integers(0, len(graded), self.plan.grades)]
                 row |= blocks(asked, self.words)
             rows.append(row)
         if self.words is not None:
@@ -138,6 +149,41 @@ class Pictures(Dataset[dict[str, Tensor]]):
             pad(rows, "targets", IGNORED)
             pad(rows, "kinds", -1)
         return {key: torch.from_numpy(np.stack([row[key] for row in rows])) for key in rows[0]}
+
+
+def hints(scene: Scene, corner: NDArray[np.int64], middle: float) -> list[Question]:
+    """Steps towards the harder kinds: where in the whole picture an object lies, whether it is large, whether there is
+    anything of a shape or of a colour (two questions of each, so that yes and no are about as frequent)."""
+    found = []
+    for thing in scene.things:
+        x, y = thing.x + corner[1], thing.y + corner[0]
+        found += [
+            Question("hint", f"Is the {thing.name} left or right?", "left" if x < middle else "right"),
+            Question("hint", f"Is the {thing.name} above or below?", "above" if y < middle else "below"),
+            Question("hint", f"Is the {thing.name} larger or smaller?", "larger" if thing.area > USUAL else "smaller"),
+        ]
+    for key, every, words in (("shape", SHAPE, "a {}"), ("colour", COLOUR, "a {} object")):
+        there = {getattr(thing, key) for thing in scene.things}
+        absent = [value for value in every if value not in there]
+        for value in [*sorted(there)[:2], *absent[:: max(1, len(absent) // 2)][:2]]:
+            found.append(Question("hint", f"Is there {words.format(value)}?", "yes" if value in there else "no"))
+    return found
+
+
+def grades(scene: Scene, corner: NDArray[np.int64], side: float) -> list[Question]:
+    """Where in the whole picture each object lies, and how large it is, in ten steps."""
+    found = []
+    for thing in scene.things:
+        size = np.log(thing.area / SMALLEST) / np.log(LARGEST / SMALLEST)
+        shares = {
+            "from left to right": (thing.x + corner[1]) / side,
+            "from top to bottom": (thing.y + corner[0]) / side,
+            "from small to large": size,
+        }
+        for words, share in shares.items():
+            answer = str(int(np.clip(10 * share, 0, 9)))
+            found.append(Question("grade", f"Which digit is the {thing.name} {words}?", answer))
+    return found
 
 
 def pad(rows: list[dict[str, Any]], key: str, value: int) -> None:

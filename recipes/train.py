@@ -28,7 +28,7 @@ NAMES = {"llava": "mini-llava", "onevision": "mini-onevision"}
 
 
 def stages(settings: dict[str, Any]) -> list[Stage]:
-    return [Stage(tuple(s["sides"]), tuple(s["pictures"]), s["steps"]) for s in settings["stages"]]
+    return [Stage(**{**s, "sides": tuple(s["sides"]), "pictures": tuple(s["pictures"])}) for s in settings["stages"]]
 
 
 def start(folder: Path, parts: dict[str, nn.Module], own: dict[str, Any]) -> Run:

@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
-from clustrs.scenes import Question, draw, sample
+from clustrs.scenes import Question, Scene, Thing, draw, sample
 from clustrs.scenes.questions import draw_questions, lists
 from clustrs.scenes.testset import generator_for
 from clustrs.vlm import asking
@@ -36,8 +36,8 @@ def settings() -> dict[str, Any]:
         settings[family]["language"] |= {"questions": 3, "cooldown": 2}
         for part in ("encoder", "language"):
             settings[family][part]["stages"] = [
-                {"sides": [64], "pictures": [3], "steps": 3},
-                {"sides": [64, 128], "pictures": [2, 1], "steps": 3},
+                {"sides": [64], "pictures": [3], "steps": 3, "lists": 2},
+                {"sides": [64, 128], "pictures": [2, 1], "steps": 3, "lists": 1, "hints": 2, "grades": 2},
             ]
     return settings
 
@@ -87,10 +87,15 @@ def test_words_are_split_as_the_tokenizer_splits() -> None:
 
 
 def test_every_word_of_the_task_is_known() -> None:
-    generator, words = generator_for(6), models.vocabulary()
+    generator, words, corner = generator_for(6), models.vocabulary(), np.array([0, 0])
     for _ in range(100):
         scene = sample(generator)
-        for question in [*draw_questions(scene, 20, generator), *lists(scene)]:
+        for question in [
+            *draw_questions(scene, 20, generator),
+            *lists(scene),
+            *data.hints(scene, corner, 96),
+            *data.grades(scene, corner, 192),
+        ]:
             assert set(data.split(question.text)) | set(data.split(question.answer)) <= set(words)
 
 
@@ -132,6 +137,23 @@ def test_patch_labels_name_what_lies_there() -> None:
             assert labels["shape"][patch] == data.IGNORED
 
 
+def test_hints_and_grades_of_a_known_scene() -> None:
+    things = (Thing("red", "star", 40, 50, 1900, 0.0, None), Thing("blue", "heart", 90, 10, 350, 0.0, None))
+    corner = np.array([96, 48])  # of the window in the whole picture: row, column
+    hints = {question.text: question.answer for question in data.hints(Scene(96, things), corner, 96)}
+    assert hints["Is the red star left or right?"] == "left"
+    assert hints["Is the blue heart left or right?"] == "right"
+    assert hints["Is the red star above or below?"] == "below"
+    assert hints["Is the red star larger or smaller?"] == "larger"
+    assert hints["Is there a star?"] == hints["Is there a red object?"] == "yes"
+    assert {answer for text, answer in hints.items() if text.startswith("Is there")} == {"yes", "no"}
+    grades = {question.text: question.answer for question in data.grades(Scene(96, things), corner, 192)}
+    assert grades["Which digit is the red star from left to right?"] == str(int(10 * (40 + 48) / 192))
+    assert grades["Which digit is the blue heart from top to bottom?"] == str(int(10 * (10 + 96) / 192))
+    assert grades["Which digit is the red star from small to large?"] == "9"
+    assert grades["Which digit is the blue heart from small to large?"] == "0"
+
+
 def test_spoilt_pictures_stay_close(settings: dict[str, Any]) -> None:
     generator = generator_for(9)
     drawing = draw(sample(generator, 96), generator)
@@ -165,7 +187,7 @@ def test_a_stopped_run_goes_on(settings: dict[str, Any], tmp_path: Path, monkeyp
             short = copy.deepcopy(settings)
             with monkeypatch.context() as patch:
                 patch.setattr(data.Pictures, "__len__", lambda _: 2)
-                patch.setattr(train, "stages", lambda own: [data.Stage((64,), (3,), 6)])
+                patch.setattr(train, "stages", lambda own: [data.Stage((64,), (3,), 6, 2)])
                 part(short, family, tmp_path / "parts")
             part(settings, family, tmp_path / "parts")
             whole, parts = (

@@ -1,4 +1,4 @@
-"""Ablation: plain clustering, with the Huber distance (C+H), and with the shrinkage (ClustRS), over noise and budgets."""
+"""Ablation: clustering, with the Huber distance (C+H), and with the shrinkage (ClustRS), over noise and budgets."""
 
 import argparse
 from collections.abc import Sequence
@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from clustrs.studies.choices import known_levels, read_corruptions
 from clustrs.studies.grid_options import PAPER, add_grid_options
+from clustrs.studies.intervals import count_clear, signed
 from clustrs.studies.outcome import COLOURS, Outcome, pyplot
-from clustrs.studies.panels import Series, draw_panel, shared_legend
+from clustrs.studies.panels import draw_panel, series, shared_legend
 
 if TYPE_CHECKING:
     from clustrs.studies.grids import Grid
@@ -34,7 +35,7 @@ Row = dict[str, Any]
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
-    add_grid_options(command, limit=240)
+    add_grid_options(command, limit=360)
     command.add_argument("--corrupt", metavar="NAME", default="gaussian", help="a corruption (default: %(default)s)")
     command.add_argument("--levels", nargs="+", help="of the corruption (default: those of the paper)")
 
@@ -52,6 +53,8 @@ def study(options: argparse.Namespace) -> list[Outcome]:
 
 def table(grid: "Grid") -> list[Row]:
     """The paper's layout: for each budget and level the score of each variant and the gains, ours and the paper's."""
+    from clustrs.studies.grids import paper_difference
+
     names = list(VARIANTS)
     scores = {name: grid.estimates(number) for number, name in enumerate(names)}
     gains = {gain: grid.differences(names.index(a), names.index(b)) for gain, (a, b) in GAINS.items()}
@@ -68,9 +71,7 @@ def table(grid: "Grid") -> list[Row]:
             row[f"{gain}_p"] = difference.p
         row |= {f"paper_{column}": printed[name][i] for name, column in COLUMNS.items()}
         for gain, (a, b) in GAINS.items():
-            with_it, without = printed[a][i], printed[b][i]
-            known = with_it is not None and without is not None
-            row[f"paper_{gain}"] = round(with_it - without, 6) if known else None
+            row[f"paper_{gain}"] = paper_difference(printed[a][i], printed[b][i])
         rows.append(row)
     return rows
 
@@ -112,14 +113,9 @@ def draw(rows: Sequence[Row], about: str) -> Any:
     axes[1][0].set_ylabel("gain (paired)")
     if beside:
         axes[2][0].set_ylabel(f"score, paper\n({PAPER})")
-    shared_legend(figure, axes[:, 0], columns=3)
+    shared_legend(figure, axes[:2, 0], columns=2 + beside)
     figure.suptitle(f"{about}\nBars: 95 % intervals over questions.", fontsize=10, parse_math=False, wrap=True)
     return figure
-
-
-def series(rows: Sequence[Row], name: str, label: str, look: tuple[str, str], hollow: bool = False) -> Series:
-    bounds = [[row.get(f"{name}_{end}") for row in rows] for end in ("low", "high")]
-    return Series(label, *look, [row[name] for row in rows], *bounds, hollow=hollow)
 
 
 def reading(rows: Sequence[Row], about: str) -> str:
@@ -131,34 +127,13 @@ def reading(rows: Sequence[Row], about: str) -> str:
         row = [row for row in rows if row["keep"] == keep][-1]
         over = "mean over levels" if row["corruption"] == "mean" else f"{row['corruption']} {row['level']:g}"
         scores = ", ".join(f"{name} {number(row[column])}" for name, column in COLUMNS.items())
-        gains = ", ".join(f"{GAIN_WORDS[gain]} {gain_text(row, gain)}" for gain in GAINS)
+        gains = ", ".join(f"{GAIN_WORDS[gain]} {signed(row, gain)}" for gain in GAINS)
         paper = row["paper_gain_rrs"]
         beside = "" if paper is None else f" (paper, {PAPER}: {row['paper_gain_huber']:+.3f} and {paper:+.3f})"
         lines.append(f"k = {keep}, {over}: {scores}. Gains: {gains}{beside}.")
-    for gain, words in GAIN_WORDS.items():
-        up, down = (sum(clear(row, gain) == sign for row in single) for sign in (1, -1))
-        lines.append(
-            f"{words}: clearly better in {up} and clearly worse in {down} of {len(single)} cells "
-            f"(chance alone would make about {len(single) / 20:.1f} look clear)."
-        )
+    lines += [f"{words}: {count_clear(single, gain)}." for gain, words in GAIN_WORDS.items()]
     return "\n".join(lines)
 
 
 def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
-
-
-def gain_text(row: Row, gain: str) -> str:
-    """A gain with its interval."""
-    value, low, high = row[gain], row[f"{gain}_low"], row[f"{gain}_high"]
-    if value is None:
-        return "-"
-    return f"{value:+.3f}" + ("" if low is None else f" [{low:+.3f}, {high:+.3f}]") + "*" * (clear(row, gain) != 0)
-
-
-def clear(row: Row, gain: str) -> int:
-    """1 or -1 if the interval of a gain lies on that side of 0, else 0."""
-    low, high = row[f"{gain}_low"], row[f"{gain}_high"]
-    if low is None or high is None:
-        return 0
-    return 1 if low > 0 else -1 if high < 0 else 0

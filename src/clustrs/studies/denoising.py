@@ -37,10 +37,11 @@ def add_options(command: argparse.ArgumentParser) -> None:
 def study(options: argparse.Namespace) -> list[Outcome]:
     from tqdm import tqdm
 
-    from clustrs.pruners import get_method
+    from clustrs.pruners import checks, get_method
     from clustrs.studies.closeness import summarise
     from clustrs.studies.pictures import Eyes, study_pictures
 
+    checks.integer("--count", options.count, 1)
     methods = [get_method("clustrs", keep=keep) for keep in read_keeps(options.keep)]
     corruptions = read_corruptions(options.corrupt, options.levels, known_levels(options.corrupt))
     pictures = study_pictures(options.pictures, options.count)

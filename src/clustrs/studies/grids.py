@@ -77,8 +77,8 @@ class Grid:
 
     def differences(self, first: int, second: int) -> list[Difference]:
         """How much better the first variant is in each cell, question by question."""
-        pairs = [(self.of(cell, first), self.of(cell, second)) for cell in self.cells]
-        return metrics.differences(*(np.stack(side) for side in zip(*pairs, strict=True)))
+        better, worse = (np.stack([self.of(cell, variant) for cell in self.cells]) for variant in (first, second))
+        return metrics.differences(better, worse)
 
     def paper(self, table: str, variant: int) -> list[float | None]:
         """The score that a table of the paper has for each cell; for a mean, that of its cells, if it has them all."""
@@ -102,6 +102,11 @@ class Grid:
             if count:
                 text += f" {count} of {self.run.expected} answers are left out: {words}."
         return text
+
+
+def paper_difference(first: float | None, second: float | None) -> float | None:
+    """Of two printed scores, without the dust of their binary fractions."""
+    return None if first is None or second is None else round(first - second, 6)
 
 
 def paper_scores(table: str) -> dict[tuple[str, Budget, str, float | None], float]:

@@ -124,6 +124,7 @@ def draw(rows: Rows, shares: tuple[float, float], name: str) -> Any:
     kinds = ["pca", "umap"] if "umap_1" in rows[0] else ["pca"]
     size = (5.6 * len(kinds) + 0.3, 4.6 * len(titles) + 0.9)
     figure, axes = plt.subplots(len(titles), len(kinds), figsize=size, layout="constrained", squeeze=False)
+    plt.close(figure)  # pyplot would hold on to it; it can be saved all the same
     for line, title in zip(axes, titles, strict=True):
         mine = [row for row in rows if row["corruption"] == title]
         for axis, kind in zip(line, kinds, strict=True):

@@ -129,6 +129,7 @@ def table(moves: Moves, picture: str, corruption: str) -> list[dict[str, Any]]:
 def draw(moves: Moves, about: str) -> Any:
     plt = pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(13, 6.4), layout="constrained")
+    plt.close(figure)  # pyplot would hold on to it; it can be saved all the same
     plane = principal_plane(moves.tokens)
     _draw_moves(left, plane, moves, moves.tokens, range(len(moves.kept)))
     left.set_title(f"all {len(moves.tokens)} tokens, {len(moves.kept)} kept", fontsize=11)

@@ -70,8 +70,9 @@ def study(options: argparse.Namespace) -> list[Outcome]:
 
     contestants = read_contestants(options.methods, read_keeps(options.keep))
     lengths = sorted(read_counts("--new-tokens", options.new_tokens))
-    checks.integer("repeats", options.repeats, 1)
-    checks.choice("crops", options.crops, ("all", "base"))
+    checks.integer("--count", options.count, 1)
+    checks.integer("--repeats", options.repeats, 1)
+    checks.choice("--crops", options.crops, ("all", "base"))
     pictures = study_pictures(options.pictures, options.count)
     model, processor = asking.load(options.model)
     length, repeats = lengths[-1], options.repeats
@@ -220,7 +221,6 @@ def draw(rows: Sequence[Row], lengths: Sequence[int], model: str) -> Any:
         widths = [row[f"{part}_ms"] for row in rows]
         left.barh(places, widths, left=start, color=colour, label=part, height=0.7)
         start = [a + b for a, b in zip(start, widths, strict=True)]
-    ends = [max(row["overhead_quartile_3_ms"], end) for row, end in zip(rows, start, strict=True)]
     errors = [
         [max(0.0, row["overhead_ms"] - row["overhead_quartile_1_ms"]) for row in rows],
         [max(0.0, row["overhead_quartile_3_ms"] - row["overhead_ms"]) for row in rows],
@@ -240,13 +240,11 @@ def draw(rows: Sequence[Row], lengths: Sequence[int], model: str) -> Any:
             capsize=5,
             label=f"paper ({PAPER_MACHINE})",
         )
-        for place, row in printed:
-            ends[place] = max(ends[place], row["paper_highest_ms"])
-    for place, (row, end) in enumerate(zip(rows, ends, strict=True)):
-        left.annotate(f"{row['overhead_ms']:.1f}", (end, place), (5, 0), textcoords="offset points", va="center")
+    for place, row in enumerate(rows):
+        words = f"{row['overhead_ms']:.1f} ms"
+        left.annotate(words, (0, place), (6, 0), textcoords="offset points", va="center", color="white", weight="bold")
     left.set_yticks(places, [name_of(row) for row in rows])
     left.invert_yaxis()
-    left.margins(x=0.12)
     left.set(title="visual overhead", xlabel="milliseconds (median)")
     height = 0.8 / len(lengths)
     for number, length in enumerate(lengths):
@@ -292,8 +290,9 @@ def about_clustrs(row: Row, quickest: Row, alone: Row | None, lengths: Sequence[
     shares = [f"{row[f'share_of_answer_{n}']:.1%} of an answer of {n} tokens" for n in lengths]
     text = f"  ClustRS {rank}; its overhead is {' and '.join(shares)}."
     if alone is not None:
-        changes = [f"{row[f'answer_{n}_ms'] / alone[f'answer_{n}_ms'] - 1:+.0%} ({n} tokens)" for n in lengths]
-        text += f" Against the unpruned model the answer takes {', '.join(changes)} time."
+        ratios = {n: row[f"answer_{n}_ms"] / alone[f"answer_{n}_ms"] - 1 for n in lengths}
+        changes = [f"{abs(r):.0%} {'less' if r < 0 else 'more'} for {n} tokens" for n, r in ratios.items()]
+        text += f" Time of the answer against the unpruned model: {', '.join(changes)}."
     if row["paper_lowest_ms"] is not None:
         text += f" The paper prints an overhead of {row['paper_lowest_ms']:g} ms ({PAPER_MACHINE})."
     return text

@@ -1,6 +1,6 @@
 """A panel of the grid studies: points with intervals, side by side over named places."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,16 +13,24 @@ class Series:
     colour: str
     marker: str
     values: Sequence[float | None]
-    low: Sequence[float | None] = ()
-    high: Sequence[float | None] = ()
-    hollow: bool = False
+    low: Sequence[float | None]
+    high: Sequence[float | None]
+    hollow: bool
 
 
-def draw_panel(axis: Any, places: Sequence[str], series: Sequence[Series], lines: bool = True) -> None:
+def series(
+    rows: Sequence[Mapping[str, Any]], name: str, label: str, look: tuple[str, str], hollow: bool = False
+) -> Series:
+    """A column of a table, with its bounds if it has any; `look` is colour and marker."""
+    low, high = ([row.get(f"{name}_{end}") for row in rows] for end in ("low", "high"))
+    return Series(label, *look, [row[name] for row in rows], low, high, hollow)
+
+
+def draw_panel(axis: Any, places: Sequence[str], shown: Sequence[Series], lines: bool = True) -> None:
     """The series a little beside each other, so that none hides another; a line through each if wanted."""
-    step = min(0.12, 0.6 / max(1, len(series)))
-    for number, one in enumerate(series):
-        shift = step * (number - (len(series) - 1) / 2)
+    step = min(0.12, 0.6 / max(1, len(shown)))
+    for number, one in enumerate(shown):
+        shift = step * (number - (len(shown) - 1) / 2)
         there = [i for i, value in enumerate(one.values) if value is not None]
         where = [i + shift for i in there]
         values = [one.values[i] for i in there]
@@ -32,7 +40,7 @@ def draw_panel(axis: Any, places: Sequence[str], series: Sequence[Series], lines
         line = ("--" if one.hollow else "-") if lines else "none"
         axis.plot(where, values, linestyle=line, linewidth=1.4, label=one.label, **style)
         for i, x in zip(there, where, strict=True):
-            if one.low and one.low[i] is not None and one.high[i] is not None:
+            if one.low[i] is not None and one.high[i] is not None:
                 axis.plot([x, x], [one.low[i], one.high[i]], color=one.colour, linewidth=1.4, alpha=0.7)
     axis.set_xticks(range(len(places)), places)
     axis.set_xlim(-0.5, len(places) - 0.5)

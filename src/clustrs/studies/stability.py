@@ -184,6 +184,7 @@ def draw(rows: Rows) -> Any:
     """The ranking above, the methods below; left what moves, right what stays."""
     plt = pyplot()
     figure, axes = plt.subplots(2, 2, figsize=(11.5, 8.4), layout="constrained")
+    plt.close(figure)  # pyplot would hold on to it; it can be saved all the same
     levels = list(dict.fromkeys(row["level"] for row in rows))
     tokens = {row["measure"]: (row["tokens"], row["of"]) for row in rows}
     top, n = tokens[RANK_CHANGE]
