@@ -105,10 +105,12 @@ def row(cells: list[Any]) -> str:
 
 
 def accuracy_table(results: dict[str, dict[str, Any]]) -> str:
-    lines = [row(["model", "condition", "all", *KINDS]), "|:--|:--|" + "--:|" * (1 + len(KINDS))]
+    lines = [row(["model", "condition", "questions", "all", *KINDS]), "|:--|:--|" + "--:|" * (2 + len(KINDS))]
     for name, result in results.items():
         for condition, cell in result["accuracy"].items():
-            lines.append(row([name, condition, cell["right"], *(cell["by kind"][kind] for kind in KINDS)]))
+            lines.append(
+                row([name, condition, cell["questions"], cell["right"], *(cell["by kind"][kind] for kind in KINDS)])
+            )
     return "\n".join(lines)
 
 

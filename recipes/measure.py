@@ -140,7 +140,7 @@ def main() -> None:
         if not options.only or name in options.only:
             result["accuracy"][name] = accuracy(model, processor, tests, name, method, spoil)
     RESULTS.mkdir(exist_ok=True)
-    if not options.only and options.pictures == 250:
+    if not options.only:
         (RESULTS / f"{options.model}.json").write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result, indent=2))
 

@@ -87,7 +87,7 @@ def right(loaded: tuple[Any, Any], method: Any, pictures: int) -> float:
 def test_answers_mean_something(loaded: tuple[Any, Any]) -> None:
     """On twenty pictures; the whole measurement is `python -m recipes.measure`."""
     everything = right(loaded, NoPruning(), 20)
-    assert everything >= 0.85
+    assert everything >= 0.6  # guessing gives 0.3
     assert right(loaded, Random(keep=16), 20) <= everything - 0.1
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from clustrs import ClustRS, DivPrune, FasterVLM, NoPruning, Pruner, VisionZip
 from clustrs.corruptions import Corruption
-from clustrs.studies import manifold
+from clustrs.studies import manifold, projection
 from clustrs.studies.outcome import MARKERS, Outcome
 from clustrs.vlm import asking
 from clustrs.vlm.attach import PictureSelection
@@ -115,20 +115,33 @@ def test_what_is_drawn(outcome: Outcome) -> None:
     assert first.get_ylim()[0] < min(y) < max(y) < first.get_ylim()[1]
 
 
-def test_umap(monkeypatch: pytest.MonkeyPatch, folder_of: Folders, load: Any, picture: Path, tmp_path: Path) -> None:
-    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")  # for sixteen tokens, compiling takes longer than it saves
+def test_umap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")  # for eight tokens, compiling takes longer than it saves
     umap = pytest.importorskip("umap")
+    tokens = np.random.default_rng(0).normal(size=(8, 5))
+    placed = projection.umap_places(tokens, seed=2)
+    assert placed == pytest.approx(umap.UMAP(n_neighbors=7, random_state=2, n_jobs=1).fit_transform(tokens), abs=1e-3)
+    assert placed.shape == (8, 2)
+
+
+def test_umap_panels(
+    monkeypatch: pytest.MonkeyPatch, folder_of: Folders, load: Any, picture: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(manifold, "check_umap", lambda: None)
+    monkeypatch.setattr(manifold, "umap_places", lambda tokens, seed: seed * tokens[:, [3, 1]])
     (outcome,) = run(folder_of("llava", "clip"), picture, "--keep", 4, "--seed", 2)
     model, processor = load()
-    tokens = tokens_of(model, processor, picture, "gaussian:3")
-    fitted = umap.UMAP(n_neighbors=15, random_state=2, n_jobs=1).fit_transform(tokens).astype(float)
-    clean, noisy = (
-        np.array([(row["umap_1"], row["umap_2"]) for row in panel(outcome, title)]) for title in ("clean", "gaussian:3")
-    )
-    assert noisy == pytest.approx(fitted, abs=1e-3)
-    assert clean != pytest.approx(noisy, abs=1)
-    titles = [axis.get_title() for axis in outcome.figure.axes]
-    assert titles == ["PCA, clean", "UMAP, clean", "PCA, gaussian:3", "UMAP, gaussian:3"]
+    titles = ("clean", "gaussian:3")
+    panels = [f"{kind}, {title}" for title in titles for kind in ("PCA", "UMAP")]
+    assert [axis.get_title() for axis in outcome.figure.axes] == panels
+    for title, axis in zip(titles, outcome.figure.axes[1::2], strict=True):
+        expected = 2 * tokens_of(model, processor, picture, title)[:, [3, 1]]
+        rows = panel(outcome, title)
+        assert np.array([(row["umap_1"], row["umap_2"]) for row in rows]) == pytest.approx(expected, abs=1e-4)
+        grey, clustrs, *_ = axis.collections
+        assert np.array(grey.get_offsets()) == pytest.approx(expected, abs=1e-4)
+        kept = [bool(row["clustrs_keeps"]) for row in rows]
+        assert np.array(clustrs.get_offsets()) == pytest.approx(expected[kept], abs=1e-4)
     *_, numbers = outcome.save(tmp_path)
     with numbers.open(newline="") as file:
         assert [float(row["umap_1"]) for row in csv.DictReader(file)] == [row["umap_1"] for row in outcome.rows]

@@ -147,7 +147,7 @@ def test_files_and_words(outcome: Outcome, tmp_path: Path) -> None:
     assert 2 <= len(lines) <= 6
     assert f"move by {mild:.0f} ranks" in lines[0]
     assert "the paper's, LLaVA-1.5-7B: 288 and 13%" in lines[0]
-    assert "the same places are kept by random, grid" in outcome.reading
+    assert "The same places at every level are kept by random, grid." in outcome.reading
     last = {
         row["method"]: row["mean"]
         for row in outcome.rows

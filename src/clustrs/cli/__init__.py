@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from clustrs.cli import asking, evaluating
+from clustrs.cli import asking, evaluating, studying
 
 TOP_EXAMPLES = """\
 examples:
@@ -64,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     asking.add_commands(commands)
     evaluating.add_commands(commands)
+    studying.add_commands(commands)
     return top
 
 

@@ -20,13 +20,23 @@ STUDIES = {
 
 def add_commands(commands: Any) -> None:
     study = commands.add_parser(
-        "study", help="the paper's studies", description="Each study draws a figure (PNG, SVG) and writes its numbers (CSV)."
+        "study",
+        help="the paper's studies",
+        description="Each study draws a figure (PNG, SVG) and writes its numbers (CSV).",
     )
     names = study.add_subparsers(title="studies", metavar="STUDY", required=True)
     for name, summary in STUDIES.items():
         command = names.add_parser(name, help=summary, description=f"Shows {summary}.")
-        command.add_argument("--model", default=DEFAULT, help=f"a folder, a Hugging Face id, or an embedded model (default: {DEFAULT})")
-        command.add_argument("-o", "--output", type=Path, default=Path("out") / name, help="a folder for the files (default: %(default)s)")
+        command.add_argument(
+            "--model", default=DEFAULT, help=f"a folder, a Hugging Face id, or an embedded model (default: {DEFAULT})"
+        )
+        command.add_argument(
+            "-o",
+            "--output",
+            type=Path,
+            default=Path("out") / name,
+            help="a folder for the files (default: %(default)s)",
+        )
         module = importlib.import_module(f"clustrs.studies.{name}")
         module.add_options(command)
         command.set_defaults(run=run_study, study=module)

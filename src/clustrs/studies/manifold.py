@@ -117,28 +117,30 @@ def _nearest(tokens: Values, chosen: list[int]) -> Values:
 
 
 def draw(rows: Rows, shares: tuple[float, float], name: str) -> Any:
-    """A row of panels for the clean picture and for each spoilt one; left PCA, right UMAP if there is one."""
+    """Above the clean picture, below each spoilt one, left PCA, right UMAP; without UMAP side by side."""
     plt = pyplot()
     titles = list(dict.fromkeys(row["corruption"] for row in rows))
     methods = methods_of(rows)
     kinds = ["pca", "umap"] if "umap_1" in rows[0] else ["pca"]
-    size = (5.6 * len(kinds) + 0.3, 4.6 * len(titles) + 0.9)
-    figure, axes = plt.subplots(len(titles), len(kinds), figsize=size, layout="constrained", squeeze=False)
+    lines, columns = (len(titles), 2) if len(kinds) == 2 else (1, len(titles))
+    size = (5.6 * columns + 0.3, 4.6 * lines + 0.9)
+    figure, axes = plt.subplots(lines, columns, figsize=size, layout="constrained", squeeze=False)
     plt.close(figure)  # pyplot would hold on to it; it can be saved all the same
-    for line, title in zip(axes, titles, strict=True):
+    grid = axes if len(kinds) == 2 else axes.T
+    for line, title in zip(grid, titles, strict=True):
         mine = [row for row in rows if row["corruption"] == title]
         for axis, kind in zip(line, kinds, strict=True):
             _draw_panel(axis, mine, kind, methods)
             axis.set_title(f"{kind.upper()}, {title}", fontsize=11)
-    first = axes[0, 0]
-    for axis in axes[:, 0]:
+    first = grid[0, 0]
+    for axis in grid[:, 0]:
         axis.sharex(first)
         axis.sharey(first)
         axis.set_xlabel(f"component 1 of the clean tokens ({shares[0]:.0%} of their variance)", fontsize=9)
         axis.set_ylabel(f"component 2 ({shares[1]:.0%})", fontsize=9)
         axis.tick_params(labelsize=8)
     first.autoscale()
-    for axis in axes[:, 1:].flat:
+    for axis in grid[:, 1:].flat:
         axis.set(xticks=[], yticks=[])
         axis.set_xlabel("fitted to these tokens; axes without meaning", fontsize=9)
     handles, names = first.get_legend_handles_labels()
@@ -155,12 +157,12 @@ def _draw_panel(axis: Any, rows: Rows, kind: str, methods: Sequence[str]) -> Non
     """All tokens grey; a method's own on top. Later methods have smaller marks, so that earlier ones show behind."""
     x, y = (np.array([row[f"{kind}_{i}"] for row in rows]) for i in (1, 2))
     axis.scatter(x, y, s=14, color="#b8b8b8", linewidths=0, label=f"all {len(rows)} tokens")
-    sizes = np.geomspace(150, 24, len(methods)) if len(methods) > 1 else [60]
+    sizes = np.geomspace(160, 32, len(methods)) if len(methods) > 1 else [60]
     for i, name in enumerate(methods):
         kept = np.array([bool(row[f"{name}_keeps"]) for row in rows])
         style = {"s": sizes[i], "marker": MARKERS.get(name, "h"), "color": COLOURS.get(name, "#444444")}
         label = f"{name} ({int(kept.sum())})"
-        axis.scatter(x[kept], y[kept], **style, edgecolors="white", linewidths=0.7, label=label, zorder=3 + i)
+        axis.scatter(x[kept], y[kept], **style, edgecolors="white", linewidths=0.5, label=label, zorder=3 + i)
 
 
 def reading(rows: Rows, shares: tuple[float, float], name: str) -> str:

@@ -31,7 +31,7 @@ MARKERS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """`figure` is matplotlib's; `rows` are the numbers behind it, all with the same keys; `reading` says what they show."""
+    """`figure` is matplotlib's; `rows` are the numbers behind it, with the same keys; `reading` says what they show."""
 
     name: str
     figure: Any

@@ -242,7 +242,7 @@ def draw(rows: Sequence[Row], lengths: Sequence[int], model: str) -> Any:
         )
     for place, row in enumerate(rows):
         words = f"{row['overhead_ms']:.1f} ms"
-        left.annotate(words, (0, place), (6, 0), textcoords="offset points", va="center", color="white", weight="bold")
+        left.annotate(words, (row["vision_ms"] / 2, place), ha="center", va="center", color="white", weight="bold")
     left.set_yticks(places, [name_of(row) for row in rows])
     left.invert_yaxis()
     left.set(title="visual overhead", xlabel="milliseconds (median)")

@@ -197,7 +197,7 @@ def draw(rows: Rows) -> Any:
     texts = (
         (f"Ranking by attention: move of the clean top {top}", f"mean absolute change of rank (of {n})"),
         (f"Ranking by attention: overlap of the top {top}", f"still in the top {top} (%)"),
-        (f"Methods, {budget}: how far the kept rows move", "distance to nearest row / spread of clean tokens"),
+        (f"Methods, {budget}: how far the kept rows move", "distance to nearest row (spreads of clean tokens)"),
         (f"Methods, {budget}: places kept again", "overlap with the clean picture's (%)"),
     )
     for axis, (title, label) in zip(axes.flat, texts, strict=True):
@@ -279,7 +279,7 @@ def reading(rows: Rows) -> str:
         by_chance = at[last, KEPT_OVERLAP, free[0]]["by_chance"]
         lines.append(f"Places kept again at {corruption}:{last}: {shares} (by chance {by_chance:.0%}).")
     if fixed:
-        lines.append(f"Whatever the picture shows, the same places are kept by {', '.join(fixed)}.")
+        lines.append(f"The same places at every level are kept by {', '.join(fixed)}.")
     near = sorted(names, key=lambda name: at[last, DISTANCE, name]["mean"])
     moved = ", ".join(f"{name} {at[last, DISTANCE, name]['mean']:.2f}" for name in near)
     lines.append(f"Distance to the nearest kept row at {corruption}:{last}, in spreads of the clean tokens: {moved}.")

@@ -1,0 +1,161 @@
+"""Denoising: distances and best alphas against the slow reference, loops, and trying out every alpha."""
+
+import argparse
+import csv
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+import tiny_models
+
+from clustrs import ClustRS
+from clustrs.corruptions import Corruption
+from clustrs.studies import closeness, denoising
+from clustrs.studies.outcome import Outcome
+from clustrs.studies.pictures import Eyes, Picture
+from clustrs.vlm.asking import open_picture
+from clustrs.vlm.candidates import Candidates
+
+Folders = Callable[[str, str], Path]
+ALPHAS = [i / 2000 for i in range(2001)]
+
+
+def run(folder: Path, *words: Any) -> Outcome:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default=str(folder))
+    denoising.add_options(parser)
+    (outcome,) = denoising.study(parser.parse_args([str(word) for word in words]))
+    return outcome
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("pictures")
+    paths = [folder / f"{seed}.png" for seed in range(3)]
+    for seed, path in enumerate(paths):
+        tiny_models.picture(40, 40, seed).save(path)
+    return paths
+
+
+def by_hand(clean: Candidates, noisy: Candidates, cls: bool) -> list[tuple[Any, Any, Any, float]]:
+    """For every token that the reference keeps of the noisy picture: x, y, c and alpha."""
+    x, y = (seen.whole[seen.rows].double().numpy() for seen in (clean, noisy))
+    empty = np.zeros((len(y) + cls, 1))
+    given = reference.Picture(y, noisy.attention.double().numpy(), empty, empty, np.zeros((1, 1)), cls)
+    chosen = reference.run(ClustRS(keep=5), given)
+    assert chosen.centroids is not None
+    assert chosen.alpha is not None
+    parts = zip(chosen.indices, chosen.centroids, chosen.alpha, strict=True)
+    return [(x[i], y[i], c, alpha) for i, c, alpha in parts]
+
+
+def distance(x: Any, y: Any, c: Any, alpha: float) -> float:
+    return float(np.linalg.norm(alpha * y + (1 - alpha) * c - x))
+
+
+@pytest.mark.parametrize(("family", "tower"), [("llava", "clip"), ("llava_onevision", "siglip")])
+def test_numbers(folder_of: Folders, pictures: list[Path], family: str, tower: str) -> None:
+    folder = folder_of(family, tower)
+    outcome = run(folder, *pictures, "--keep", 5, "--levels", "0.3,2", "--seed", 7)
+    assert [row["level"] for row in outcome.rows] == [None, 0.3, 2.0]
+    eyes = Eyes(str(folder))
+    shown = [Picture(path.name, open_picture(path)) for path in pictures]
+    for row in outcome.rows[1:]:
+        noise = Corruption("gaussian", row["level"])
+        means: dict[str, list[float]] = {name: [] for name in ("before", "after", "bound", "centroid")}
+        kept, norms = [], []
+        for picture in shown:
+            (clean,), (noisy,) = eyes.see([picture]), eyes.see([picture.spoilt(noise, 7)])
+            tokens = by_hand(clean, noisy, tower == "clip")
+            kept.append(tokens)
+            every = clean.whole[clean.rows].double().tolist()
+            norms.append(sum(math.sqrt(sum(value**2 for value in token)) for token in every) / len(every))
+            found = {
+                "before": [distance(x, y, c, 1) for x, y, c, _ in tokens],
+                "after": [distance(*token) for token in tokens],
+                "bound": [min(distance(x, y, c, alpha) for alpha in ALPHAS) for x, y, c, _ in tokens],
+                "centroid": [distance(x, y, c, 0) for x, y, c, _ in tokens],
+            }
+            for name, distances in found.items():
+                means[name].append(sum(distances) / 5 / norms[-1])
+        for name, values in means.items():
+            assert row[name] == pytest.approx(sum(values) / 3, rel=1e-4)
+            assert row[f"{name}_low"] <= row[name] <= row[f"{name}_high"]
+            changes = [value / before - 1 for value, before in zip(values, means["before"], strict=True)]
+            if name != "before":
+                assert row[f"{name}_change"] == pytest.approx(sum(changes) / 3, abs=1e-4)
+        tokens = [token for some in kept for token in some]
+        squares = [sum(distance(x, y, c, alpha) ** 2 for x, y, c, _ in tokens) for alpha in ALPHAS]
+        best = ALPHAS[squares.index(min(squares))]
+        assert row["best_constant_alpha"] == pytest.approx(best, abs=1e-3)
+        constant = [
+            sum(distance(x, y, c, best) for x, y, c, _ in some) / 5 / n for some, n in zip(kept, norms, strict=True)
+        ]
+        assert row["constant"] == pytest.approx(sum(constant) / 3, rel=1e-3)
+        assert row["mean_alpha"] == pytest.approx(sum(alpha for *_, alpha in tokens) / 15, rel=1e-4)
+        nearer = [distance(*token) < distance(*token[:3], 1) for token in tokens if token[3] < 1]
+        assert row["share_nearer"] == pytest.approx(sum(nearer) / 15)
+        assert row["share_farther"] == pytest.approx((len(nearer) - sum(nearer)) / 15)
+        assert (row["pictures"], row["tokens"]) == (3, 15)
+
+
+def test_clean_pictures_have_nothing_to_gain(folder_of: Folders, pictures: list[Path]) -> None:
+    outcome = run(folder_of("llava", "clip"), *pictures[:2], "--keep", "4,0.5", "--corrupt", "jpeg")
+    levels = [(row["keep"], row["corruption"], row["level"]) for row in outcome.rows]
+    assert levels == [(keep, *of) for keep in (4, 0.5) for of in (("clean", None), ("jpeg", 60.0), ("jpeg", 30.0))]
+    assert [row["tokens"] for row in outcome.rows] == [8, 8, 8, 16, 16, 16]
+    for row in (outcome.rows[0], outcome.rows[3]):
+        assert (row["before"], row["bound"], row["constant"], row["best_constant_alpha"]) == (0, 0, 0, 1)
+        assert row["after"] > 0
+        assert row["after_change"] is None
+    assert f"On clean pictures RRS moves tokens by {outcome.rows[0]['after']:.1%}" in outcome.reading
+
+
+def test_files(folder_of: Folders, pictures: list[Path], tmp_path: Path) -> None:
+    outcome = run(folder_of("llava", "clip"), pictures[0], "--keep", 4, "--levels", 1)
+    assert "by one picture, at 1 (" in outcome.reading
+    png, svg, table = outcome.save(tmp_path)
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in svg.read_text()
+    with table.open(newline="") as file:
+        stored = list(csv.DictReader(file))
+    assert [float(row["after"]) for row in stored] == [row["after"] for row in outcome.rows]
+    assert stored[1]["after_low"] == ""
+
+
+def test_best_alpha() -> None:
+    """Inside [0, 1]: beyond the centre, beyond the token, and where both are one."""
+    dd, de = np.array([4.0, 4.0, 4.0, 0.0]), np.array([1.0, -1.0, 9.0, 0.0])
+    assert closeness.best_alpha(dd, de).tolist() == [0.25, 0.0, 1.0, 1.0]
+
+
+def test_reading_says_where_it_does_not_help() -> None:
+    def row(level: float | None, change: float, low: float, high: float) -> dict[str, Any]:
+        changes = {f"{name}_change": change for name in ("constant", "bound")}
+        own = {"after_change": change, "after_change_low": low, "after_change_high": high, "after": 0.02}
+        alphas = {"mean_alpha": 0.5, "best_constant_alpha": 0.25}
+        return {"keep": 16, "corruption": "gaussian", "level": level, "pictures": 9, **changes, **own, **alphas}
+
+    rows = [row(None, 0, 0, 0), row(0.1, 0.05, 0.01, 0.09), row(1, -0.03, -0.05, -0.01), row(2, -0.01, -0.03, 0.01)]
+    text = denoising.reading(rows)
+    assert "farther at 0.1 (+5.0%); nearer at 1 (-3.0%); neither nearer nor farther at 2 (-1.0%)." in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--keep", "0"), "keep=0"),
+        (("--keep", "4,,5"), "--keep 4,,5: give values with commas"),
+        (("--levels", "1,1"), "--levels 1,1: give each level once"),
+        (("--corrupt", "gausian"), "did you mean 'gaussian'"),
+        (("--count", "0"), "--count=0"),
+        (("nothing.png",), "there is no such file"),
+    ],
+)
+def test_mistakes(folder_of: Folders, words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run(folder_of("llava", "clip"), *words)

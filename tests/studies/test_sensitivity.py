@@ -1,0 +1,129 @@
+"""The sensitivity study: its table against loops over the record, and the paper's numbers."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from studies import grid_task
+
+from clustrs.evaluation import metrics
+from clustrs.studies import sensitivity
+from clustrs.studies.outcome import Outcome
+
+Folders = Callable[[str, str], Path]
+CHANGED: dict[tuple[str, str], dict[str, Any]] = {
+    ("tau", "0.25"): {"tau": 0.25},
+    ("tau", "0.5"): {"tau": 0.5},
+    ("tau", "1"): {},
+    ("tau", "2"): {"tau": 2.0},
+    ("tau", "4"): {"tau": 4.0},
+    ("clip", "no RRS"): {"shrink": False},
+    ("clip", "0-1"): {"clip": [0.0, 1.0]},
+    ("clip", "0.05-0.95"): {"clip": [0.05, 0.95]},
+    ("clip", "0.1-0.95"): {},
+    ("clip", "0.2-0.9"): {"clip": [0.2, 0.9]},
+    ("clip", "0.3-0.8"): {"clip": [0.3, 0.8]},
+    ("centroid", "mean"): {},
+    ("centroid", "huber"): {"centroid": "huber"},
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return grid_task.build(tmp_path_factory.mktemp("task") / "data")
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("sensitivity")
+
+
+@pytest.fixture(scope="module")
+def outcome(folder_of: Folders, data: Path, output: Path) -> Outcome:
+    with pytest.MonkeyPatch.context() as patch:
+        grid_task.short_answers(patch)
+        words = ("--keep", 3, "--corrupt", "clean", "gaussian:0.5")
+        return grid_task.run(sensitivity, folder_of("llava", "clip"), data, output, *words)
+
+
+def test_every_cell_is_that_of_the_record(outcome: Outcome, output: Path) -> None:
+    assert len(outcome.rows) == len(CHANGED) * 3
+    questions = [f"{number}-{i}" for number in range(3) for i in range(3)]
+    moved = set()
+    for row in outcome.rows:
+        names = ["clean", "gaussian:0.5"]
+        if row["corruption"] != "mean":
+            names = [row["corruption"] + ("" if row["level"] is None else f":{row['level']:g}")]
+        own, usual = (
+            {
+                question: sum(values[question] for values in found) / len(found)
+                for found in [[grid_task.by_question(output, 3, name, changed) for name in names]]
+                for question in found[0]
+            }
+            for changed in (CHANGED[row["parameter"], row["value"]], {})
+        )
+        assert row["questions"] == len(own) == 6
+        assert row["score"] == pytest.approx(grid_task.mean(own))
+        assert row["difference"] == pytest.approx(grid_task.mean(own) - grid_task.mean(usual))
+        first, second = (np.array([[v.get(question, np.nan) for question in questions]]) for v in (own, usual))
+        (expected,) = metrics.differences(first, second)
+        bounds = [row[f"difference_{end}"] for end in ("low", "high", "p")]
+        assert bounds == pytest.approx([expected.low, expected.high, expected.p])
+        assert row["default"] == (not CHANGED[row["parameter"], row["value"]])
+        assert row["default"] <= (row["difference"] == 0)
+        moved |= {row["parameter"]} if row["difference"] else set()
+    assert moved >= {"tau", "clip"}
+
+
+def test_files_and_reading(outcome: Outcome, tmp_path: Path) -> None:
+    png, svg, table = outcome.save(tmp_path)
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in svg.read_text()
+    with table.open(newline="") as file:
+        assert [float(row["score"]) for row in csv.DictReader(file)] == [row["score"] for row in outcome.rows]
+    means = {row["value"]: row for row in outcome.rows if row["parameter"] == "tau" and row["corruption"] == "mean"}
+    assert (
+        f"tau, mean of all: 0.25: {means['0.25']['score']:.3f} ({means['0.25']['difference']:+.3f} [" in outcome.reading
+    )
+    assert f"; 1: {means['1']['score']:.3f}; 2: " in outcome.reading
+    assert "of 8 cells (about 0.4 would look clear" in outcome.reading
+
+
+def test_numbers_of_the_paper(folder_of: Folders, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are there for the paper's budgets and conditions, each parameter from its own table."""
+    grid_task.short_answers(monkeypatch)
+    words = ("--keep", "16,50", "--corrupt", "gaussian:2", "--settings", "centroid", "clip", "--limit", 1)
+    outcome = grid_task.run(sensitivity, folder_of("llava", "clip"), data, tmp_path, *words)
+    found = {(row["value"], row["keep"]): (row["paper_score"], row["paper_difference"]) for row in outcome.rows}
+    assert found["no RRS", 16] == (0.174, 0.014)
+    assert found["0-1", 50] == (0.171, -0.026)
+    assert found["0.1-0.95", 50] == (0.197, 0.0)
+    assert found["0.3-0.8", "all"] == (0.189, 0.0105)
+    assert found["huber", 16] == found["mean", 50] == (None, None)
+    assert f"Paper (LLaVA-1.5-7B on MM-Vet): no RRS: {0.1905:.3f}; " in outcome.reading
+    assert [row["parameter"] for row in outcome.rows[:6]] == ["centroid"] * 6
+    assert outcome.rows[0]["score_low"] is None  # one question has no interval
+
+
+def test_tau_of_the_paper_is_its_own_table() -> None:
+    from clustrs.studies.grids import paper_scores
+
+    assert paper_scores("sensitivity_tau")["{}", 16, "clean", None] == 0.273
+    assert paper_scores("sensitivity_clip")["{}", 16, "clean", None] == 0.272
+    assert paper_scores("sensitivity_tau")['{"tau": 4.0}', 144, "salt_pepper", 0.1] == 0.304
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--settings", "tau", "tauu"), "settings='tauu'.*did you mean 'tau'"),
+        (("--settings", "tau", "tau"), "--settings tau,tau: give each once"),
+        (("--corrupt", "gaussian:x"), "give NAME:LEVEL"),
+    ],
+)
+def test_mistakes(folder_of: Folders, data: Path, tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        grid_task.run(sensitivity, folder_of("llava", "clip"), data, tmp_path, *words)
