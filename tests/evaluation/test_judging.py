@@ -134,7 +134,9 @@ def test_progress_goes_to_stderr(
 
 
 PROGRAM = """
+import signal
 import sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored where tests run in the background
 from pathlib import Path
 from clustrs.evaluation.judge import Judge
 from clustrs.evaluation.judging import judge_run

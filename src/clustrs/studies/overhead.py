@@ -201,7 +201,8 @@ def machine(model: Any) -> str:
 
     kind = model.device.type
     threads = torch.get_num_threads()
-    where = f"CPU, {threads} thread{'s' * (threads > 1)}" if kind == "cpu" else torch.cuda.get_device_name()
+    others = {"cuda": torch.cuda.get_device_name} if torch.cuda.is_available() else {}
+    where = f"CPU, {threads} thread{'s' * (threads > 1)}" if kind == "cpu" else others.get(kind, kind.upper)()
     return f"{where}, {str(model.dtype).removeprefix('torch.')}"
 
 
