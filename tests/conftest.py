@@ -1,10 +1,11 @@
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from judge_server import Reply, Server
 
 # The same examples on every run; HYPOTHESIS_PROFILE=explore looks for new ones.
 common = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -39,3 +40,19 @@ def load(folder_of: Callable[[str, str], Path]) -> Callable[..., tuple[Any, Any]
         return tiny_models.load(folder_of(family, tower), **options)
 
     return fresh
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Server]]:
+    """Starts a server that gives the replies it is told to; it is closed at the end of the test."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    servers: list[Server] = []
+
+    def start(*script: Reply) -> Server:
+        servers.append(Server(*script))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()

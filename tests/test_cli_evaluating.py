@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import tiny_models
+from judge_server import Server, says
 from PIL import Image
 
 from clustrs.cli import main
@@ -83,6 +84,38 @@ def test_export_and_import(run: Run, root: Path, tmp_path: Path) -> None:
     assert "mine" in out
     rows = [json.loads(line) for line in (tmp_path / "again" / "answers.jsonl").read_text().splitlines()]
     assert [row["error"] for row in rows] == [None, None, "no prediction"]
+
+
+@pytest.mark.parametrize(
+    ("task", "folder", "words"),
+    [("mmvet", "mm-vet", ()), ("scienceqa", "scienceqa", ("--set-task", "present=true"))],
+)
+def test_official_data_with_the_embedded_model(
+    run: Run, tmp_path: Path, task: str, folder: str, words: tuple[str, ...]
+) -> None:
+    data = Path(__file__).parents[2] / "shared" / "data" / folder
+    if not data.is_dir():
+        pytest.skip(f"{data} is not there")
+    grid = ("--methods", "none", "clustrs", "--corrupt", "clean", "gaussian:0.5", "--max-new-tokens", 4)
+    code, _, _ = run("eval", "--task", task, "--data", data, *words, *grid, "--limit", 4, "--quiet", "-o", tmp_path)
+    assert code == 0
+    rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert len(rows) == 4 * 2 * 2
+    assert all(row["error"] is None for row in rows)
+    assert all((row["score"] is None) == (task == "mmvet") for row in rows)
+
+
+def test_judge(run: Run, root: Path, tmp_path: Path, serve: Callable[..., Server], monkeypatch: Any) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "a-secret-key")
+    assert run("eval", *options(root), "--set-task", "scoring=judged", "-o", tmp_path)[0] == 0
+    server = serve()
+    server.rule = lambda body: says("0.5")
+    code, out, err = run("judge", tmp_path, "--judge-model", "marker", "--judge-url", server.url)
+    assert code == 0
+    assert "failed 0" in out
+    assert "50.0" in out
+    assert all("a-secret-key" not in path.read_text() for path in tmp_path.iterdir())
+    assert "a-secret-key" not in out + err
 
 
 def test_corrupt(run: Run, root: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import tiny_models
 from clustrs.evaluation import runner
 from clustrs.evaluation.config import Config, expand_methods
 from clustrs.evaluation.record import Record, read_answers
+from clustrs.evaluation.report import write_report
 from clustrs.vlm import asking, sharing
 
 WORKER = """
@@ -62,6 +63,12 @@ def answers(folder: Path) -> dict[Any, Any]:
     found = {(row["item"], row["method"]["name"], row["corruption"], row["seed"]): row for row in rows}
     assert len(found) == len(rows)
     return found
+
+
+def tables(folder: Path) -> dict[str, bytes]:
+    """Every file of the report."""
+    write_report(folder)
+    return {name: (folder / name).read_bytes() for name in ("report.html", "report.md", "report.tex", "report.csv")}
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +157,7 @@ def test_killed_at_random_moments(made: Path, whole: Path, tmp_path: Path) -> No
         process.wait()
     subprocess.run(command, env=environment, check=True)
     assert answers(tmp_path) == answers(whole)
+    assert tables(tmp_path) == tables(whole)
 
 
 def test_refuses_another_configuration(made: Path, whole: Path) -> None:

@@ -11,6 +11,7 @@ import tiny_models
 from clustrs.evaluation import runner
 from clustrs.evaluation.config import Config, expand_methods
 from clustrs.evaluation.record import key_of, read_answers
+from clustrs.evaluation.report import write_report
 from clustrs.integrations.ray_engine import ray_engine
 
 ray = pytest.importorskip("ray")
@@ -38,10 +39,15 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 
 @pytest.fixture(scope="module")
-def expected(config: Config, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
+def local(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("local")
     runner.run(config, folder, progress=False)
-    return {key_of(row): row for row in read_answers(folder)}
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(local: Path) -> dict[Any, Any]:
+    return {key_of(row): row for row in read_answers(local)}
 
 
 @pytest.fixture
@@ -54,7 +60,9 @@ def cluster() -> Iterator[Any]:
     cluster.shutdown()
 
 
-def test_a_node_dies_in_the_middle(config: Config, expected: dict[Any, Any], cluster: Any, tmp_path: Path) -> None:
+def test_a_node_dies_in_the_middle(
+    config: Config, local: Path, expected: dict[Any, Any], cluster: Any, tmp_path: Path
+) -> None:
     second = cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
     engine = ray_engine(cluster.address)
@@ -69,6 +77,8 @@ def test_a_node_dies_in_the_middle(config: Config, expected: dict[Any, Any], clu
     rows = list(read_answers(tmp_path))
     assert len(rows) == len(expected) == 12 * 2 * 2
     assert {key_of(row): row for row in rows} == expected
+    reports = [write_report(folder).read_bytes() for folder in (tmp_path, local)]
+    assert reports[0] == reports[1]
     assert sum(row["error"] is not None for row in rows) == 4
 
 
