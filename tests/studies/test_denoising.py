@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import reference
-import tiny_models
 
 from clustrs import ClustRS
 from clustrs.corruptions import Corruption
@@ -30,15 +29,6 @@ def run(folder: Path, *words: Any) -> Outcome:
     denoising.add_options(parser)
     (outcome,) = denoising.study(parser.parse_args([str(word) for word in words]))
     return outcome
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    folder = tmp_path_factory.mktemp("pictures")
-    paths = [folder / f"{seed}.png" for seed in range(3)]
-    for seed, path in enumerate(paths):
-        tiny_models.picture(40, 40, seed).save(path)
-    return paths
 
 
 def by_hand(clean: Candidates, noisy: Candidates, cls: bool) -> list[tuple[Any, Any, Any, float]]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_models
 import torch
 
 from clustrs import ClustRS, NoPruning, Pruner, Random, VisionZip
@@ -29,15 +28,6 @@ def run(folder: Path, *words: Any) -> Outcome:
     stability.add_options(parser)
     (outcome,) = stability.study(parser.parse_args([str(word) for word in words]))
     return outcome
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    folder = tmp_path_factory.mktemp("pictures")
-    paths = [folder / f"{seed}.png" for seed in range(3)]
-    for seed, path in enumerate(paths):
-        tiny_models.picture(40, 40, seed).save(path)
-    return paths
 
 
 @pytest.fixture(scope="module")

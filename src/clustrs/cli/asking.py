@@ -113,18 +113,12 @@ def parse_keep(text: str) -> int | float:
 
 def parse_settings(settings: list[str]) -> dict[str, Any]:
     """KEY=VALUE pairs; a value that is no JSON is a string."""
-    parsed = {}
+    from clustrs.pruners import checks
+
     for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not (key and equals):
-            raise ValueError(f"--set {setting}: give KEY=VALUE, for example tau=2")
-        if key == "keep":
-            raise ValueError(f"--set {setting}: give --keep {value}")
-        try:
-            parsed[key] = json.loads(value)
-        except json.JSONDecodeError:
-            parsed[key] = value
-    return parsed
+        if setting.startswith("keep="):
+            raise ValueError(f"--set {setting}: give --keep {setting.removeprefix('keep=')}")
+    return dict(checks.key_value(s, f"--set {s}: give KEY=VALUE, for example tau=2") for s in settings)
 
 
 def make_method(name: str, keep: str | None, settings: dict[str, Any]) -> "Pruner":

@@ -141,7 +141,13 @@ def words(values: Any) -> list[Any]:
 
 def configuration(options: argparse.Namespace) -> "Config":
     """The run's configuration: defaults, then the file, then the options."""
-    from clustrs.evaluation.config import Config, expand_corruptions, expand_methods, read_settings
+    from clustrs.evaluation.config import (
+        Config,
+        expand_corruptions,
+        expand_methods,
+        parse_task_options,
+        read_settings,
+    )
 
     chosen = dict(DEFAULTS)
     if options.config:
@@ -155,7 +161,7 @@ def configuration(options: argparse.Namespace) -> "Config":
     for name in LISTS:
         chosen[name] = words(chosen[name])
     if options.set_task:
-        chosen["task_options"] = {**chosen.get("task_options", {}), **task_options(options.set_task)}
+        chosen["task_options"] = {**chosen.get("task_options", {}), **parse_task_options(options.set_task)}
     keeps = [parse_keep(value) if isinstance(value, str) else value for value in chosen.pop("keep")]
     return Config(
         methods=expand_methods(chosen.pop("methods"), keeps),
@@ -163,19 +169,6 @@ def configuration(options: argparse.Namespace) -> "Config":
         seeds=tuple(chosen.pop("seeds")),
         **chosen,
     )
-
-
-def task_options(given: list[str]) -> dict[str, Any]:
-    parsed: dict[str, Any] = {}
-    for setting in given:
-        key, equals, value = setting.partition("=")
-        if not (key and equals):
-            raise ValueError(f"--set-task {setting}: give KEY=VALUE, for example scoring=contains")
-        try:
-            parsed[key] = json.loads(value)
-        except json.JSONDecodeError:
-            parsed[key] = value
-    return parsed
 
 
 def default_folder(config: "Config") -> Path:

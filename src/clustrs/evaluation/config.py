@@ -108,16 +108,13 @@ def parse_method(spec: str) -> dict[str, Any]:
     """A method's name, and after it parameters as KEY=VALUE; values are JSON or words."""
     name, *settings = spec.split()
     method_class(name)
-    parameters: dict[str, Any] = {"name": name}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not (key and equals):
-            raise ValueError(f"method {spec!r}: after the name give KEY=VALUE, for example tau=2")
-        try:
-            parameters[key] = json.loads(value)
-        except json.JSONDecodeError:
-            parameters[key] = value
-    return parameters
+    complaint = f"method {spec!r}: after the name give KEY=VALUE, for example tau=2"
+    return {"name": name, **dict(checks.key_value(setting, complaint) for setting in settings)}
+
+
+def parse_task_options(given: Sequence[str]) -> dict[str, Any]:
+    """Options of a task as KEY=VALUE."""
+    return dict(checks.key_value(s, f"--set-task {s}: give KEY=VALUE, for example scoring=contains") for s in given)
 
 
 def expand_corruptions(given: Sequence[str]) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Checks of parameters and inputs. Every error names the argument, the value, and what would be accepted."""
 
+import json
 import math
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -55,6 +56,17 @@ def interval(name: str, value: Any, low: float, high: float) -> tuple[float, flo
     if not (pair and all(map(is_number, pair)) and low <= pair[0] <= pair[1] <= high):
         raise ValueError(f"{name}={value!r}: give two numbers (a, b) with {low:g} <= a <= b <= {high:g}")
     return float(pair[0]), float(pair[1])
+
+
+def key_value(text: str, complaint: str) -> tuple[str, Any]:
+    """What KEY=VALUE says, as a user types it: a value that is no JSON is a word."""
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise ValueError(complaint)
+    try:
+        return key, json.loads(value)
+    except json.JSONDecodeError:
+        return key, value
 
 
 def nearest(value: Any, options: Iterable[Any]) -> str:

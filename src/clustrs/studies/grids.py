@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from clustrs.evaluation import metrics
-from clustrs.evaluation.config import Config, describe_method, make_method
+from clustrs.evaluation.config import Config, describe_method, make_method, parse_task_options
 from clustrs.evaluation.metrics import Difference, Estimate, Values
 from clustrs.evaluation.paper import paper_table
 from clustrs.evaluation.results import FAILED, SCORED, UNJUDGED, Condition, Run, load_run
@@ -138,7 +138,7 @@ def measure(
         corruptions=tuple(corruptions),
         seeds=tuple(seeds),
         data=options.data,
-        task_options=task_options(options.set_task),
+        task_options=parse_task_options(options.set_task),
         limit=limit,
         batch_size=options.batch_size,
     )
@@ -159,17 +159,3 @@ def nothing_scored(run: Run, folder: Path) -> str:
             "then this command again"
         )
     return f"no question could be answered: {max(run.errors, key=lambda error: run.errors[error])}"
-
-
-def task_options(given: Sequence[str]) -> dict[str, Any]:
-    """KEY=VALUE pairs; a value that is no JSON is a word."""
-    parsed: dict[str, Any] = {}
-    for setting in given:
-        key, equals, value = setting.partition("=")
-        if not (key and equals):
-            raise ValueError(f"--set-task {setting}: give KEY=VALUE, for example scoring=contains")
-        try:
-            parsed[key] = json.loads(value)
-        except json.JSONDecodeError:
-            parsed[key] = value
-    return parsed

@@ -18,7 +18,7 @@ from clustrs.pruners import checks
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.selection import Selection
 from clustrs.vlm import generation
-from clustrs.vlm.candidates import FAMILIES, Candidates, Clock, base_crops, video_frames
+from clustrs.vlm.candidates import FAMILIES, Candidates, Clock, opener, video_frames
 from clustrs.vlm.choosing import choose
 from clustrs.vlm.compaction import Kept, Prompts, compact
 
@@ -81,7 +81,7 @@ class Handle:
             )
         if MARK in self.model.__dict__ or MARK in self.inner.__dict__:
             raise ValueError("a method is attached to this model already: remove it first (handle.remove())")
-        self.open = base_crops if crops == "base" and kind != "llava" else FAMILIES[kind]
+        self.open = opener(kind, crops)
         self.ready: list[Candidates] | None = None
         """The pictures of the next call, already encoded, one for each placeholder in order; `vlm.sharing` sets it."""
         self.last: list[PictureSelection] = []

@@ -299,3 +299,8 @@ FAMILIES: dict[str, Callable[[Any, dict[str, Any], Clock], list[Candidates]]] = 
     "llava_onevision": many_crops,
 }
 """How to open the pictures of a model, by `config.model_type`."""
+
+
+def opener(kind: str, crops: str) -> Callable[[Any, dict[str, Any], Clock], list[Candidates]]:
+    """How the pictures of a family of models are opened: with "all" crops, or with the "base" ones alone."""
+    return base_crops if crops == "base" and kind != "llava" else FAMILIES[kind]

@@ -9,8 +9,8 @@ from PIL import Image
 from torch import Tensor
 
 from clustrs.pruners import Pruner
-from clustrs.vlm.attach import Handle, PictureSelection
-from clustrs.vlm.candidates import FAMILIES, Candidates, Clock, base_crops
+from clustrs.vlm.attach import PictureSelection
+from clustrs.vlm.candidates import Candidates, Clock, opener
 
 PER_PICTURE = ("pixel_values", "image_sizes", "batch_num_images")
 
@@ -47,9 +47,8 @@ def encode(
     first = {number: place for place, (number, _) in reversed(list(enumerate(prompts)))}
     rows = torch.tensor(sorted(first.values()), device=model.device)
     arguments = {name: inputs[name][rows] for name in PER_PICTURE if name in inputs}
-    opened = base_crops if crops == "base" and model.config.model_type != "llava" else FAMILIES[model.config.model_type]
     with torch.inference_mode():
-        encoded = opened(model.model, arguments, Clock(model.device))
+        encoded = opener(model.config.model_type, crops)(model.model, arguments, Clock(model.device))
     by_place = dict(zip(rows.tolist(), encoded, strict=True))
     each = [by_place[first[number]] for number, _ in prompts]
     return Batch(inputs["input_ids"], inputs["attention_mask"], each)
@@ -57,7 +56,7 @@ def encode(
 
 def reply(model: Any, processor: Any, batch: Batch, method: Pruner, max_new_tokens: int, **options: str) -> list[Reply]:
     """Greedy answers to all prompts of a batch, with the tokens that `method` leaves. Options are those of `attach`."""
-    with Handle(method, model, **_options(options)) as handle, torch.inference_mode():
+    with method(model, **options) as handle, torch.inference_mode():
         handle.ready = batch.pictures
         output = model.generate(
             input_ids=batch.input_ids,
@@ -75,7 +74,3 @@ def part(batch: Batch, row: int) -> Batch:
     real = batch.attention_mask[row].bool()
     ids = batch.input_ids[row][real][None]
     return Batch(ids, torch.ones_like(ids), [batch.pictures[row]])
-
-
-def _options(given: dict[str, str]) -> dict[str, str]:
-    return {"scope": "image", "crops": "all", "positions": "compact", **given}

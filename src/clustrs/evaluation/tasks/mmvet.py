@@ -1,15 +1,12 @@
 """MM-Vet: open questions about photographs, charts and memes, scored by a judge."""
 
-from collections.abc import Sequence
 from pathlib import Path
-
-from PIL import Image
 
 from clustrs.evaluation.task import Item
 from clustrs.evaluation.tasks.sources import (
     Folder,
     Hub,
-    Pictures,
+    Illustrated,
     Record,
     gather,
     hub_rows,
@@ -26,20 +23,13 @@ ADVICE = (
 )
 
 
-class MMVet:
+class MMVet(Illustrated):
     """Questions are asked as they stand; `<AND>` and `<OR>` in the answers are for the judge."""
 
     name = "mmvet"
     max_new_tokens = 1024
     judged = True
     scale = 100.0
-
-    def __init__(self, items: Sequence[Item], pictures: Pictures) -> None:
-        self.items = items
-        self.pictures = pictures
-
-    def open(self, picture: str) -> Image.Image:
-        return self.pictures(picture)
 
     def score(self, item: Item, text: str) -> float | None:
         """None: the judge says."""

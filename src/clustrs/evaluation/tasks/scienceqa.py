@@ -5,13 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from string import ascii_uppercase
 
-from PIL import Image
-
 from clustrs.evaluation.task import Item
 from clustrs.evaluation.tasks.sources import (
     Folder,
     Hub,
-    Pictures,
+    Illustrated,
     Record,
     gather,
     hub_rows,
@@ -64,20 +62,13 @@ def chosen(text: str, letters: Sequence[str] = LETTERS) -> str | None:
     return named[0] if len(named) == 1 else None
 
 
-class ScienceQA:
+class ScienceQA(Illustrated):
     """The questions with a picture. Kinds are the numbers of choices: guessing gains more where there are few."""
 
     name = "scienceqa"
     max_new_tokens = 16
     judged = False
     scale = 100.0
-
-    def __init__(self, items: Sequence[Item], pictures: Pictures) -> None:
-        self.items = items
-        self.pictures = pictures
-
-    def open(self, picture: str) -> Image.Image:
-        return self.pictures(picture)
 
     def score(self, item: Item, text: str) -> float | None:
         """1 for the right letter; an answer without one is wrong."""

@@ -3,7 +3,7 @@
 import json
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path, PureWindowsPath
@@ -16,6 +16,17 @@ from clustrs.vlm.asking import open_picture
 
 Pictures = Callable[[str], Image.Image]
 """From a picture's name to the picture; a ValueError says what is wrong with it."""
+
+
+class Illustrated:
+    """What tasks with official files have in common: questions, and where their pictures come from."""
+
+    def __init__(self, items: Sequence[Item], pictures: Pictures) -> None:
+        self.items = items
+        self.pictures = pictures
+
+    def open(self, picture: str) -> Image.Image:
+        return self.pictures(picture)
 
 
 @dataclass(frozen=True)
