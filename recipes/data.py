@@ -22,6 +22,10 @@ USUAL = 700.0
 CLEAR = 0.35
 """A patch belongs to an object that covers at least this much of it; below `FAINT` it is background."""
 FAINT = 0.08
+PLACES = 12
+"""Columns, and rows, in which an object's centre can lie, over the whole grid."""
+SIZES = 9
+"""Steps of an object's area, each larger by the same factor."""
 COLOUR = {name: i for i, name in enumerate(COLOURS)}
 SHAPE = {name: i for i, name in enumerate(SHAPES)}
 NAMES = (*KINDS, "list", "hint", "grade")
@@ -34,12 +38,18 @@ class Stage:
     sides: tuple[int, ...]
     pictures: tuple[int, ...]
     steps: int
+    rate: float | None = None
+    """Learning rate of this stage, instead of the schedule's cosine."""
     lists: int = 0
     """Requests to list all objects, a picture."""
     hints: int = 0
     """Simpler questions about one object or one property, a picture; never in the test."""
     grades: int = 0
     """Questions for the place or the size of an object as a number from 0 to 9, a picture; never in the test."""
+    spreading: bool = False
+    """Whether the encoder's classifiers are held to unit weights, see `tower.spread`."""
+    even: bool = False
+    """Whether in small pictures too the area of all objects says nothing about their number."""
 
 
 def blurred(picture: NDArray[np.float32], sigma: float) -> NDArray[np.float32]:
@@ -83,11 +93,17 @@ def patch_labels(drawing: Drawing, corner: NDArray[np.int64], grid: int) -> dict
     digit = np.array([-1 if thing.digit is None else thing.digit for thing in things])[nearest] + 1
     digit = np.where(printed >= CLEAR, digit, np.where(printed > FAINT, IGNORED, 0))
     place = np.array([[thing.x, thing.y] for thing in things]) + corner[::-1] * PATCH
-    place = np.concatenate([place / (grid * PATCH) * 4 - 2, np.log([[thing.area / 800] for thing in things]) * 2], 1)
+    steps = (place * PLACES / (grid * PATCH)).astype(int).clip(0, PLACES - 1)
+    areas = np.array([thing.area for thing in things])
+    size = (np.log(areas / SMALLEST) / np.log(1.25 * LARGEST / SMALLEST) * SIZES).astype(int).clip(0, SIZES - 1)
+    place = np.concatenate([place / (grid * PATCH) * 4 - 2, 2 * np.log(areas / 800)[:, None]], 1)
     return {
         "shape": label([SHAPE[thing.shape] for thing in things]),
         "colour": label([COLOUR[thing.colour] for thing in things]),
         "digit": digit.reshape(-1),
+        "column": label([int(step) for step in steps[:, 0]]),
+        "row": label([int(step) for step in steps[:, 1]]),
+        "size": label([int(step) for step in size]),
         "geometry": place[nearest].astype(np.float32).reshape(-1, 3),
     }
 
@@ -123,7 +139,8 @@ class Pictures(Dataset[dict[str, Tensor]]):
         rows = []
         for number in range(self.plan.pictures[turn]):
             generator = generator_for(self.seed, purpose, self.stage, step, number)
-            drawing = draw(sample(generator, side).scaled(round(side * self.scale)), generator)
+            scene = sample(generator, side, even=self.plan.even)
+            drawing = draw(scene.scaled(round(side * self.scale)), generator)
             pixels = spoilt(drawing.pixels, self.photometry, generator)
             corner = generator.integers(0, self.grid - len(pixels) // PATCH + 1, 2)
             row: dict[str, Any] = {"pixels": pixels, "corner": corner}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from recipes.data import Stage
 
-Step = Callable[[dict[str, Tensor]], tuple[Tensor, dict[str, float]]]
+Step = Callable[[Stage, dict[str, Tensor]], tuple[Tensor, dict[str, float]]]
 SAVE_EVERY = 120.0
 """Seconds between two checkpoints."""
 
@@ -82,13 +82,14 @@ class Run:
         lines = log.read_text().splitlines() if log.exists() else []
         log.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= self.step))
 
-    def learning_rate(self) -> float:
-        """Linear warm-up, a cosine that reaches a twentieth at the horizon, and a linear way down before each rest."""
+    def learning_rate(self, stage: Stage) -> float:
+        """Linear warm-up, a cosine that reaches a twentieth at the horizon (or the stage's own rate), and a linear way
+        down before each rest."""
         plan = self.schedule
         if self.step < plan.warmup:
             return plan.rate * (self.step + 1) / plan.warmup
-        progress = (self.step - plan.warmup) / (plan.horizon - plan.warmup)
-        rate = plan.rate * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
+        progress = min(1.0, (self.step - plan.warmup) / (plan.horizon - plan.warmup))
+        rate = stage.rate or plan.rate * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
         left = next((rest - self.step for rest in (*plan.rests, plan.total) if rest > self.step), 0)
         return rate * min(1.0, max(0.02, left / plan.cooldown))
 
@@ -108,8 +109,8 @@ class Run:
         sums: dict[str, list[float]] = {}
         for batch in batches:
             for group in self.optimiser.param_groups:
-                group["lr"] = self.learning_rate()
-            value, report = step(batch)
+                group["lr"] = self.learning_rate(stage)
+            value, report = step(stage, batch)
             self.optimiser.zero_grad(set_to_none=True)
             value.backward()
             nn.utils.clip_grad_norm_(self.parameters.values(), 1.0)
@@ -120,19 +121,19 @@ class Run:
                 if not math.isnan(number_):
                     sums.setdefault(key, []).append(number_)
             if self.step % 25 == 0:
-                self.log(number, max(stage.sides), {key: sum(values) / len(values) for key, values in sums.items()})
+                self.log(number, stage, {key: sum(values) / len(values) for key, values in sums.items()})
                 sums = {}
             if time.monotonic() - saved > SAVE_EVERY:
                 self.save()
                 saved = time.monotonic()
 
-    def log(self, stage: int, side: int, means: dict[str, float]) -> None:
+    def log(self, number: int, stage: Stage, means: dict[str, float]) -> None:
         row = {
             "step": self.step,
-            "stage": stage,
-            "side": side,
+            "stage": number,
+            "side": max(stage.sides),
             "seconds": round(self.seconds),
-            "rate": self.learning_rate(),
+            "rate": self.learning_rate(stage),
         }
         row |= {key: round(value, 4) for key, value in means.items()}
         with (self.folder / "log.jsonl").open("a") as log:

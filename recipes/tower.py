@@ -7,7 +7,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clustrs.scenes.scene import COLOURS, MOST, SHAPES
-from recipes.data import IGNORED
+from recipes.data import IGNORED, PLACES, SIZES
+
+SHARPNESS = 1.5
+"""What the cosine of a feature and a class is multiplied by in the stages that spread the features, times the norm."""
 
 
 def normalised(pixels: Tensor) -> Tensor:
@@ -140,6 +143,17 @@ class Heads(nn.Module):
         whole = len(SHAPES) * len(COLOURS) + MOST
         self.read = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, whole))
         self.last = nn.Linear(width, whole)
+        self.column = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 1 + PLACES))
+        self.row = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 1 + PLACES))
+        self.size = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 1 + SIZES))
+
+
+def spread(head: nn.Sequential, patches: Tensor) -> Tensor:
+    """A classifier's logits when it may not choose how strongly to look: its classes are unit vectors, and all features
+    are normalised. To be told apart, classes must differ much in the features, which the projector reads as they are:
+    what is a small part of their variance is learnt late by the language model, or never."""
+    classes = F.normalize(head[1].weight, dim=1)
+    return SHARPNESS * F.linear(F.layer_norm(patches, patches.shape[-1:]), classes)
 
 
 def balanced(logits: Tensor, labels: Tensor) -> Tensor:
@@ -150,14 +164,17 @@ def balanced(logits: Tensor, labels: Tensor) -> Tensor:
     return each[objects].sum() / objects.sum().clamp(min=1) + 0.5 * each[ground].sum() / ground.sum().clamp(min=1)
 
 
-def loss(tower: Clip | Siglip, heads: Heads, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
+def loss(
+    tower: Clip | Siglip, heads: Heads, batch: dict[str, Tensor], spreading: bool = False
+) -> tuple[Tensor, dict[str, float]]:
     """The sum of all losses, and how much is right."""
     hidden = tower(batch["pixels"], batch["corner"])
     patches = hidden[:, -batch["shape"].shape[1] :]
     cls, last = tower.summaries(hidden)
     report, total = {}, torch.zeros(())
-    for name in ("shape", "colour", "digit"):
-        logits = getattr(heads, name)(patches)
+    for name in ("shape", "colour", "digit", "column", "row", "size")[: 6 if spreading else 3]:
+        head = getattr(heads, name)
+        logits = spread(head, patches) if spreading else head(patches)
         total = total + balanced(logits, batch[name])
         objects = batch[name] > 0
         report[name] = (logits.argmax(-1)[objects] == batch[name][objects]).float().mean().item()

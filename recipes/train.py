@@ -69,7 +69,7 @@ def train_encoder(settings: dict[str, Any], family: str, folder: Path) -> None:
     start(folder / f"{family}-encoder", {"tower": encoder.tower, "heads": heads}, own).stages(
         stages(own),
         lambda number, stage, first: batches(Pictures(settings, family, number, stage), first),
-        lambda batch: tower.loss(encoder, heads, batch),
+        lambda stage, batch: tower.loss(encoder, heads, batch, stage.spreading),
     )
 
 
@@ -104,7 +104,7 @@ def train_language(settings: dict[str, Any], family: str, folder: Path) -> None:
     start(folder / f"{family}-language", parts(model), own).stages(
         stages(own),
         lambda number, stage, first: batches(Pictures(settings, family, number, stage, words), first),
-        lambda batch: language.loss(asking, batch),
+        lambda _, batch: language.loss(asking, batch),
     )
 
 

@@ -131,10 +131,54 @@ def test_patch_labels_name_what_lies_there() -> None:
             assert (x + 2) / 4 * 192 == pytest.approx(thing.x + 4 * 8, abs=1e-3)
             assert (y + 2) / 4 * 192 == pytest.approx(thing.y + 3 * 8, abs=1e-3)
             assert size == pytest.approx(2 * np.log(thing.area / 800), abs=1e-3)
+            assert labels["column"][patch] == 1 + (thing.x + 4 * 8) // 16
+            assert labels["row"][patch] == 1 + (thing.y + 3 * 8) // 16
+            low, high = (350 * (1.25 * 1900 / 350) ** (step / 9) for step in labels["size"][patch] + [-1, 0])
+            assert low <= thing.area <= high
         elif covered[most, patch] <= data.FAINT:
-            assert labels["shape"][patch] == labels["colour"][patch] == 0
+            assert labels["shape"][patch] == labels["colour"][patch] == labels["row"][patch] == 0
         else:
             assert labels["shape"][patch] == data.IGNORED
+
+
+def test_a_spread_classifier_cannot_look_harder() -> None:
+    """Neither longer classes nor longer features make its logits larger."""
+    torch.manual_seed(2)
+    head = tower.Heads(16).shape
+    patches = torch.randn(2, 3, 16)
+    before = tower.spread(head, patches)
+    classes = head[1].weight / head[1].weight.norm(dim=1, keepdim=True)
+    centred = patches - patches.mean(-1, keepdim=True)
+    expected = 1.5 * (centred / centred.pow(2).mean(-1, keepdim=True).sqrt()) @ classes.T
+    torch.testing.assert_close(before, expected, rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        head[1].weight *= 50
+    torch.testing.assert_close(tower.spread(head, 7 * patches), before, rtol=1e-4, atol=1e-4)
+
+
+def test_in_even_pictures_the_area_says_nothing_about_the_number() -> None:
+    for side in (96, 128):
+        generator = generator_for(12, side)
+        scenes = [sample(generator, side, even=True) for _ in range(400)]
+        counts = np.array([len(scene.things) for scene in scenes])
+        totals = np.array([sum(thing.area for thing in scene.things) for scene in scenes])
+        assert set(counts) == set(range(1, 4 if side == 96 else 5))
+        assert abs(np.corrcoef(counts, totals)[0, 1]) < 0.12
+        plain = [sample(generator, side) for _ in range(400)]
+        plain_totals = [sum(thing.area for thing in scene.things) for scene in plain]
+        assert np.corrcoef([len(scene.things) for scene in plain], plain_totals)[0, 1] > 0.7
+
+
+def test_the_learning_rate_of_a_stage(tmp_path: Path) -> None:
+    from recipes.running import Run, Schedule
+
+    run = Run(tmp_path, {"layer": torch.nn.Linear(2, 1)}, Schedule(1e-2, 10, 100, 10, 200, rests=(100,)), 0.0)
+    plain, own = data.Stage((1,), (1,), 100), data.Stage((1,), (1,), 100, rate=4e-3)
+    expected = {0: (1e-3, 1e-3), 10: (1e-2, 4e-3), 95: (None, 2e-3), 100: (5e-4, 4e-3), 195: (2.5e-4, 2e-3)}
+    for step, rates in expected.items():
+        run.step = step
+        for stage, rate in zip((plain, own), rates, strict=True):
+            assert rate is None or run.learning_rate(stage) == pytest.approx(rate)
 
 
 def test_hints_and_grades_of_a_known_scene() -> None:
@@ -187,7 +231,7 @@ def test_a_stopped_run_goes_on(settings: dict[str, Any], tmp_path: Path, monkeyp
             short = copy.deepcopy(settings)
             with monkeypatch.context() as patch:
                 patch.setattr(data.Pictures, "__len__", lambda _: 2)
-                patch.setattr(train, "stages", lambda own: [data.Stage((64,), (3,), 6, 2)])
+                patch.setattr(train, "stages", lambda own: [data.Stage((64,), (3,), 6, lists=2)])
                 part(short, family, tmp_path / "parts")
             part(settings, family, tmp_path / "parts")
             whole, parts = (
@@ -205,7 +249,7 @@ def test_a_log_has_one_line_a_step_counted_once(tmp_path: Path) -> None:
     run = Run(tmp_path, {"layer": layer}, Schedule(1e-2, 1, 100, 10, 100), 0.0)
     stage = data.Stage((1,), (1,), 100)
     batches = [{"x": torch.ones(1, 2)}] * 60
-    run.stages([stage], lambda *_: batches, lambda batch: (layer(batch["x"]).square().mean(), {"one": 1.0}))
+    run.stages([stage], lambda *_: batches, lambda _, batch: (layer(batch["x"]).square().mean(), {"one": 1.0}))
     assert run.step == 60
     again = Run(tmp_path, {"layer": torch.nn.Linear(2, 1)}, Schedule(1e-2, 1, 100, 10, 100), 0.0)
     assert again.step == 60

@@ -94,11 +94,15 @@ def names(count: int, generator: Generator) -> list[tuple[str, str]]:
     return [pairs[i] for i in generator.permutation(len(pairs))[:count]]
 
 
-def sizes(side: int, generator: Generator) -> list[float]:
-    """Areas of the objects of a picture: full-size ones obey `TOTAL`, small ones (for early training) hold fewer."""
+def sizes(side: int, even: bool, generator: Generator) -> list[float]:
+    """Areas of the objects of a picture: full-size ones obey `TOTAL`, small ones (for training) hold fewer. With `even`
+    the small ones too have a total that says nothing about the number."""
     if side >= FULL:
         total = generator.uniform(*TOTAL)
         return areas(int(generator.integers(2, MOST + 1)), total, generator)
+    if even:
+        most = 3 if side < 120 else 4
+        return areas(int(generator.integers(1, most + 1)), generator.uniform(most * SMALLEST + 50, 1850), generator)
     if side >= 96:
         return [generator.uniform(SMALLEST, 1300) for _ in range(generator.integers(1, 4))]
     return [generator.uniform(SMALLEST, 900)]
@@ -119,9 +123,9 @@ def place(side: int, reaches: list[float], generator: Generator) -> list[tuple[f
     return centres
 
 
-def sample(generator: Generator, side: int = 192, held_out: bool = False) -> Scene:
+def sample(generator: Generator, side: int = 192, held_out: bool = False, even: bool = False) -> Scene:
     """A random scene, from the part for tests or from the other one."""
-    extents = sizes(side, generator)
+    extents = sizes(side, even, generator)
     while True:
         pairs = names(len(extents), generator)
         if is_held_out([f"{colour} {shape}" for colour, shape in pairs]) != held_out:
@@ -131,7 +135,7 @@ def sample(generator: Generator, side: int = 192, held_out: bool = False) -> Sce
         if centres is not None:
             break
         if side < FULL:
-            extents = sizes(side, generator)
+            extents = sizes(side, even, generator)
     things = []
     for (colour, shape), area, (x, y) in zip(pairs, extents, centres, strict=True):
         digit = int(generator.integers(10)) if area >= DIGIT_AREA and generator.random() < 0.75 else None
