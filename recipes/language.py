@@ -69,6 +69,23 @@ class Asking(nn.Module):
         return self.head(self.language.norm(text[batch["targets"] != IGNORED]))
 
 
+def initialise(model: Any, spread: float) -> None:
+    """Random weights to begin with. The usual ones are meant for widths of thousands: in a narrow model they leave the
+    words so small beside the picture that the first layers lose them. Here every layer gets and gives values of about
+    1, and the two that write to the residual stream share it. `spread` is the standard deviation of the features."""
+    inner = model.model
+    language, projector = inner.language_model, inner.multi_modal_projector
+    depth = (2 * len(language.layers)) ** 0.5
+    with torch.no_grad():
+        language.embed_tokens.weight.normal_()
+        for name, weight in [*language.layers.named_parameters(), *projector.named_parameters()]:
+            if weight.dim() == 2:
+                writes = name.endswith(("o_proj.weight", "down_proj.weight"))
+                weight.normal_(0, weight.shape[1] ** -0.5 / (depth if writes else 1))
+        projector.linear_1.weight /= spread
+        model.lm_head.weight.normal_(0, model.lm_head.weight.shape[1] ** -0.5)
+
+
 Turns = tuple[Tensor, Tensor]
 """Cosines and sines of the rotary positions."""
 

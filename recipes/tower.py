@@ -148,7 +148,7 @@ class Heads(nn.Module):
         self.size = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 1 + SIZES))
 
 
-def spread(head: nn.Sequential, patches: Tensor) -> Tensor:
+def spread(head: Any, patches: Tensor) -> Tensor:
     """A classifier's logits when it may not choose how strongly to look: its classes are unit vectors, and all features
     are normalised. To be told apart, classes must differ much in the features, which the projector reads as they are:
     what is a small part of their variance is learnt late by the language model, or never."""

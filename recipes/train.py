@@ -95,7 +95,11 @@ def train_language(settings: dict[str, Any], family: str, folder: Path) -> None:
     model.model.vision_tower.requires_grad_(False)
     vision = model.model.vision_tower
     encoder = tower.Clip(vision, fresh=False) if family == "llava" else tower.Siglip(vision)
-    if family == "onevision":
+    if family == "llava":
+        some = Pictures(settings, family, 0, Stage((own["stages"][0]["sides"][0],), (16,), 1))[0]
+        with torch.no_grad():
+            language.initialise(model, encoder.features(some["pixels"], some["corner"]).std().item())
+    else:
         for name, part in parts(model).items():
             if name != "newline":
                 trained(part, folder / "llava-language" / "checkpoint.safetensors", name)

@@ -264,9 +264,9 @@ def test_unreadable_run(serve: Callable[..., Server], tmp_path: Path, answers: s
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("nonsense\n", "verdicts.jsonl' line 1: this is no JSON"),
+        ("nonsense\n", "verdicts.jsonl' line 1: not JSON"),
         (verdict_row("v1_0", 1.5), "line 1: score is 1.5, a number from 0 to 1 or null is expected"),
-        (verdict_row("v1_0", float("nan")), "score is nan"),
+        (verdict_row("v1_0", float("nan")), "NaN is not a number"),
         (verdict_row("v1_0", True), "score is True"),
         (verdict_row("v1_0", 1).replace('"round": 0', '"round": "0"'), "round is '0'"),
     ],

@@ -65,7 +65,7 @@ def test_a_torn_last_line_is_ignored(tmp_path: Path) -> None:
     whole = load_run(write_run(tmp_path / "a", lambda rows: rows[:-1]))
     run = load_run(write_run(tmp_path / "b", lambda rows: rows[:-1], end=torn))
     assert run.present == whole.present == 299
-    with pytest.raises(ValueError, match=r"answers.jsonl line 301: not JSON"):
+    with pytest.raises(ValueError, match=r"answers.jsonl' line 301: not JSON"):
         load_run(write_run(tmp_path / "c", end=torn + "\n"))
 
 
@@ -129,7 +129,7 @@ BAD_ROWS: list[tuple[Row, str]] = [
 @pytest.mark.parametrize(("change", "message"), BAD_ROWS)
 def test_bad_answers_are_refused(change: Row, message: str, tmp_path: Path) -> None:
     folder = write_run(tmp_path, lambda rows: [*rows[:5], {**rows[5], **change}, *rows[6:]])
-    with pytest.raises(ValueError, match=rf"answers.jsonl line 6: .*{message}"):
+    with pytest.raises(ValueError, match=rf"answers.jsonl' line 6: .*{message}"):
         load_run(folder)
 
 
@@ -137,7 +137,7 @@ def test_bad_answers_are_refused(change: Row, message: str, tmp_path: Path) -> N
 def test_lines_that_are_no_answers(line: str, tmp_path: Path) -> None:
     folder = write_run(tmp_path)
     (folder / "answers.jsonl").write_bytes(line.encode("latin-1") + b"\n")
-    with pytest.raises(ValueError, match=r"answers.jsonl line 1: "):
+    with pytest.raises(ValueError, match=r"answers.jsonl' line 1: "):
         load_run(folder)
 
 
@@ -168,8 +168,8 @@ def test_bad_configurations_are_refused(settings: Row, message: str, tmp_path: P
 
 
 def test_a_folder_without_a_run(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"config.json' could not be read .*give the folder of a run"):
+    with pytest.raises(ValueError, match=r"there is no config.json, it is not the folder of a run"):
         load_run(tmp_path)
     (write_run(tmp_path) / "answers.jsonl").unlink()
-    with pytest.raises(ValueError, match=r"answers.jsonl' could not be read"):
+    with pytest.raises(ValueError, match=r"answers.jsonl' cannot be read"):
         load_run(tmp_path)

@@ -144,7 +144,7 @@ def test_patch_labels_name_what_lies_there() -> None:
 def test_a_spread_classifier_cannot_look_harder() -> None:
     """Neither longer classes nor longer features make its logits larger."""
     torch.manual_seed(2)
-    head = tower.Heads(16).shape
+    head: Any = tower.Heads(16).shape
     patches = torch.randn(2, 3, 16)
     before = tower.spread(head, patches)
     classes = head[1].weight / head[1].weight.norm(dim=1, keepdim=True)

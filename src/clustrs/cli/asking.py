@@ -101,16 +101,6 @@ def add_common(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print JSON")
 
 
-def parse_keep(text: str) -> int | float:
-    """16 is a count; 0.25 and 1.0 are fractions."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    raise ValueError(f"--keep {text}: give a count (16) or a fraction (0.25)")
-
-
 def parse_settings(settings: list[str]) -> dict[str, Any]:
     """KEY=VALUE pairs; a value that is no JSON is a string."""
     from clustrs.pruners import checks
@@ -123,10 +113,10 @@ def parse_settings(settings: list[str]) -> dict[str, Any]:
 
 def make_method(name: str, keep: str | None, settings: dict[str, Any]) -> "Pruner":
     """A method with these parameters, and a budget unless it is the one that keeps everything."""
-    from clustrs.pruners import get_method
+    from clustrs.pruners import checks, get_method
 
     if keep is not None:
-        settings = {"keep": parse_keep(keep), **settings}
+        settings = {"keep": checks.read_keep(keep), **settings}
     elif name != "none":
         settings = {"keep": DEFAULT_KEEP, **settings}
     return get_method(name, **settings)

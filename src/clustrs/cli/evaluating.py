@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clustrs.cli.asking import parse_keep
 from clustrs.embedded import DEFAULT, picture_path
 
 if TYPE_CHECKING:
@@ -148,6 +147,7 @@ def configuration(options: argparse.Namespace) -> "Config":
         parse_task_options,
         read_settings,
     )
+    from clustrs.pruners import checks
 
     chosen = dict(DEFAULTS)
     if options.config:
@@ -162,7 +162,7 @@ def configuration(options: argparse.Namespace) -> "Config":
         chosen[name] = words(chosen[name])
     if options.set_task:
         chosen["task_options"] = {**chosen.get("task_options", {}), **parse_task_options(options.set_task)}
-    keeps = [parse_keep(value) if isinstance(value, str) else value for value in chosen.pop("keep")]
+    keeps = [checks.read_keep(value) if isinstance(value, str) else value for value in chosen.pop("keep")]
     return Config(
         methods=expand_methods(chosen.pop("methods"), keeps),
         corruptions=expand_corruptions([str(text) for text in chosen.pop("corrupt")]),

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from clustrs import __version__
-from clustrs.evaluation.record import read_answers, read_config, write_whole
+from clustrs.evaluation.record import read_config, write_whole
+from clustrs.evaluation.rows import lines, need, parse
 from clustrs.evaluation.task import Item, Task
 from clustrs.evaluation.tasks import fingerprint
 
@@ -37,8 +38,7 @@ def answers_of(folder: Path) -> list[Answer]:
     if not (folder / "answers.jsonl").is_file():
         raise ValueError(f"{str(folder)!r} is no run: there is no answers.jsonl in it")
     answers = []
-    for number, row in enumerate(read_answers(folder), 1):
-        where = f"{str(folder / 'answers.jsonl')!r} line {number}"
+    for where, row in lines(folder / "answers.jsonl"):
         answers.append(
             Answer(
                 item=need(where, row, "item", str),
@@ -53,26 +53,6 @@ def answers_of(folder: Path) -> list[Answer]:
     if not answers:
         raise ValueError(f"run {str(folder)!r} has no answers yet")
     return answers
-
-
-def parse(line: bytes, where: str) -> dict[str, Any]:
-    """The JSON object that a line holds."""
-    try:
-        row = json.loads(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError):
-        raise ValueError(f"{where}: this is no JSON") from None
-    if not isinstance(row, dict):
-        raise ValueError(f"{where}: an object is expected, this is {type(row).__name__}")
-    return row
-
-
-def need(where: str, row: Mapping[str, Any], key: str, *kinds: type) -> Any:
-    """The value under a key, which must be there and of the right kind."""
-    value = row.get(key)
-    if key not in row or not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
-        raise ValueError(f"{where}: {key} is {ascii(value)[:60] if key in row else 'missing'}, {names} is expected")
-    return value
 
 
 def export_run(folder: Path, format: str, target: Path) -> list[Path]:

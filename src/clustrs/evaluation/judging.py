@@ -13,8 +13,9 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import BinaryIO
 
-from clustrs.evaluation.formats import Answer, answers_of, need, parse
+from clustrs.evaluation.formats import Answer, answers_of
 from clustrs.evaluation.judge import Judge, JudgeError, JudgeRefused
+from clustrs.evaluation.rows import lines, need
 
 Pair = tuple[str, str]
 """A question's id and the words that are judged."""
@@ -166,29 +167,20 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 
 def verdicts_in(path: Path) -> Iterator[Verdict]:
     """The rows of `verdicts.jsonl`, but for a torn last one; none when there is no such file."""
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
+    if not path.exists():
         return
-    except OSError as error:
-        raise ValueError(f"{str(path)!r} cannot be read: {error.strerror}") from None
-    with file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                return
-            where = f"{str(path)!r} line {number}"
-            row = parse(line, where)
-            score = need(where, row, "score", int, float, type(None))
-            if score is not None and not 0 <= score <= 1:
-                raise ValueError(f"{where}: score is {score!r}, a number from 0 to 1 or null is expected")
-            yield Verdict(
-                item=need(where, row, "item", str),
-                text=need(where, row, "text", str),
-                judge=need(where, row, "judge", str),
-                round=need(where, row, "round", int),
-                score=None if score is None else float(score),
-                error=need(where, row, "error", str, type(None)),
-            )
+    for where, row in lines(path):
+        score = need(where, row, "score", int, float, type(None))
+        if score is not None and not 0 <= score <= 1:
+            raise ValueError(f"{where}: score is {score!r}, a number from 0 to 1 or null is expected")
+        yield Verdict(
+            item=need(where, row, "item", str),
+            text=need(where, row, "text", str),
+            judge=need(where, row, "judge", str),
+            round=need(where, row, "round", int),
+            score=None if score is None else float(score),
+            error=need(where, row, "error", str, type(None)),
+        )
 
 
 def read_verdicts(folder: Path, judge: str | None = None) -> Verdicts:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from clustrs.evaluation.config import Config, differences
+from clustrs.evaluation.rows import lines, read_object
 
 Key = tuple[str, str, str, int]
 
@@ -80,13 +81,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise ValueError(f"run {str(folder)!r}: there is no config.json, it is not the folder of a run")
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{str(path)!r} could not be read: {' '.join(str(error).split())}") from None
-    if not isinstance(stored, dict):
-        raise ValueError(f"{str(path)!r}: a mapping is expected")
-    return stored
+    return read_object(path)
 
 
 def read_answers(folder: Path) -> Iterator[dict[str, Any]]:
@@ -94,13 +89,9 @@ def read_answers(folder: Path) -> Iterator[dict[str, Any]]:
     path = folder / "answers.jsonl"
     if not path.exists():
         return
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith("\n"):
-                return
-            try:
-                row = json.loads(line)
-                key_of(row)
-            except (ValueError, KeyError, TypeError, RecursionError):
-                raise ValueError(f"{str(path)!r} line {number}: not an answer of a run") from None
-            yield row
+    for where, row in lines(path):
+        try:
+            key_of(row)
+        except KeyError as error:
+            raise ValueError(f"{where}: {error.args[0]} is missing, this is not an answer of a run") from None
+        yield row

@@ -3,7 +3,7 @@
 import json
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite, prod
@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clustrs.evaluation.judging import Verdicts, read_verdicts
+from clustrs.evaluation.record import read_config
+from clustrs.evaluation.rows import excerpt, lines, need
 
 MISSING, SCORED, FAILED, UNJUDGED = range(4)
 STATES = ("missing", "scored", "failed", "not judged")
@@ -175,7 +177,7 @@ class Run:
 
 def load_run(folder: Path, judge: str | None = None) -> Run:
     """Read a run's folder. A judged run with several judges needs the name of one of them."""
-    config = _config(folder / "config.json")
+    config = _config(folder)
     if judge is not None and not config["judged"]:
         raise ValueError(f"judge={judge!r}: the answers of this run need no judge, leave it out")
     methods = _methods(config["methods"])
@@ -242,20 +244,20 @@ class _Rows:
         self.errors: Counter[str] = Counter()
         numbers: dict[str, int] = {}
         seen = set()
-        for where, row in _lines(path):
-            item, kinds = _need(where, row, "item", str), _need(where, row, "kinds", list)
+        for where, row in lines(path):
+            item, kinds = need(where, row, "item", str), need(where, row, "kinds", list)
             if not all(isinstance(kind, str) for kind in kinds):
-                raise ValueError(f"{where}: kinds is {_excerpt(kinds)}, strings are expected")
-            method = _key(_need(where, row, "method", dict))
-            corruption, seed = _need(where, row, "corruption", str), _need(where, row, "seed", int)
+                raise ValueError(f"{where}: kinds is {excerpt(kinds)}, strings are expected")
+            method = _key(need(where, row, "method", dict))
+            corruption, seed = need(where, row, "corruption", str), need(where, row, "seed", int)
             cell = []
             for name, value in (("method", method), ("corruption", corruption), ("seed", seed)):
                 if value not in places[name]:
-                    raise ValueError(f"{where}: {name} {_excerpt(value)} is not in config.json")
+                    raise ValueError(f"{where}: {name} {excerpt(value)} is not in config.json")
                 cell.append(places[name][value])
             place = (cell[0], cell[1], cell[2], numbers.setdefault(item, len(numbers)))
             if place in seen:
-                raise ValueError(f"{where}: {_excerpt(item)} was answered with this method, corruption and seed before")
+                raise ValueError(f"{where}: {excerpt(item)} was answered with this method, corruption and seed before")
             seen.add(place)
             self.items.setdefault(item, tuple(dict.fromkeys(kinds)))
             state, score = self._score(where, row, verdicts)
@@ -263,15 +265,15 @@ class _Rows:
             self.states.append(state)
             self.scores.append(score)
             if state != FAILED:
-                self._keep(where, _need(where, row, "kept", list), place)
+                self._keep(where, need(where, row, "kept", list), place)
 
     def _score(
         self, where: str, row: Mapping[str, Any], verdicts: Mapping[tuple[str, str], float]
     ) -> tuple[int, float]:
         if row.get("error") is not None:
-            self.errors[_need(where, row, "error", str)] += 1
+            self.errors[need(where, row, "error", str)] += 1
             return FAILED, np.nan
-        text = _need(where, row, "text", str)
+        text = need(where, row, "text", str)
         score = _score(where, row)
         if score is None:
             score = verdicts.get((row["item"], text))
@@ -281,65 +283,30 @@ class _Rows:
         try:
             tokens = array("i", kept)
         except (TypeError, OverflowError):
-            raise ValueError(f"{where}: kept is {_excerpt(kept)}, token numbers are expected") from None
+            raise ValueError(f"{where}: kept is {excerpt(kept)}, token numbers are expected") from None
         if kept and min(kept) < -1:
-            raise ValueError(f"{where}: kept is {_excerpt(kept)}, numbers from 0 (or -1 for CLS) are expected")
+            raise ValueError(f"{where}: kept is {excerpt(kept)}, numbers from 0 (or -1 for CLS) are expected")
         cell = self.kept.setdefault(place[:3], _Tokens())
         cell.items.append(place[3])
         cell.counts.append(len(tokens))
         cell.tokens.extend(tokens)
 
 
-def _config(path: Path) -> dict[str, Any]:
+def _config(folder: Path) -> dict[str, Any]:
     """The configuration, with everything checked that is used here."""
-    try:
-        config = _parse(path.read_bytes(), str(path))
-    except OSError as error:
-        raise ValueError(f"{str(path)!r} could not be read ({error.strerror}): give the folder of a run") from None
+    config, where = read_config(folder), repr(str(folder / "config.json"))
     for name, kind in (("task", str), ("model", str), ("items", int), ("judged", bool)):
-        _need(str(path), config, name, kind)
+        need(where, config, name, kind)
     for name, part in (("methods", dict), ("corruptions", str), ("seeds", int)):
-        values = _need(str(path), config, name, list)
+        values = need(where, config, name, list)
         if not values or not all(isinstance(value, part) and not isinstance(value, bool) for value in values):
-            raise ValueError(f"{path}: {name} is {_excerpt(values)}, a list of {part.__name__} is expected")
+            raise ValueError(f"{where}: {name} is {excerpt(values)}, a list of {part.__name__} is expected")
     scale = config.get("scale")
     if config["items"] < 1:
-        raise ValueError(f"{path}: items is {config['items']}, 1 or more is expected")
+        raise ValueError(f"{where}: items is {config['items']}, 1 or more is expected")
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not 1e-6 <= scale <= 1e6:
-        raise ValueError(f"{path}: scale is {_excerpt(scale)}, a number above 0 is expected")
+        raise ValueError(f"{where}: scale is {excerpt(scale)}, a number above 0 is expected")
     return config
-
-
-def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where each row stands, and the row. A last line without an end was torn and is left out."""
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.endswith(b"\n"):
-                    where = f"{path} line {number}"
-                    yield where, _parse(line, where)
-    except OSError as error:
-        raise ValueError(f"{str(path)!r} could not be read ({error.strerror})") from None
-
-
-def _parse(content: bytes, where: str) -> dict[str, Any]:
-    def constant(name: str) -> None:
-        raise ValueError(f"{name} is not a number")
-
-    try:
-        value = json.loads(content.decode(), parse_constant=constant)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: not JSON ({_excerpt(str(error))})") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{where}: {_excerpt(value)} stands where an object is expected")
-    return value
-
-
-def _need(where: str, row: Mapping[str, Any], name: str, kind: type) -> Any:
-    value = row.get(name)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"{where}: {name} is {_excerpt(value)}, {kind.__name__} is expected")
-    return value
 
 
 def _score(where: str, row: Mapping[str, Any]) -> float | None:
@@ -347,13 +314,8 @@ def _score(where: str, row: Mapping[str, Any]) -> float | None:
     if score is None:
         return None
     if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
-        raise ValueError(f"{where}: score is {_excerpt(score)}, a number from 0 to 1 or null is expected")
+        raise ValueError(f"{where}: score is {excerpt(score)}, a number from 0 to 1 or null is expected")
     return float(score)
-
-
-def _excerpt(value: Any) -> str:
-    text = ascii(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _key(method: Any) -> str:

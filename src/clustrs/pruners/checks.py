@@ -25,6 +25,16 @@ def keep(value: Any) -> None:
         raise ValueError(f"keep={value!r}: give a count (an int of at least 1) or a fraction (a float in (0, 1])")
 
 
+def read_keep(text: str) -> int | float:
+    """What `--keep` says: 16 is a count; 0.25 and 1.0 are fractions."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    raise ValueError(f"--keep {text}: give a count (16) or a fraction (0.25)")
+
+
 def number(name: str, value: Any, low: float, high: float) -> None:
     """A number in [low, high]."""
     if not (is_number(value) and low <= value <= high):

@@ -16,22 +16,14 @@ def add_pictures(command: argparse.ArgumentParser, count: int) -> None:
     command.add_argument("--count", type=int, default=count, help="how many drawn scenes (default: %(default)s)")
 
 
-def read_keep(text: str) -> int | float:
-    """16 is a count; 0.25 and 1.0 are fractions."""
-    try:
-        return float(text) if "." in text else int(text)
-    except ValueError:
-        raise ValueError(f"--keep {text}: give a count (16) or a fraction (0.25)") from None
-
-
 def read_methods(names: str, keep: str) -> list["Pruner"]:
     """Methods named with commas between them, each with the same budget but the one that keeps everything."""
-    from clustrs.pruners import get_method
+    from clustrs.pruners import checks, get_method
 
     given = [name.strip() for name in names.split(",")]
     if len(set(given)) < len(given):
         raise ValueError(f"--methods {names}: give each method once")
-    budget = read_keep(keep)
+    budget = checks.read_keep(keep)
     return [get_method(name) if name == "none" else get_method(name, keep=budget) for name in given]
 
 

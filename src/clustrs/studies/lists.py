@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from clustrs.studies.choices import read_keep
-
 T = TypeVar("T")
 
 
@@ -22,7 +20,9 @@ def read_list(option: str, text: str, read: Callable[[str], T]) -> list[T]:
 
 def read_keeps(text: str) -> list[int | float]:
     """Budgets, counts or fractions; whether a method can have them is for the method to say."""
-    return read_list("--keep", text, read_keep)
+    from clustrs.pruners import checks
+
+    return read_list("--keep", text, checks.read_keep)
 
 
 def read_counts(option: str, text: str, low: int = 1) -> list[int]:

@@ -70,7 +70,7 @@ def study(options: argparse.Namespace) -> list[Outcome]:
     if options.corrupt is not None:
         usual = choices.known_levels(options.corrupt)[-1:]
         corruptions = [*choices.read_corruptions(options.corrupt, options.levels, usual)]
-    method = ClustRS(keep=choices.read_keep(options.keep))
+    method = ClustRS(keep=checks.read_keep(options.keep))
     pictures = study_pictures(options.pictures, options.count)
     eyes = Eyes(options.model)
     titles = [CLEAN if corruption is None else str(corruption) for corruption in corruptions]

@@ -1,0 +1,56 @@
+"""Files of JSON lines, and single objects, that others may have written or a killed process left half done."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def excerpt(value: Any) -> str:
+    """A value as messages show it: in one line, printable, not endless."""
+    text = ascii(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def parse(content: bytes, where: str) -> dict[str, Any]:
+    """The JSON object that a file or a line holds; NaN and Infinity are no JSON."""
+
+    def constant(name: str) -> None:
+        raise ValueError(f"{name} is not a number")
+
+    try:
+        value = json.loads(content.decode("utf-8-sig"), parse_constant=constant)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: not JSON ({excerpt(str(error))})") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{where}: {excerpt(value)} stands where an object is expected")
+    return value
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A file that holds one JSON object."""
+    try:
+        return parse(path.read_bytes(), repr(str(path)))
+    except OSError as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+
+
+def lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Where each row stands, and the row. A last line without an end was torn and is left out."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.endswith(b"\n"):
+                    where = f"{str(path)!r} line {number}"
+                    yield where, parse(line, where)
+    except OSError as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+
+
+def need(where: str, row: Mapping[str, Any], key: str, *kinds: type) -> Any:
+    """The value under a key, which must be there and of one of these kinds."""
+    value = row.get(key)
+    if key not in row or not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+        raise ValueError(f"{where}: {key} is {excerpt(value) if key in row else 'missing'}, {names} is expected")
+    return value
