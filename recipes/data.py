@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from clustrs.scenes.questions import KINDS, Question, draw_questions, lists
+from clustrs.scenes.questions import KINDS, Question, draw_questions, lists, pairs
 from clustrs.scenes.rendering import PATCH, Drawing, draw
 from clustrs.scenes.scene import COLOURS, LARGEST, MOST, SHAPES, SMALLEST, Scene, sample
 from clustrs.scenes.testset import generator_for
@@ -46,6 +46,8 @@ class Stage:
     """Simpler questions about one object or one property, a picture; never in the test."""
     grades: int = 0
     """Questions for the place or the size of an object as a number from 0 to 9, a picture; never in the test."""
+    pairs: int = 0
+    """Further questions that compare two objects, a picture."""
     spreading: bool = False
     """Whether the encoder's classifiers are held to unit weights, see `tower.spread`."""
     even: bool = False
@@ -153,6 +155,8 @@ class Pictures(Dataset[dict[str, Tensor]]):
             else:
                 asked = draw_questions(drawing.scene, self.questions, generator)
                 asked += [lists(drawing.scene)[i] for i in generator.permutation(3)[: self.plan.lists]]
+                if compared := pairs(drawing.scene.things):
+                    asked += [compared[i] for i in generator.integers(0, len(compared), self.plan.pairs)]
                 simple = hints(drawing.scene, corner * PATCH, self.grid * PATCH / 2)
                 asked += [simple[i] for i in generator.integers(0, len(simple), self.plan.hints)]
                 graded = grades(drawing.scene, corner * PATCH, self.grid * PATCH)

@@ -43,6 +43,20 @@ def load(folder_of: Callable[[str, str], Path]) -> Callable[..., tuple[Any, Any]
 
 
 @pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """The command line: what it returns, and what it prints to either stream."""
+    from clustrs.cli import main
+
+    def run(*words: Any) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Server]]:
     """Starts a server that gives the replies it is told to; it is closed at the end of the test."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")

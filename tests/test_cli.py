@@ -44,17 +44,6 @@ def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*words: Any) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main([str(word) for word in words])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
-
-
-@pytest.fixture
 def ask(run: Run, folder: Path, picture: Path) -> Callable[..., dict[str, Any]]:
     def ask(*words: Any) -> dict[str, Any]:
         common = ("--model", folder, "--max-new-tokens", 4, "--json")

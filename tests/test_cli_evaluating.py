@@ -10,8 +10,6 @@ import tiny_models
 from judge_server import Server, says
 from PIL import Image
 
-from clustrs.cli import main
-
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -26,17 +24,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "2.png").write_text("no picture")
     (root / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return root
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*words: Any) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main([str(word) for word in words])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 def options(root: Path) -> list[Any]:

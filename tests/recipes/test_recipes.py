@@ -181,6 +181,24 @@ def test_the_learning_rate_of_a_stage(tmp_path: Path) -> None:
             assert rate is None or run.learning_rate(stage) == pytest.approx(rate)
 
 
+def test_words_and_picture_begin_alike(settings: dict[str, Any]) -> None:
+    """Both enter the language model with values of about 1, and its layers neither drown nor ignore them."""
+    torch.manual_seed(3)
+    model = models.llava(settings["llava"])
+    language.initialise(model, 10.0)
+    features = 10 * torch.randn(1, 50, model.config.vision_config.hidden_size)
+    words = torch.arange(50)[None]
+    with torch.no_grad():
+        visual = model.model.multi_modal_projector(features)
+        text = model.model.language_model.embed_tokens(words)
+        after = model.model.language_model.layers[0](
+            text, position_embeddings=model.model.language_model.rotary_emb(text, words)
+        )
+    assert 0.3 < visual.std() < 1.5
+    assert 0.8 < text.std() < 1.2
+    assert 0.05 < (after - text).std() < 1.0
+
+
 def test_hints_and_grades_of_a_known_scene() -> None:
     things = (Thing("red", "star", 40, 50, 1900, 0.0, None), Thing("blue", "heart", 90, 10, 350, 0.0, None))
     corner = np.array([96, 48])  # of the window in the whole picture: row, column

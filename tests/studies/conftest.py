@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 import tiny_models
+from studies import grid_task
 
 
 @pytest.fixture(scope="module")
@@ -11,3 +12,9 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     for seed, path in enumerate(paths):
         tiny_models.picture(40, 40, seed).save(path)
     return paths
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small task for the studies that are grids of the evaluation."""
+    return grid_task.build(tmp_path_factory.mktemp("task") / "data")

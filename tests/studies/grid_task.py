@@ -1,6 +1,5 @@
 """A task of our own for the grid studies: three pictures, one of them broken, and marks that depend on the answer."""
 
-import argparse
 import json
 import zlib
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 import tiny_models
+from studies.study_command import outcomes
 
 from clustrs.evaluation.task import Item
 from clustrs.evaluation.tasks import custom
@@ -50,13 +50,7 @@ def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(study: Any, model: Path, data: Path, output: Path, *words: Any) -> Outcome:
     """A study with these words on its command line."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model")
-    parser.add_argument("--output", type=Path)
-    study.add_options(parser)
-    given = ["--model", model, "--output", output, "--task", "custom", "--data", data, *words]
-    (outcome,) = study.study(parser.parse_args([str(word) for word in given]))
-    assert isinstance(outcome, Outcome)
+    (outcome,) = outcomes(study, model, "--output", output, "--task", "custom", "--data", data, *words)
     return outcome
 
 

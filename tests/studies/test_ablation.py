@@ -26,11 +26,6 @@ WORDS = ("--keep", 4, 16, "--levels", "0.5", "2", "--seeds", 0, 1, "--batch-size
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return grid_task.build(tmp_path_factory.mktemp("task") / "data")
-
-
-@pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("ablation")
 

@@ -1,6 +1,5 @@
 """Denoising: distances and best alphas against the slow reference, loops, and trying out every alpha."""
 
-import argparse
 import csv
 import math
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import reference
+from studies.study_command import outcomes
 
 from clustrs import ClustRS
 from clustrs.corruptions import Corruption
@@ -24,10 +24,7 @@ ALPHAS = [i / 2000 for i in range(2001)]
 
 
 def run(folder: Path, *words: Any) -> Outcome:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", default=str(folder))
-    denoising.add_options(parser)
-    (outcome,) = denoising.study(parser.parse_args([str(word) for word in words]))
+    (outcome,) = outcomes(denoising, folder, *words)
     return outcome
 
 

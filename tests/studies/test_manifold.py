@@ -1,6 +1,5 @@
 """Tokens on a plane: places and choices, against an eigen-decomposition and what an attached model keeps."""
 
-import argparse
 import csv
 import math
 import sys
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import tiny_models
 from numpy.typing import NDArray
+from studies.study_command import outcomes
 
 from clustrs import ClustRS, DivPrune, FasterVLM, NoPruning, Pruner, VisionZip
 from clustrs.corruptions import Corruption
@@ -24,10 +24,7 @@ Folders = Callable[[str, str], Path]
 
 
 def run(folder: Path, *words: Any) -> list[Outcome]:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", default=str(folder))
-    manifold.add_options(parser)
-    return manifold.study(parser.parse_args([str(word) for word in words]))
+    return outcomes(manifold, folder, *words)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Where RRS moves tokens: the numbers, against the formulas, from labels that an attached model gives."""
 
-import argparse
 import csv
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_models
+from studies.study_command import outcomes
 
 from clustrs import ClustRS, NoPruning
 from clustrs.corruptions import Corruption
@@ -21,10 +21,7 @@ Folders = Callable[[str, str], Path]
 
 
 def run(folder: Path, *words: Any) -> list[Outcome]:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", default=str(folder))
-    movement.add_options(parser)
-    return movement.study(parser.parse_args([str(word) for word in words]))
+    return outcomes(movement, folder, *words)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Overhead: a clock of our own says how long each part takes, and the table has to say the same."""
 
-import argparse
 import csv
 import statistics
 from collections.abc import Callable
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 import tiny_models
+from studies.study_command import outcomes
 from transformers import PreTrainedModel
 
 from clustrs import ClustRS, FasterVLM, NoPruning
@@ -39,10 +39,7 @@ class Clock:
 
 
 def run(folder: Path, *words: Any) -> Outcome:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", default=str(folder))
-    overhead.add_options(parser)
-    (outcome,) = overhead.study(parser.parse_args([str(word) for word in words]))
+    (outcome,) = outcomes(overhead, folder, *words)
     return outcome
 
 

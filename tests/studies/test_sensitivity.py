@@ -32,11 +32,6 @@ CHANGED: dict[tuple[str, str], dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return grid_task.build(tmp_path_factory.mktemp("task") / "data")
-
-
-@pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("sensitivity")
 

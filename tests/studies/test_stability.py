@@ -1,6 +1,5 @@
 """How stable ranking and choice are: the numbers, against loops over what an attached model keeps."""
 
-import argparse
 import csv
 import itertools
 import math
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from studies.study_command import outcomes
 
 from clustrs import ClustRS, NoPruning, Pruner, Random, VisionZip
 from clustrs.corruptions import Corruption
@@ -23,10 +23,7 @@ Folders = Callable[[str, str], Path]
 
 
 def run(folder: Path, *words: Any) -> Outcome:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", default=str(folder))
-    stability.add_options(parser)
-    (outcome,) = stability.study(parser.parse_args([str(word) for word in words]))
+    (outcome,) = outcomes(stability, folder, *words)
     return outcome
 
 
