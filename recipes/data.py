@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from clustrs.scenes.questions import KINDS, Question, draw_questions, lists, pairs
+from clustrs.scenes.questions import KINDS, Question, by_answer, draw_questions, lists, pairs
 from clustrs.scenes.rendering import PATCH, Drawing, draw
 from clustrs.scenes.scene import COLOURS, LARGEST, MOST, SHAPES, SMALLEST, Scene, sample
 from clustrs.scenes.testset import generator_for
@@ -48,6 +48,8 @@ class Stage:
     """Questions for the place or the size of an object as a number from 0 to 9, a picture; never in the test."""
     pairs: int = 0
     """Further questions that compare two objects, a picture."""
+    counts: int = 0
+    """Further questions for the number of objects of a colour or of a shape, a picture."""
     spreading: bool = False
     """Whether the encoder's classifiers are held to unit weights, see `tower.spread`."""
     even: bool = False
@@ -157,6 +159,7 @@ class Pictures(Dataset[dict[str, Tensor]]):
                 asked += [lists(drawing.scene)[i] for i in generator.permutation(3)[: self.plan.lists]]
                 if compared := pairs(drawing.scene.things):
                     asked += [compared[i] for i in generator.integers(0, len(compared), self.plan.pairs)]
+                asked += drawn(counts(drawing.scene), self.plan.counts, generator)
                 simple = hints(drawing.scene, corner * PATCH, self.grid * PATCH / 2)
                 asked += [simple[i] for i in generator.integers(0, len(simple), self.plan.hints)]
                 graded = grades(drawing.scene, corner * PATCH, self.grid * PATCH)
@@ -189,6 +192,23 @@ def hints(scene: Scene, corner: NDArray[np.int64], middle: float) -> list[Questi
         for value in [*sorted(there)[:2], *absent[:: max(1, len(absent) // 2)][:2]]:
             found.append(Question("hint", f"Is there {words.format(value)}?", "yes" if value in there else "no"))
     return found
+
+
+def counts(scene: Scene) -> list[Question]:
+    """How many objects of each colour, and of each shape."""
+    found = []
+    for key, values in (("colour", COLOUR), ("shape", SHAPE)):
+        for value in values:
+            number = sum(getattr(thing, key) == value for thing in scene.things)
+            found.append(Question("hint", f"How many {value} objects are there?", str(number)))
+    return found
+
+
+def drawn(questions: list[Question], count: int, generator: Generator) -> list[Question]:
+    """Some of the questions, each answer as likely as any other."""
+    groups = [group for answers in by_answer(questions).values() for group in answers.values()]
+    chosen = [groups[i] for i in generator.integers(0, len(groups), count)]
+    return [group[generator.integers(len(group))] for group in chosen]
 
 
 def grades(scene: Scene, corner: NDArray[np.int64], side: float) -> list[Question]:

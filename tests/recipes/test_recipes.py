@@ -216,6 +216,20 @@ def test_hints_and_grades_of_a_known_scene() -> None:
     assert grades["Which digit is the blue heart from small to large?"] == "0"
 
 
+def test_counts_of_a_known_scene() -> None:
+    pairs = (("red", "star"), ("red", "heart"), ("blue", "star"))
+    scene = Scene(96, tuple(Thing(colour, shape, 40, 50, 900, 0.0, None) for colour, shape in pairs))
+    questions = data.counts(scene)
+    answers = {question.text: question.answer for question in questions}
+    assert answers["How many red objects are there?"] == answers["How many star objects are there?"] == "2"
+    assert answers["How many blue objects are there?"] == answers["How many heart objects are there?"] == "1"
+    assert answers["How many green objects are there?"] == "0"
+    assert len(answers) == len(data.COLOUR) + len(data.SHAPE)
+    chosen = [question.answer for question in data.drawn(questions, 3000, generator_for(5))]
+    for answer in "012":
+        assert chosen.count(answer) == pytest.approx(1000, abs=120)
+
+
 def test_spoilt_pictures_stay_close(settings: dict[str, Any]) -> None:
     generator = generator_for(9)
     drawing = draw(sample(generator, 96), generator)
