@@ -116,7 +116,7 @@ def accuracy_table(results: dict[str, dict[str, Any]]) -> str:
 
 def attention_table(results: dict[str, dict[str, Any]]) -> str:
     lines = [row(["model", "of the 16 most attended tokens, %", "of all tokens, %", "ratio"]), "|:--|--:|--:|--:|"]
-    lines += [row([name, *result["tokens on objects, %"].values()]) for name, result in results.items()]
+    lines += [row([name, *result["attention"].values()]) for name, result in results.items()]
     return "\n".join(lines)
 
 

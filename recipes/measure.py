@@ -1,6 +1,7 @@
 """What an embedded model can do: everything its card says in numbers.
 
-python -m recipes.measure mini-llava       writes recipes/results/mini-llava.json and prints it as tables
+python -m recipes.measure mini-llava                   writes recipes/results/mini-llava.json, and prints it
+python -m recipes.measure mini-llava --only seconds    one part of it anew
 """
 
 import argparse
@@ -115,33 +116,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--pictures", type=int, default=250, help="so many of the test set (default: all 250)")
-    parser.add_argument("--only", nargs="*", help="only these conditions")
+    parser.add_argument("--only", nargs="+", help="measure these parts again, and leave the others as they are")
     options = parser.parse_args()
     model, processor = asking.load(options.model)
     tests = list(examples(options.pictures))
+
+    def clean(example: Example) -> Image.Image:
+        return Image.fromarray(example.drawing.pixels)
 
     def grey(example: Example) -> Image.Image:
         return Image.new("RGB", (example.drawing.scene.side,) * 2, (128, 128, 128))
 
     conditions: dict[str, tuple[Pruner, Any]] = {
-        "clean": (NoPruning(), lambda example: Image.fromarray(example.drawing.pixels)),
+        "clean": (NoPruning(), clean),
         "grey picture": (NoPruning(), grey),
-        **{f"random, k = {k}": (Random(keep=k), lambda e: Image.fromarray(e.drawing.pixels)) for k in (16, 50, 144)},
+        **{f"random, k = {k}": (Random(keep=k), clean) for k in (16, 50, 144)},
         **{f"sigma {sigma}": (NoPruning(), noisy(sigma)) for sigma in SIGMAS},
     }
-    result: dict[str, Any] = {
-        "model": options.model,
-        "pictures": len(tests),
-        "seconds": {"command": cold_start(options.model), "load and answer": load_and_answer(options.model)},
-        "tokens on objects, %": attention(model, processor, tests),
-        "accuracy": {},
+    parts: dict[str, Any] = {
+        "seconds": lambda: {"command": cold_start(options.model), "load and answer": load_and_answer(options.model)},
+        "attention": lambda: attention(model, processor, tests),
+        **{name: lambda n=name: accuracy(model, processor, tests, n, *conditions[n]) for name in conditions},
     }
-    for name, (method, spoil) in conditions.items():
-        if not options.only or name in options.only:
-            result["accuracy"][name] = accuracy(model, processor, tests, name, method, spoil)
+    unknown = [name for name in options.only or [] if name not in parts]
+    if unknown:
+        parser.error(f"--only {unknown[0]}: the parts are {', '.join(parts)}")
+    path = RESULTS / f"{options.model}.json"
+    result = (
+        json.loads(path.read_text()) if options.only and path.exists() else {"model": options.model, "accuracy": {}}
+    )
+    for name in options.only or parts:
+        (result["accuracy"] if name in conditions else result)[name] = parts[name]()
     RESULTS.mkdir(exist_ok=True)
-    if not options.only:
-        (RESULTS / f"{options.model}.json").write_text(json.dumps(result, indent=2) + "\n")
+    path.write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result, indent=2))
 
 

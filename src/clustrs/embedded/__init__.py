@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
-MODELS = ("mini-llava",)
+MODELS = ("mini-llava", "mini-onevision")
 DEFAULT = MODELS[0]
 SAMPLE = "sample:"
 """Before the name of a sample picture, where a file is asked for."""
