@@ -206,3 +206,4 @@ def save(model: Any, processor: Any, folder: Path) -> None:
     processor.save_pretrained(folder)
     weights = folder / "model.safetensors"
     save_file({published(name): tensor for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
+    weights.chmod(0o644)  # safetensors writes files that only their owner can read

@@ -3,6 +3,7 @@
 import argparse
 import json
 from dataclasses import MISSING, asdict, fields
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from clustrs.embedded import DEFAULT, picture_path, samples
@@ -248,7 +249,10 @@ def run_compare(options: argparse.Namespace) -> None:
     if options.show:
         from clustrs.vlm import drawing
 
-        pictures = {method.name: answer.picture for method, answer in zip(methods, answers, strict=True)}
+        pictures = {
+            f"{method.name}: {shorten(answer.text, 32, placeholder=' ...')}": answer.picture
+            for method, answer in zip(methods, answers, strict=True)
+        }
         drawing.draw_comparison(question.seen(), pictures, options.show, question.title())
 
 

@@ -47,7 +47,7 @@ def draw_kept(image: Image.Image, picture: "PictureSelection", path: str | os.Pa
 def draw_comparison(
     image: Image.Image, pictures: dict[str, "PictureSelection"], path: str | os.PathLike[str], title: str = ""
 ) -> None:
-    """One panel a method: what each keeps of the base crop. `image` is what the base crop shows."""
+    """One panel for each of `pictures`, under its name: what is kept of the base crop, which shows `image`."""
     if not pictures:
         raise ValueError("pictures is empty: give the selection of at least one method")
     check_path(path)
@@ -60,7 +60,7 @@ def draw_comparison(
         axis.set_axis_off()
     for axis, (name, picture) in zip(axes.flat, pictures.items(), strict=False):
         _draw_tokens(axis, image, picture)
-        axis.set_title(f"{name}\n{_count(picture)}", fontsize=10)
+        axis.set_title(f"{name}\n{_count(picture)}", fontsize=10, parse_math=False)
         axis.set_xlabel(_other_crops(picture), fontsize=8, wrap=True)
     if title:
         fig.suptitle(title, fontsize=13, wrap=True, parse_math=False)
