@@ -147,6 +147,7 @@ def main() -> None:
     )
     for name in options.only or parts:
         (result["accuracy"] if name in conditions else result)[name] = parts[name]()
+    result["accuracy"] = {name: result["accuracy"][name] for name in conditions if name in result["accuracy"]}
     RESULTS.mkdir(exist_ok=True)
     path.write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result, indent=2))
