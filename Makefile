@@ -25,7 +25,7 @@ test-oldest: ## The tests with models again, with the oldest transformers that i
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet --constraint constraints.txt torch
 	.venv-oldest/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' 'transformers==5.16.*'
-	.venv-oldest/bin/python -m pytest tests/vlm tests/test_cli.py
+	.venv-oldest/bin/python -m pytest tests/vlm tests/test_embedded.py tests/test_cli.py
 
 lint: setup ## Style, formatting, types.
 	$(BIN)/ruff check .
