@@ -105,9 +105,9 @@ def patch_labels(drawing: Drawing, corner: NDArray[np.int64], grid: int) -> dict
         "shape": label([SHAPE[thing.shape] for thing in things]),
         "colour": label([COLOUR[thing.colour] for thing in things]),
         "digit": digit.reshape(-1),
-        "column": label([int(step) for step in steps[:, 0]]),
-        "row": label([int(step) for step in steps[:, 1]]),
-        "size": label([int(step) for step in size]),
+        "column": label(steps[:, 0].tolist()),
+        "row": label(steps[:, 1].tolist()),
+        "size": label(size.tolist()),
         "geometry": place[nearest].astype(np.float32).reshape(-1, 3),
     }
 
@@ -157,13 +157,11 @@ class Pictures(Dataset[dict[str, Tensor]]):
             else:
                 asked = draw_questions(drawing.scene, self.questions, generator)
                 asked += [lists(drawing.scene)[i] for i in generator.permutation(3)[: self.plan.lists]]
-                if compared := pairs(drawing.scene.things):
-                    asked += [compared[i] for i in generator.integers(0, len(compared), self.plan.pairs)]
+                asked += some(pairs(drawing.scene.things), self.plan.pairs, generator)
                 asked += drawn(counts(drawing.scene), self.plan.counts, generator)
-                simple = hints(drawing.scene, corner * PATCH, self.grid * PATCH / 2)
-                asked += [simple[i] for i in generator.integers(0, len(simple), self.plan.hints)]
-                graded = grades(drawing.scene, corner * PATCH, self.grid * PATCH)
-                asked += [graded[i] for i in generator.integers(0, len(graded), self.plan.grades)]
+                whole = self.grid * PATCH
+                asked += some(hints(drawing.scene, corner * PATCH, whole / 2), self.plan.hints, generator)
+                asked += some(grades(drawing.scene, corner * PATCH, whole), self.plan.grades, generator)
                 row |= blocks(asked, self.words)
             rows.append(row)
         if self.words is not None:
@@ -202,6 +200,11 @@ def counts(scene: Scene) -> list[Question]:
             number = sum(getattr(thing, key) == value for thing in scene.things)
             found.append(Question("hint", f"How many {value} objects are there?", str(number)))
     return found
+
+
+def some(questions: list[Question], count: int, generator: Generator) -> list[Question]:
+    """Some of the questions, each as likely as any other; none of none."""
+    return [questions[i] for i in generator.integers(0, len(questions), count)] if questions else []
 
 
 def drawn(questions: list[Question], count: int, generator: Generator) -> list[Question]:

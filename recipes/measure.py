@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from clustrs import NoPruning, Pruner, Random
 from clustrs.corruptions import Corruption
-from clustrs.embedded import MODELS
+from clustrs.embedded import MODELS, picture_path
 from clustrs.scenes.testset import Example, examples
 from clustrs.vlm import asking, sharing
 
@@ -57,7 +57,7 @@ def attention(model: Any, processor: Any, tests: list[Example]) -> dict[str, flo
     """How often the most attended tokens lie on objects, and how often any token does."""
     hits, share = [], []
     for example in tqdm(tests, desc="attention", file=sys.stderr):
-        picture = Image.fromarray(example.drawing.pixels)
+        picture = clean(example)
         inputs = processor(images=[picture], text=[asking.prompt(processor, "?")], return_tensors="pt")
         with NoPruning()(model) as handle, torch.inference_mode():
             model(**inputs)
@@ -102,14 +102,18 @@ def load_and_answer(name: str) -> float:
     """Seconds to load the model and answer one question, in a process that has its libraries imported."""
     started = time.perf_counter()
     model, processor = asking.load(name)
-    picture = asking.open_picture(Path(asking.__file__).parents[1] / "embedded" / "pictures" / "scene-1.png")
+    picture = asking.open_picture(picture_path("sample:scene-1"))
     asking.ask(model, processor, picture, "How many objects are there?", NoPruning())
     return time.perf_counter() - started
 
 
+def clean(example: Example) -> Image.Image:
+    return Image.fromarray(example.drawing.pixels)
+
+
 def noisy(sigma: float) -> Any:
     corruption = Corruption("gaussian", sigma)
-    return lambda example: corruption.apply(Image.fromarray(example.drawing.pixels), str(example.number), 0)
+    return lambda example: corruption.apply(clean(example), str(example.number), 0)
 
 
 def main() -> None:
@@ -120,9 +124,6 @@ def main() -> None:
     options = parser.parse_args()
     model, processor = asking.load(options.model)
     tests = list(examples(options.pictures))
-
-    def clean(example: Example) -> Image.Image:
-        return Image.fromarray(example.drawing.pixels)
 
     def grey(example: Example) -> Image.Image:
         return Image.new("RGB", (example.drawing.scene.side,) * 2, (128, 128, 128))

@@ -9,6 +9,8 @@ from torch.nn import functional as F
 from clustrs.scenes.scene import COLOURS, MOST, SHAPES
 from recipes.data import IGNORED, PLACES, SIZES
 
+SEEN, MEASURED = ("shape", "colour", "digit"), ("column", "row", "size")
+"""What the classifiers of patches tell apart: in every stage, and in those that spread the features."""
 SHARPNESS = 1.5
 """What the cosine of a feature and a class is multiplied by in the stages that spread the features, times the norm."""
 
@@ -172,7 +174,7 @@ def loss(
     patches = hidden[:, -batch["shape"].shape[1] :]
     cls, last = tower.summaries(hidden)
     report, total = {}, torch.zeros(())
-    for name in ("shape", "colour", "digit", "column", "row", "size")[: 6 if spreading else 3]:
+    for name in (*SEEN, *MEASURED) if spreading else SEEN:
         head = getattr(heads, name)
         logits = spread(head, patches) if spreading else head(patches)
         total = total + balanced(logits, batch[name])

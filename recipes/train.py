@@ -96,7 +96,7 @@ def train_language(settings: dict[str, Any], family: str, folder: Path) -> None:
     vision = model.model.vision_tower
     encoder = tower.Clip(vision, fresh=False) if family == "llava" else tower.Siglip(vision)
     if family == "llava":
-        some = Pictures(settings, family, 0, Stage((own["stages"][0]["sides"][0],), (16,), 1))[0]
+        some = Pictures(settings, family, 0, Stage(stages(own)[0].sides[:1], (16,), 1))[0]
         with torch.no_grad():
             language.initialise(model, encoder.features(some["pixels"], some["corner"]).std().item())
     else:

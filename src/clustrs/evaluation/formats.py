@@ -11,7 +11,7 @@ from typing import Any
 
 from clustrs import __version__
 from clustrs.evaluation.record import read_config, write_whole
-from clustrs.evaluation.rows import lines, need, parse
+from clustrs.evaluation.rows import identity, lines, need, parse
 from clustrs.evaluation.task import Item, Task
 from clustrs.evaluation.tasks import fingerprint
 
@@ -111,10 +111,6 @@ def to_llava_id(item: str) -> str | int:
 
 def from_llava_id(given: str | int) -> str:
     return f"v1_{given}" if isinstance(given, int) else given
-
-
-def identity(method: Mapping[str, Any]) -> str:
-    return json.dumps(method, sort_keys=True)
 
 
 def cell_names(cells: Mapping[tuple[str, str, int], Answer]) -> dict[tuple[str, str, int], str]:

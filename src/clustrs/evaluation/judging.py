@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from clustrs.evaluation.formats import Answer, answers_of
 from clustrs.evaluation.judge import Judge, JudgeError, JudgeRefused
-from clustrs.evaluation.rows import lines, need
+from clustrs.evaluation.rows import lines, mend, need
 
 Pair = tuple[str, str]
 """A question's id and the words that are judged."""
@@ -159,9 +159,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"{str(path)!r}: another process is writing to it") from None
-        file.seek(0)
-        content = file.read()
-        file.truncate(content.rfind(b"\n") + 1)
+        mend(file)
         yield file
 
 

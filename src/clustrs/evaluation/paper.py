@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from clustrs.evaluation.rows import identity
 from clustrs.pruners import list_methods, method_class
 
 TITLE = "Clustering and Token Denoising for Faster and More Robust VLMs"
@@ -81,7 +82,7 @@ def paper_value(
     name = str(described.get("name", "")).lower()
     if known is None or isinstance(keep, float):
         return None
-    changed = json.dumps(_changed(name, described, known), sort_keys=True)
+    changed = identity(_changed(name, described, known))
     plain = TASKS.get(re.sub(r"[^a-z]", "", task.lower()), "")
     return _scores().get((plain, known, name, changed, keep, corruption, level))
 
@@ -97,7 +98,7 @@ def _scores() -> dict[tuple[str, str, str, str, int | None, str, float | None], 
     found: dict[tuple[str, str, str, str, int | None, str, float | None], float] = {}
     for cell in (cell for table in TABLES for cell in paper_table(table)):
         if cell.metric in ("score", "mean_score"):
-            parameters = json.dumps(cell.parameters, sort_keys=True)
+            parameters = identity(cell.parameters)
             key = (cell.task, cell.model, cell.method, parameters, cell.keep, cell.corruption, cell.level)
             found.setdefault(key, round(cell.value / 100, 6) if cell.unit == "per cent" else cell.value)
     return found

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from clustrs.evaluation.config import Config, differences
-from clustrs.evaluation.rows import lines, read_object
+from clustrs.evaluation.rows import identity, lines, mend, read_object
 
 Key = tuple[str, str, str, int]
 
 
 def key_of(row: Mapping[str, Any]) -> Key:
     """What tells answers apart: question, method with its parameters, corruption, seed."""
-    return row["item"], json.dumps(row["method"], sort_keys=True), row["corruption"], row["seed"]
+    return row["item"], identity(row["method"]), row["corruption"], row["seed"]
 
 
 class Record:
@@ -61,13 +61,9 @@ class Record:
 
     def _mend(self) -> None:
         """Cut off a line that was being written when the process was killed."""
-        if not self.answers.exists():
-            return
-        content = self.answers.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        if whole != content:
+        if self.answers.exists():
             with self.answers.open("r+b") as file:
-                file.truncate(len(whole))
+                mend(file)
 
 
 def write_whole(path: Path, text: str) -> None:

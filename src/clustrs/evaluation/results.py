@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from clustrs.evaluation.judging import Verdicts, read_verdicts
 from clustrs.evaluation.record import read_config
-from clustrs.evaluation.rows import excerpt, lines, need
+from clustrs.evaluation.rows import excerpt, identity, lines, need
 
 MISSING, SCORED, FAILED, UNJUDGED = range(4)
 STATES = ("missing", "scored", "failed", "not judged")
@@ -187,7 +187,7 @@ def load_run(folder: Path, judge: str | None = None) -> Run:
     if len({*given}) < len(given) or len({*seeds}) < len(seeds):
         raise ValueError("corruptions and seeds of config.json: each may be given once")
     places: _Places = {
-        "method": {_key(method): i for i, method in enumerate(config["methods"])},
+        "method": {identity(method): i for i, method in enumerate(config["methods"])},
         "corruption": {text: conditions.index(c) for text, c in zip(config["corruptions"], given, strict=True)},
         "seed": {seed: i for i, seed in enumerate(seeds)},
     }
@@ -248,7 +248,7 @@ class _Rows:
             item, kinds = need(where, row, "item", str), need(where, row, "kinds", list)
             if not all(isinstance(kind, str) for kind in kinds):
                 raise ValueError(f"{where}: kinds is {excerpt(kinds)}, strings are expected")
-            method = _key(need(where, row, "method", dict))
+            method = identity(need(where, row, "method", dict))
             corruption, seed = need(where, row, "corruption", str), need(where, row, "seed", int)
             cell = []
             for name, value in (("method", method), ("corruption", corruption), ("seed", seed)):
@@ -318,10 +318,6 @@ def _score(where: str, row: Mapping[str, Any]) -> float | None:
     return float(score)
 
 
-def _key(method: Any) -> str:
-    return json.dumps(method, sort_keys=True)
-
-
 def _methods(described: Sequence[Mapping[str, Any]]) -> tuple[Method, ...]:
     """The methods with labels that tell apart those of the same name and budget."""
     plain = []
@@ -338,7 +334,7 @@ def _methods(described: Sequence[Mapping[str, Any]]) -> tuple[Method, ...]:
     for method in plain:
         alike = [other for other in plain if (other.name, other.budget) == (method.name, method.budget)]
         names = dict.fromkeys(name for other in alike for name in other.parameters)
-        differing = [name for name in names if len({_key(other.parameters.get(name)) for other in alike}) > 1]
+        differing = [name for name in names if len({identity(other.parameters.get(name)) for other in alike}) > 1]
         label = " ".join([method.name, *(f"{name}={_short(method.parameters.get(name))}" for name in differing)])
         labelled.append(Method(method.name, label, method.keep, method.parameters))
     if len({(method.label, method.budget) for method in labelled}) < len(labelled):

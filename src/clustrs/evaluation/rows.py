@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 
 def excerpt(value: Any) -> str:
@@ -45,6 +45,17 @@ def lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     yield where, parse(line, where)
     except OSError as error:
         raise ValueError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+
+
+def mend(file: BinaryIO) -> None:
+    """Cut off a last line without an end, which a killed process left."""
+    file.seek(0)
+    file.truncate(file.read().rfind(b"\n") + 1)
+
+
+def identity(value: Any) -> str:
+    """What tells JSON values apart, such as methods with their parameters; the order of keys doesn't matter."""
+    return json.dumps(value, sort_keys=True)
 
 
 def need(where: str, row: Mapping[str, Any], key: str, *kinds: type) -> Any:

@@ -1,7 +1,6 @@
 """What the ablation and the sensitivity study share: variants of ClustRS on a grid of the evaluation."""
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +14,7 @@ from clustrs.evaluation.config import Config, describe_method, make_method, pars
 from clustrs.evaluation.metrics import Difference, Estimate, Values
 from clustrs.evaluation.paper import paper_table
 from clustrs.evaluation.results import FAILED, SCORED, UNJUDGED, Condition, Run, load_run
+from clustrs.evaluation.rows import identity
 from clustrs.evaluation.runner import run as run_evaluation
 from clustrs.studies.grid_options import read_sizes
 
@@ -83,7 +83,7 @@ class Grid:
     def paper(self, table: str, variant: int) -> list[float | None]:
         """The score that a table of the paper has for each cell; for a mean, that of its cells, if it has them all."""
         printed = paper_scores(table)
-        wanted = json.dumps(self.variants[variant], sort_keys=True)
+        wanted = identity(self.variants[variant])
         found = []
         for cell in self.cells:
             conditions = [(self.keeps[k], self.run.conditions[c]) for k, c in cell.places]
@@ -112,7 +112,7 @@ def paper_difference(first: float | None, second: float | None) -> float | None:
 def paper_scores(table: str) -> dict[tuple[str, Budget, str, float | None], float]:
     """The scores of a table by what differs from ClustRS as proposed, budget, corruption and level."""
     return {
-        (json.dumps(cell.parameters, sort_keys=True), cell.keep, cell.corruption, cell.level): cell.value
+        (identity(cell.parameters), cell.keep, cell.corruption, cell.level): cell.value
         for cell in paper_table(table)
         if cell.metric == "score" and cell.keep is not None
     }
