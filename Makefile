@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: setup ## How well do the methods answer when pictures are noisy? The embedded model, a table and a report.
+demo: setup ## How well do the methods answer when images are noisy? The embedded model, a table and a report.
 	$(BIN)/clustrs eval --config demo --output out/demo
 
 test: setup ## All tests.
@@ -24,8 +24,8 @@ test: setup ## All tests.
 test-oldest: ## The tests with models again, with the oldest transformers that is supported, in .venv-oldest.
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet --constraint constraints.txt torch
-	.venv-oldest/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' 'transformers==5.16.*'
-	.venv-oldest/bin/python -m pytest tests/vlm tests/test_embedded.py tests/test_cli.py
+	.venv-oldest/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' 'transformers==5.18.*'
+	.venv-oldest/bin/python -m pytest tests/models tests/test_embedded.py tests/cli/test_ask.py
 
 lint: setup ## Style, formatting, types.
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""How long does a picture take until the first new token, part by part, and what does pruning save?
+"""How long does a image take until the first new token, part by part, and what does pruning save?
 
 Two models with the shapes of published ones and random weights, in float32: LLaVA-OneVision with its 0.5B language
 model, and LLaVA-1.5-7B. Of the latter's 32 decoder layers only as many are built as fit in memory (--gib). The time
@@ -7,7 +7,7 @@ not: the output says where. Time does not depend on what the weights are; answer
 
 All budgets take turns, each in a `generate` call with the method attached, after one call that is not counted.
 "Vision" is the tower and the projector; "of the tower" compares scoring and selection with the tower alone. FLOPs and
-"KV counted" come from `clustrs.vlm.cost`, for the full number of layers and the crops that ran.
+"KV counted" come from `clustrs.models.cost`, for the full number of layers and the crops that ran.
 
 Writes end_to_end.json, end_to_end.md and end_to_end.png to the output folder.
 """
@@ -40,7 +40,7 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from clustrs import get_method
-from clustrs.vlm.cost import count_cost
+from clustrs.models.cost import count_cost
 
 TEXT_TOKENS, NEW_TOKENS = 40, 8
 PARTS = ("vision", "scoring", "selection", "prefill")
@@ -218,11 +218,11 @@ class Stopwatch:
 
 
 def prompt(shape: Shape, config: Any) -> dict[str, Tensor]:
-    """Some text around the placeholders of one random picture."""
+    """Some text around the placeholders of one random image."""
     generator = torch.Generator().manual_seed(1)
     text = torch.randint(10, 1000, (TEXT_TOKENS,), generator=generator)
-    picture = torch.full((shape.placeholders,), config.image_token_id)
-    ids = torch.cat([text[:8], picture, text[8:]])[None]
+    image = torch.full((shape.placeholders,), config.image_token_id)
+    ids = torch.cat([text[:8], image, text[8:]])[None]
     pixels = torch.randn(1, shape.crops, 3, shape.side, shape.side, generator=generator)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if isinstance(config, LlavaOnevisionConfig):
@@ -239,10 +239,10 @@ def ask(shape: Shape, model: Any, inputs: dict[str, Tensor], keep: int, scale: f
             model.generate(**inputs, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False)
         finally:
             watch.remove()
-        seconds, picture = dict(handle.seconds), handle.last[0]
+        seconds, image = dict(handle.seconds), handle.last[0]
     calls = watch.decoder_seconds(scale)
-    if picture.kept != keep or len(calls) != NEW_TOKENS:
-        raise RuntimeError(f"{picture.kept} tokens kept instead of {keep}, {len(calls)} calls of the language model")
+    if image.kept != keep or len(calls) != NEW_TOKENS:
+        raise RuntimeError(f"{image.kept} tokens kept instead of {keep}, {len(calls)} calls of the language model")
     seconds |= {"tower": sum(watch.seconds["tower"]), "prefill": calls[0], "decode": statistics.median(calls[1:])}
     return {"method": method.name, "seconds": seconds, "kv_bytes": watch.kv_bytes[0], "crops": watch.crops}
 
@@ -297,7 +297,7 @@ def table(rows: list[Row]) -> str:
 
 def notes(rows: list[Row]) -> list[str]:
     """What is not a plain measurement, for each model."""
-    lines = [f"float32, random weights, {TEXT_TOKENS} text tokens, {NEW_TOKENS} new tokens, one picture"]
+    lines = [f"float32, random weights, {TEXT_TOKENS} text tokens, {NEW_TOKENS} new tokens, one image"]
     for row in {row["model"]: row for row in rows}.values():
         run, every, crops = row["layers_run"], row["layers"], row["crops"]
         line = f"{row['model']}: {crops} crop{'s' * (crops > 1)} through the tower, median of {row['repeats']}; "

@@ -35,17 +35,17 @@ Row = dict[str, Any]
 
 
 def published_loop(tokens: Tensor, k: int) -> Tensor:
-    """DivPrune with an index_select over the growing chosen set, one picture after the other."""
-    pictures = []
-    for picture in tokens:
-        unit = torch.nn.functional.normalize(picture, dim=-1)
+    """DivPrune with an index_select over the growing chosen set, one image after the other."""
+    images = []
+    for image in tokens:
+        unit = torch.nn.functional.normalize(image, dim=-1)
         far = 1 - unit @ unit.T
         chosen = far.topk(2, dim=0, largest=False).values[1].argmax().view(1)
         for _ in range(k - 1):
             closest = far.index_select(0, chosen).min(0).values
             chosen = torch.cat([chosen, closest.index_fill(0, chosen, -1).argmax().view(1)])
-        pictures.append(picture[chosen.sort().values])
-    return torch.stack(pictures)
+        images.append(image[chosen.sort().values])
+    return torch.stack(images)
 
 
 def methods(k: int) -> list[Pruner]:
@@ -90,14 +90,14 @@ def measure_naive(n: int, width: int, keeps: list[int], bar: "tqdm[Any]") -> dic
 
     rng = np.random.default_rng(0)
     hidden, keys = rng.normal(size=(n + 1, HIDDEN)), rng.normal(size=(n + 1, KEYS))
-    picture = reference.Picture(
+    image = reference.Image(
         rng.normal(size=(n, width)), rng.random(n), hidden, keys, rng.normal(size=(HIDDEN, width)), cls=True
     )
     times = {}
     for k in keeps:
         for method in methods(k):
             before = time.perf_counter()
-            reference.run(method, picture)
+            reference.run(method, image)
             times[method.name, k] = (time.perf_counter() - before) * 1e3
         bar.update()
     return times
@@ -154,7 +154,7 @@ def plot(rows: list[Row], path: Path) -> None:
         axis.set_xticks(sorted({r[along] for r in single if r[fixed] == value}))
         axis.tick_params(axis="x", rotation=45 if along == "n" else 0)
         axis.grid(alpha=0.3)
-    axes[0].set_ylabel("milliseconds a picture")
+    axes[0].set_ylabel("milliseconds a image")
     fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
     fig.savefig(path, dpi=110)
 
@@ -171,7 +171,7 @@ def main() -> None:
         "--sizes", type=sizes, nargs="+", default=default_sizes, metavar="NxD", help="for example 576x4096"
     )
     parser.add_argument("--keep", type=int, nargs="+", default=[16, 50, 144, 180], help="budgets")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="pictures at once")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="images at once")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch (default: 2)")
     parser.add_argument("--seconds", type=float, default=6.0, help="time for one size, batch and budget, about")
     parser.add_argument("--naive-up-to", type=int, default=729, help="time the slow references up to this N")

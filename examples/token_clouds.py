@@ -1,6 +1,6 @@
 """Which tokens does each method keep? A drawn example: two features, eight clumps, noise, and some stray tokens.
 
-Prints a table and draws what every method keeps. Each clump stands for one thing in a picture; attention falls mostly
+Prints a table and draws what every method keeps. Each clump stands for one thing in a image; attention falls mostly
 on two of them, as it does in a vision encoder. Nothing here says which method is best for a real model.
 """
 

@@ -18,9 +18,10 @@ from matplotlib import pyplot as plt
 
 from clustrs import NoPruning
 from clustrs.embedded import MODELS
-from clustrs.scenes.questions import KINDS
-from clustrs.scenes.testset import examples
-from clustrs.vlm import asking
+from clustrs.images.scenes.questions import KINDS
+from clustrs.images.scenes.testset import examples
+from clustrs.models.load import load_model
+from clustrs.models.prompts import chat_prompt
 from recipes.measure import RESULTS
 from recipes.train import NAMES
 
@@ -65,18 +66,18 @@ def curves(logs: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def attention_maps(name: str) -> None:
-    """Some test pictures, and what their tokens are worth to the encoder."""
-    model, processor = asking.load(name)
+    """Some test images, and what their tokens are worth to the encoder."""
+    model, processor = load_model(name)
     figure, axes = plt.subplots(2, 6, figsize=(13, 4.6))
     for column, example in enumerate(examples(6)):
-        picture = Image.fromarray(example.drawing.pixels)
-        inputs = processor(images=[picture], text=[asking.prompt(processor, "?")], return_tensors="pt")
+        image = Image.fromarray(example.drawing.pixels)
+        inputs = processor(images=[image], text=[chat_prompt(processor, "?")], return_tensors="pt")
         with NoPruning()(model) as handle, torch.inference_mode():
             model(**inputs)
         seen = handle.last[0]
         rows, columns = seen.grids[0]
         scores = seen.attention[seen.crop == 0].reshape(rows, columns)
-        axes[0, column].imshow(picture)
+        axes[0, column].imshow(image)
         axes[1, column].imshow(scores, cmap="magma")
         for axis in axes[:, column]:
             axis.set_axis_off()
@@ -91,7 +92,7 @@ def noise_curve(results: dict[str, dict[str, Any]]) -> None:
         accuracy = result["accuracy"]
         noisy = {float(key.split()[1]): value["right"] for key, value in accuracy.items() if key.startswith("sigma")}
         axis.plot([0.02, *noisy], [accuracy["clean"]["right"], *noisy.values()], "o-", color=COLOURS[i], label=name)
-        axis.axhline(accuracy["grey picture"]["right"], color=COLOURS[i], linestyle=":", label=f"{name}, grey picture")
+        axis.axhline(accuracy["grey image"]["right"], color=COLOURS[i], linestyle=":", label=f"{name}, grey image")
     axis.set(xscale="log", xlabel="noise, sigma (leftmost: none)", ylabel="right, %", ylim=(0, 100))
     axis.legend(fontsize=8)
     axis.grid(alpha=0.25)

@@ -1,4 +1,4 @@
-"""Training pictures, drawn as they are needed. Step n of a stage sees the same pictures in every run."""
+"""Training images, drawn as they are needed. Step n of a stage sees the same images in every run."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from clustrs.scenes.questions import KINDS, Question, by_answer, draw_questions, lists, pairs
-from clustrs.scenes.rendering import PATCH, Drawing, draw
-from clustrs.scenes.scene import COLOURS, LARGEST, MOST, SHAPES, SMALLEST, Scene, sample
-from clustrs.scenes.testset import generator_for
+from clustrs.images.scenes.questions import KINDS, Question, by_answer, draw_questions, lists, pairs
+from clustrs.images.scenes.rendering import PATCH, Drawing, draw
+from clustrs.images.scenes.scene import COLOURS, LARGEST, MOST, SHAPES, SMALLEST, Scene, sample
+from clustrs.images.scenes.testset import generator_for
 
 IGNORED = -100
 USUAL = 700.0
@@ -33,54 +33,54 @@ NAMES = (*KINDS, "list", "hint", "grade")
 
 @dataclass(frozen=True)
 class Stage:
-    """`sides` and `pictures` alternate from step to step."""
+    """`sides` and `images` alternate from step to step."""
 
     sides: tuple[int, ...]
-    pictures: tuple[int, ...]
+    images: tuple[int, ...]
     steps: int
     rate: float | None = None
     """Learning rate of this stage, instead of the schedule's cosine."""
     lists: int = 0
-    """Requests to list all objects, a picture."""
+    """Requests to list all objects, a image."""
     hints: int = 0
-    """Simpler questions about one object or one property, a picture; never in the test."""
+    """Simpler questions about one object or one property, a image; never in the test."""
     grades: int = 0
-    """Questions for the place or the size of an object as a number from 0 to 9, a picture; never in the test."""
+    """Questions for the place or the size of an object as a number from 0 to 9, a image; never in the test."""
     pairs: int = 0
-    """Further questions that compare two objects, a picture."""
+    """Further questions that compare two objects, a image."""
     counts: int = 0
-    """Further questions for the number of objects of a colour or of a shape, a picture."""
+    """Further questions for the number of objects of a colour or of a shape, a image."""
     spreading: bool = False
     """Whether the encoder's classifiers are held to unit weights, see `tower.spread`."""
     even: bool = False
-    """Whether in small pictures too the area of all objects says nothing about their number."""
+    """Whether in small images too the area of all objects says nothing about their number."""
 
 
-def blurred(picture: NDArray[np.float32], sigma: float) -> NDArray[np.float32]:
+def blurred(image: NDArray[np.float32], sigma: float) -> NDArray[np.float32]:
     weights = np.exp(-0.5 * (np.arange(-2, 3) / max(sigma, 1e-3)) ** 2).astype(np.float32)
     weights /= weights.sum()
     for axis in (0, 1):
         padding = [(2, 2) if i == axis else (0, 0) for i in range(3)]
-        padded = np.pad(picture, padding, mode="edge")
-        length = picture.shape[axis]
-        picture = sum(w * np.take(padded, range(i, i + length), axis) for i, w in enumerate(weights))
-    return picture
+        padded = np.pad(image, padding, mode="edge")
+        length = image.shape[axis]
+        image = sum(w * np.take(padded, range(i, i + length), axis) for i, w in enumerate(weights))
+    return image
 
 
 def spoilt(pixels: NDArray[np.uint8], settings: dict[str, float], generator: Generator) -> NDArray[np.uint8]:
     """Mild changes of brightness, contrast, sharpness and grain."""
-    picture: Any = pixels.astype(np.float32) / 255
+    image: Any = pixels.astype(np.float32) / 255
     if generator.random() < settings["chance"]:
-        picture = picture + np.float32(generator.uniform(-1, 1) * settings["brightness"])
+        image = image + np.float32(generator.uniform(-1, 1) * settings["brightness"])
     if generator.random() < settings["chance"]:
-        mean = picture.mean()
-        picture = mean + (picture - mean) * np.float32(1 + generator.uniform(-1, 1) * settings["contrast"])
+        mean = image.mean()
+        image = mean + (image - mean) * np.float32(1 + generator.uniform(-1, 1) * settings["contrast"])
     if generator.random() < settings["chance"]:
-        picture = blurred(picture, generator.uniform(0.3, settings["blur"]))
+        image = blurred(image, generator.uniform(0.3, settings["blur"]))
     if generator.random() < settings["chance"]:
         sigma = np.float32(generator.uniform(0, settings["noise"]))
-        picture = picture + sigma * generator.standard_normal(picture.shape, dtype=np.float32)
-    return (np.clip(picture, 0, 1) * 255 + 0.5).astype(np.uint8)
+        image = image + sigma * generator.standard_normal(image.shape, dtype=np.float32)
+    return (np.clip(image, 0, 1) * 255 + 0.5).astype(np.uint8)
 
 
 def patch_labels(drawing: Drawing, corner: NDArray[np.int64], grid: int) -> dict[str, NDArray[Any]]:
@@ -112,7 +112,7 @@ def patch_labels(drawing: Drawing, corner: NDArray[np.int64], grid: int) -> dict
     }
 
 
-class Pictures(Dataset[dict[str, Tensor]]):
+class Images(Dataset[dict[str, Tensor]]):
     """Item n is the whole batch of step n."""
 
     def __init__(
@@ -141,7 +141,7 @@ class Pictures(Dataset[dict[str, Tensor]]):
         side = self.plan.sides[turn]
         purpose = 1 if self.words is None else 2
         rows = []
-        for number in range(self.plan.pictures[turn]):
+        for number in range(self.plan.images[turn]):
             generator = generator_for(self.seed, purpose, self.stage, step, number)
             scene = sample(generator, side, even=self.plan.even)
             drawing = draw(scene.scaled(round(side * self.scale)), generator)
@@ -174,7 +174,7 @@ class Pictures(Dataset[dict[str, Tensor]]):
 
 
 def hints(scene: Scene, corner: NDArray[np.int64], middle: float) -> list[Question]:
-    """Steps towards the harder kinds: where in the whole picture an object lies, whether it is large, whether there is
+    """Steps towards the harder kinds: where in the whole image an object lies, whether it is large, whether there is
     anything of a shape or of a colour (two questions of each, so that yes and no are about as frequent)."""
     found = []
     for thing in scene.things:
@@ -215,7 +215,7 @@ def drawn(questions: list[Question], count: int, generator: Generator) -> list[Q
 
 
 def grades(scene: Scene, corner: NDArray[np.int64], side: float) -> list[Question]:
-    """Where in the whole picture each object lies, and how large it is, in ten steps."""
+    """Where in the whole image each object lies, and how large it is, in ten steps."""
     found = []
     for thing in scene.things:
         size = np.log(thing.area / SMALLEST) / np.log(LARGEST / SMALLEST)
@@ -244,7 +244,7 @@ def split(text: str) -> list[str]:
 
 
 def blocks(asked: list[Question], words: dict[str, int]) -> dict[str, NDArray[np.int64]]:
-    """The questions and answers of a picture in a row. Each sees the picture and itself: `segments` tells them apart,
+    """The questions and answers of a image in a row. Each sees the image and itself: `segments` tells them apart,
     `positions` start anew. `targets` are the answers, shifted to where they are predicted; `kinds` says of what."""
     ids: list[int] = []
     segments: list[int] = []
@@ -277,6 +277,6 @@ class From(torch.utils.data.Sampler[int]):
         return self.steps - self.first
 
 
-def batches(pictures: Pictures, first: int) -> DataLoader[dict[str, Tensor]]:
+def batches(images: Images, first: int) -> DataLoader[dict[str, Tensor]]:
     """Batches from step `first` on, drawn by one other process."""
-    return DataLoader(pictures, batch_size=None, sampler=From(first, len(pictures)), num_workers=1, prefetch_factor=4)
+    return DataLoader(images, batch_size=None, sampler=From(first, len(images)), num_workers=1, prefetch_factor=4)

@@ -12,7 +12,7 @@ PREFIX = ("<s>", "user", ":")
 
 
 class Asking(nn.Module):
-    """Answers all questions about a picture in one pass; each sees the picture and itself, as if asked alone.
+    """Answers all questions about a image in one pass; each sees the image and itself, as if asked alone.
 
     The layers are the model's own, in an order that does no work in vain: what comes before the questions is computed
     once for all of them, and in the last layer only the questions matter.
@@ -29,8 +29,8 @@ class Asking(nn.Module):
         self.encoder = [encoder]
         self.prefix = torch.tensor([words[word] for word in PREFIX])
 
-    def picture(self, batch: dict[str, Tensor]) -> Tensor:
-        """The visual tokens. In a family with a newline token, a picture is itself and then, row by row, its tile."""
+    def image(self, batch: dict[str, Tensor]) -> Tensor:
+        """The visual tokens. In a family with a newline token, a image is itself and then, row by row, its tile."""
         with torch.no_grad():
             features = self.encoder[0].features(batch["pixels"], batch["corner"])
         visual = self.projector(features)
@@ -43,7 +43,7 @@ class Asking(nn.Module):
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         """Logits where an answer is predicted, (answers, words)."""
-        visual = self.picture(batch)
+        visual = self.image(batch)
         embed = self.language.embed_tokens
         ahead = torch.cat([embed(self.prefix).expand(len(visual), -1, -1), visual], 1)
         text = embed(batch["ids"])
@@ -71,7 +71,7 @@ class Asking(nn.Module):
 
 def initialise(model: Any, spread: float) -> None:
     """Random weights to begin with. The usual ones are meant for widths of thousands: in a narrow model they leave the
-    words so small beside the picture that the first layers lose them. Here every layer gets and gives values of about
+    words so small beside the image that the first layers lose them. Here every layer gets and gives values of about
     1, and the two that write to the residual stream share it. `spread` is the standard deviation of the features."""
     inner = model.model
     language, projector = inner.language_model, inner.multi_modal_projector
@@ -113,7 +113,7 @@ def finished(layer: Any, x: Tensor, mixed: Tensor) -> Tensor:
 
 
 def visible(ahead: int, segments: Tensor) -> Tensor:
-    """(B, 1, T, ahead + T), 0 or -inf: each question sees the picture and what came before in itself."""
+    """(B, 1, T, ahead + T), 0 or -inf: each question sees the image and what came before in itself."""
     length = segments.shape[1]
     own = (segments[:, :, None] == segments[:, None, :]) & torch.ones(length, length, dtype=torch.bool).tril()
     hidden = torch.zeros(own.shape).masked_fill_(~own, -torch.inf)

@@ -18,10 +18,14 @@ from PIL import Image
 from tqdm import tqdm
 
 from clustrs import NoPruning, Pruner, Random
-from clustrs.corruptions import Corruption
-from clustrs.embedded import MODELS, picture_path
-from clustrs.scenes.testset import Example, examples
-from clustrs.vlm import asking, sharing
+from clustrs.embedded import MODELS, image_path
+from clustrs.images.corruptions import Corruption
+from clustrs.images.open import open_image
+from clustrs.images.scenes.testset import Example, examples
+from clustrs.models import shared_encoding as sharing
+from clustrs.models.ask import ask
+from clustrs.models.load import load_model
+from clustrs.models.prompts import chat_prompt
 
 RESULTS = Path(__file__).with_name("results")
 SIGMAS = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 3.0)
@@ -30,10 +34,10 @@ ON_OBJECT = 0.25
 """A patch lies on an object that covers at least this much of it."""
 
 
-def answers(model: Any, processor: Any, picture: Image.Image, example: Example, method: Pruner) -> list[bool]:
-    """Whether each question about a picture is answered right."""
-    prompts = [(0, asking.prompt(processor, question.text)) for question in example.questions]
-    batch = sharing.encode(model, processor, [picture], prompts)
+def answers(model: Any, processor: Any, image: Image.Image, example: Example, method: Pruner) -> list[bool]:
+    """Whether each question about a image is answered right."""
+    prompts = [(0, chat_prompt(processor, question.text)) for question in example.questions]
+    batch = sharing.encode(model, processor, [image], prompts)
     replies = sharing.reply(model, processor, batch, method, 3)
     return [reply.text == question.answer for reply, question in zip(replies, example.questions, strict=True)]
 
@@ -42,8 +46,8 @@ def accuracy(model: Any, processor: Any, tests: list[Example], name: str, method
     """Right answers in per cent, over all and by kind."""
     right: dict[str, list[bool]] = defaultdict(list)
     for example in tqdm(tests, desc=name, file=sys.stderr):
-        picture = spoil(example)
-        for question, ok in zip(example.questions, answers(model, processor, picture, example, method), strict=True):
+        image = spoil(example)
+        for question, ok in zip(example.questions, answers(model, processor, image, example, method), strict=True):
             right[question.kind].append(ok)
     every = [ok for kind in right.values() for ok in kind]
     return {
@@ -57,8 +61,8 @@ def attention(model: Any, processor: Any, tests: list[Example]) -> dict[str, flo
     """How often the most attended tokens lie on objects, and how often any token does."""
     hits, share = [], []
     for example in tqdm(tests, desc="attention", file=sys.stderr):
-        picture = clean(example)
-        inputs = processor(images=[picture], text=[asking.prompt(processor, "?")], return_tensors="pt")
+        image = clean(example)
+        inputs = processor(images=[image], text=[chat_prompt(processor, "?")], return_tensors="pt")
         with NoPruning()(model) as handle, torch.inference_mode():
             model(**inputs)
         seen = handle.last[0]
@@ -75,8 +79,8 @@ def attention(model: Any, processor: Any, tests: list[Example]) -> dict[str, flo
 
 def coverage(scene: Any) -> Any:
     """The part of each patch that objects cover."""
-    from clustrs.scenes.rendering import draw
-    from clustrs.scenes.testset import generator_for
+    from clustrs.images.scenes.rendering import draw
+    from clustrs.images.scenes.testset import generator_for
 
     return draw(scene, generator_for(0)).coverage.sum(0)
 
@@ -101,9 +105,9 @@ def cold_start(model: str) -> float:
 def load_and_answer(name: str) -> float:
     """Seconds to load the model and answer one question, in a process that has its libraries imported."""
     started = time.perf_counter()
-    model, processor = asking.load(name)
-    picture = asking.open_picture(picture_path("sample:scene-1"))
-    asking.ask(model, processor, picture, "How many objects are there?", NoPruning())
+    model, processor = load_model(name)
+    image = open_image(image_path("sample:scene-1"))
+    ask(model, processor, image, "How many objects are there?", NoPruning())
     return time.perf_counter() - started
 
 
@@ -119,18 +123,18 @@ def noisy(sigma: float) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=MODELS)
-    parser.add_argument("--pictures", type=int, default=250, help="so many of the test set (default: all 250)")
+    parser.add_argument("--images", type=int, default=250, help="so many of the test set (default: all 250)")
     parser.add_argument("--only", nargs="+", help="measure these parts again, and leave the others as they are")
     options = parser.parse_args()
-    model, processor = asking.load(options.model)
-    tests = list(examples(options.pictures))
+    model, processor = load_model(options.model)
+    tests = list(examples(options.images))
 
     def grey(example: Example) -> Image.Image:
         return Image.new("RGB", (example.drawing.scene.side,) * 2, (128, 128, 128))
 
     conditions: dict[str, tuple[Pruner, Any]] = {
         "clean": (NoPruning(), clean),
-        "grey picture": (NoPruning(), grey),
+        "grey image": (NoPruning(), grey),
         **{f"random, k = {k}": (Random(keep=k), clean) for k in (16, 50, 144)},
         **{f"sigma {sigma}": (NoPruning(), noisy(sigma)) for sigma in SIGMAS},
     }

@@ -7,8 +7,8 @@ import transformers as tf
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from clustrs.scenes.scene import COLOURS, SHAPES
-from clustrs.vlm.processors import LlavaOnevisionProcessor
+from clustrs.images.scenes.scene import COLOURS, SHAPES
+from clustrs.models.processors import LlavaOnevisionProcessor
 
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>", "<image>", "<video>")
 WORDS = [

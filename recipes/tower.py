@@ -1,4 +1,4 @@
-"""The encoder's training: what each patch shows, and what CLS knows of the whole picture."""
+"""The encoder's training: what each patch shows, and what CLS knows of the whole image."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clustrs.scenes.scene import COLOURS, MOST, SHAPES
+from clustrs.images.scenes.scene import COLOURS, MOST, SHAPES
 from recipes.data import IGNORED, PLACES, SIZES
 
 SEEN, MEASURED = ("shape", "colour", "digit"), ("column", "row", "size")
@@ -30,15 +30,15 @@ def sines(grid: int, width: int) -> Tensor:
 
 
 def places(corner: Tensor, side: int, grid: int) -> Tensor:
-    """(B, patches): where the patches of a small picture lie in the full grid, when its corner is at `corner`."""
+    """(B, patches): where the patches of a small image lie in the full grid, when its corner is at `corner`."""
     steps = torch.arange(side)
     rows, columns = corner[:, 0, None] + steps, corner[:, 1, None] + steps
     return (rows[:, :, None] * grid + columns[:, None, :]).flatten(1)
 
 
 class Clip(nn.Module):
-    """CLIP's tower on pictures of any size up to the full one. A smaller picture is a window of the full grid: it takes
-    the position embeddings of the place where it lies, so what is learnt on small pictures holds on large ones."""
+    """CLIP's tower on images of any size up to the full one. A smaller image is a window of the full grid: it takes
+    the position embeddings of the place where it lies, so what is learnt on small images holds on large ones."""
 
     def __init__(self, tower: Any, fresh: bool = True) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Clip(nn.Module):
 
 
 class Siglip(nn.Module):
-    """SigLIP's tower, likewise. There is no CLS: the mean over the patches has to know the whole picture."""
+    """SigLIP's tower, likewise. There is no CLS: the mean over the patches has to know the whole image."""
 
     def __init__(self, tower: Any) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Siglip(nn.Module):
 
     def start_from(self, clip: Any, pixels: Tensor) -> None:
         """Take over what a CLIP tower of this width has learnt. CLIP has a norm before the first layer: its mean and
-        its gain go into the embeddings, what it divides by is replaced by its average over some pictures."""
+        its gain go into the embeddings, what it divides by is replaced by its average over some images."""
         old = clip.embeddings
         places = old.position_embedding.weight[1:]
         norm, side = clip.pre_layrnorm, int(len(places) ** 0.5)
@@ -159,7 +159,7 @@ def spread(head: Any, patches: Tensor) -> Tensor:
 
 
 def balanced(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy in which objects and background count alike, however little of the picture the objects cover."""
+    """Cross-entropy in which objects and background count alike, however little of the image the objects cover."""
     each = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none")
     labels = labels.flatten()
     objects, ground = labels > 0, labels == 0

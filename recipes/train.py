@@ -19,7 +19,7 @@ from safetensors import safe_open
 from torch import nn
 
 from recipes import language, models, tower
-from recipes.data import Pictures, Stage, batches
+from recipes.data import Images, Stage, batches
 from recipes.running import Run, Schedule
 
 SETTINGS = Path(__file__).with_name("settings.toml")
@@ -28,7 +28,7 @@ NAMES = {"llava": "mini-llava", "onevision": "mini-onevision"}
 
 
 def stages(settings: dict[str, Any]) -> list[Stage]:
-    return [Stage(**{**s, "sides": tuple(s["sides"]), "pictures": tuple(s["pictures"])}) for s in settings["stages"]]
+    return [Stage(**{**s, "sides": tuple(s["sides"]), "images": tuple(s["images"])}) for s in settings["stages"]]
 
 
 def start(folder: Path, parts: dict[str, nn.Module], own: dict[str, Any]) -> Run:
@@ -65,10 +65,10 @@ def train_encoder(settings: dict[str, Any], family: str, folder: Path) -> None:
         )
         trained(clip, done, "tower")
         trained(heads, done, "heads")
-        encoder.start_from(clip, Pictures(settings, "llava", 0, Stage((192,), (16,), 1))[0]["pixels"])
+        encoder.start_from(clip, Images(settings, "llava", 0, Stage((192,), (16,), 1))[0]["pixels"])
     start(folder / f"{family}-encoder", {"tower": encoder.tower, "heads": heads}, own).stages(
         stages(own),
-        lambda number, stage, first: batches(Pictures(settings, family, number, stage), first),
+        lambda number, stage, first: batches(Images(settings, family, number, stage), first),
         lambda stage, batch: tower.loss(encoder, heads, batch, stage.spreading),
     )
 
@@ -96,7 +96,7 @@ def train_language(settings: dict[str, Any], family: str, folder: Path) -> None:
     vision = model.model.vision_tower
     encoder = tower.Clip(vision, fresh=False) if family == "llava" else tower.Siglip(vision)
     if family == "llava":
-        some = Pictures(settings, family, 0, Stage(stages(own)[0].sides[:1], (16,), 1))[0]
+        some = Images(settings, family, 0, Stage(stages(own)[0].sides[:1], (16,), 1))[0]
         with torch.no_grad():
             language.initialise(model, encoder.features(some["pixels"], some["corner"]).std().item())
     else:
@@ -107,7 +107,7 @@ def train_language(settings: dict[str, Any], family: str, folder: Path) -> None:
     asking = language.Asking(model, encoder, words)
     start(folder / f"{family}-language", parts(model), own).stages(
         stages(own),
-        lambda number, stage, first: batches(Pictures(settings, family, number, stage, words), first),
+        lambda number, stage, first: batches(Images(settings, family, number, stage, words), first),
         lambda _, batch: language.loss(asking, batch),
     )
 

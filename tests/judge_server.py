@@ -91,7 +91,7 @@ def judge_at(server: Server, **options: Any) -> Judge:
 def answer_row(item: str, words: str | None, **changes: Any) -> dict[str, Any]:
     return {
         "item": item,
-        "picture": "p.png",
+        "image": "p.png",
         "kinds": [],
         "question": f"What is {item}?",
         "answer": "a<AND>b",
@@ -100,7 +100,7 @@ def answer_row(item: str, words: str | None, **changes: Any) -> dict[str, Any]:
         "seed": 0,
         "text": words,
         "score": None,
-        "error": "broken picture" if words is None else None,
+        "error": "broken image" if words is None else None,
         "kept": [],
         "visual_tokens": 16,
         "unpruned_tokens": 576,

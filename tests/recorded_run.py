@@ -42,7 +42,7 @@ def rows_of(config: Row) -> list[Row]:
         rows.append(
             {
                 "item": f"v1_{item}",
-                "picture": f"{item}.png",
+                "image": f"{item}.png",
                 "kinds": ["ocr", "math"][: 1 + item % 2],
                 "question": "?",
                 "answer": "!",
@@ -60,7 +60,7 @@ def rows_of(config: Row) -> list[Row]:
     return rows
 
 
-def failed(row: Row, error: str = "broken picture") -> Row:
+def failed(row: Row, error: str = "broken image") -> Row:
     return {**row, "text": None, "score": None, "kept": None, "error": error}
 
 

@@ -1,4 +1,4 @@
-"""The models and pictures that come with the package."""
+"""The models and images that come with the package."""
 
 import json
 import re
@@ -12,9 +12,13 @@ from safetensors import safe_open
 
 from clustrs import ClustRS, NoPruning, Random
 from clustrs.cli import main
-from clustrs.embedded import MODELS, model_folder, picture_path, samples
-from clustrs.scenes import examples
-from clustrs.vlm import asking, sharing
+from clustrs.embedded import MODELS, image_path, model_folder, samples
+from clustrs.images.open import open_image
+from clustrs.images.scenes import examples
+from clustrs.models import shared_encoding as sharing
+from clustrs.models.ask import ask
+from clustrs.models.load import load_model
+from clustrs.models.prompts import chat_prompt
 
 CLASSES = {"mini-llava": "LlavaForConditionalGeneration", "mini-onevision": "LlavaOnevisionForConditionalGeneration"}
 TOKENS = {"mini-llava": [(24, 24)], "mini-onevision": [(27, 27), (27, 27)]}
@@ -27,7 +31,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def loaded(name: str) -> tuple[Any, Any]:
-    return asking.load(name)
+    return load_model(name)
 
 
 def test_folder_is_small_and_safe(name: str) -> None:
@@ -68,24 +72,24 @@ def test_loads_as_any_checkpoint_does(name: str) -> None:
 
 
 def test_tokens_a_crop(name: str, loaded: tuple[Any, Any]) -> None:
-    picture = asking.open_picture(picture_path("sample:scene-1"))
-    answer = asking.ask(*loaded, picture, "How many objects are there?", NoPruning(), 2)
-    assert answer.picture.grids == TOKENS[name]
+    image = open_image(image_path("sample:scene-1"))
+    answer = ask(*loaded, image, "How many objects are there?", NoPruning(), 2)
+    assert answer.image.grids == TOKENS[name]
 
 
-def right(loaded: tuple[Any, Any], method: Any, pictures: int) -> float:
+def right(loaded: tuple[Any, Any], method: Any, images: int) -> float:
     """The share of right answers to the first questions of the test set."""
     good = []
-    for example in examples(pictures):
+    for example in examples(images):
         shown = [Image.fromarray(example.drawing.pixels)]
-        prompts = [(0, asking.prompt(loaded[1], question.text)) for question in example.questions]
+        prompts = [(0, chat_prompt(loaded[1], question.text)) for question in example.questions]
         replies = sharing.reply(*loaded, sharing.encode(*loaded, shown, prompts), method, 3)
         good += [reply.text == q.answer for reply, q in zip(replies, example.questions, strict=True)]
     return sum(good) / len(good)
 
 
 def test_answers_mean_something(loaded: tuple[Any, Any]) -> None:
-    """On twenty pictures; the whole measurement is `python -m recipes.measure`."""
+    """On twenty images; the whole measurement is `python -m recipes.measure`."""
     everything = right(loaded, NoPruning(), 20)
     assert everything >= 0.85  # guessing gives 0.3
     assert right(loaded, Random(keep=16), 20) <= everything - 0.15
@@ -96,12 +100,12 @@ def test_samples_are_there_and_open() -> None:
     assert sum(bool(sample.questions) for sample in listed) >= 4
     assert sum(not sample.questions for sample in listed) >= 2
     for sample in listed:
-        assert min(asking.open_picture(sample.path).size) >= 192
+        assert min(open_image(sample.path).size) >= 192
         assert sample.licence
-        assert picture_path(f"sample:{sample.name}") == sample.path
-    assert picture_path("a/b.png") == Path("a/b.png")
+        assert image_path(f"sample:{sample.name}") == sample.path
+    assert image_path("a/b.png") == Path("a/b.png")
     with pytest.raises(ValueError, match="the samples are scene-1"):
-        picture_path("sample:dog")
+        image_path("sample:dog")
 
 
 def test_command_line_says_which_model_it_uses(capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,5 +120,5 @@ def test_command_line_says_which_model_it_uses(capsys: pytest.CaptureFixture[str
 
 
 def test_unknown_words_do_no_harm(loaded: tuple[Any, Any]) -> None:
-    picture = asking.open_picture(picture_path("sample:cat"))
-    assert isinstance(asking.ask(*loaded, picture, "Qué es esto, 你好?", ClustRS(keep=16), 4).text, str)
+    image = open_image(image_path("sample:cat"))
+    assert isinstance(ask(*loaded, image, "Qué es esto, 你好?", ClustRS(keep=16), 4).text, str)

@@ -13,7 +13,7 @@ import transformers as tf
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from clustrs.vlm.processors import LlavaOnevisionProcessor, load_processor
+from clustrs.models.processors import LlavaOnevisionProcessor, load_processor
 
 Load = Callable[..., tuple[Any, Any]]
 """The fixture `load`: family, tower and options of `from_pretrained` to a model and its processor."""
@@ -64,7 +64,7 @@ def tower_config(tower: str) -> Any:
 
 
 def build(family: str, tower: str, folder: Path) -> None:
-    """Save a model and its processor. The weights are large, so that outputs depend on the pictures."""
+    """Save a model and its processor. The weights are large, so that outputs depend on the images."""
     words = tokenizer()
     text = tf.LlamaConfig if family != "llava_onevision" else tf.Qwen2Config
     extra = {} if tower == "siglip" else {"num_additional_image_tokens": 1}
@@ -122,13 +122,13 @@ def load(folder: Path, **options: Any) -> tuple[Any, Any]:
     return model, load_processor(str(folder))
 
 
-def picture(height: int = 40, width: int = 60, seed: int = 0) -> Image.Image:
+def make_image(height: int = 40, width: int = 60, seed: int = 0) -> Image.Image:
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(pixels)
 
 
 def prepare(processor: Any, texts: list[str], images: list[list[Image.Image]]) -> dict[str, Any]:
-    """Inputs for a batch of prompts, each with its own pictures."""
+    """Inputs for a batch of prompts, each with its own images."""
     if isinstance(processor, LlavaOnevisionProcessor):
         given: list[Any] = [row for row in images if row]
     else:

@@ -1,39 +1,24 @@
-"""ClustRS: fewer and cleaner visual tokens for vision-language models, without training."""
+"""ClustRS: fewer and cleaner visual tokens for vision-language models, without training.
 
-from clustrs.pruners import (
-    ClustRS,
-    DivPrune,
-    EncoderStates,
-    FasterVLM,
-    Grid,
-    NoPruning,
-    Pruner,
-    Random,
-    Selection,
-    VisionZip,
-    VisPruner,
-    from_dict,
-    get_method,
-    list_methods,
-    register,
-)
+Names are imported when they are first used, so that `import clustrs` and `clustrs --help` need no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clustrs.pruners import *  # noqa: F403
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "ClustRS",
-    "DivPrune",
-    "EncoderStates",
-    "FasterVLM",
-    "Grid",
-    "NoPruning",
-    "Pruner",
-    "Random",
-    "Selection",
-    "VisPruner",
-    "VisionZip",
-    "from_dict",
-    "get_method",
-    "list_methods",
-    "register",
-]
+
+def __getattr__(name: str) -> Any:
+    if not name.startswith("_"):
+        pruners = import_module("clustrs.pruners")
+        if name in pruners.__all__:
+            return getattr(pruners, name)
+    raise AttributeError(f"module 'clustrs' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *import_module("clustrs.pruners").__all__})

@@ -17,7 +17,7 @@ def real(name: str) -> Path:
     return SHARED / name
 
 
-def write_picture(path: Path, colour: tuple[int, int, int] = (255, 0, 0)) -> None:
+def write_image(path: Path, colour: tuple[int, int, int] = (255, 0, 0)) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (6, 4), colour).save(path)
 
@@ -34,8 +34,8 @@ def vet(**changes: Any) -> dict[str, Any]:
 
 def science(key: str, text: str, answer: str, image: str | None = "own") -> dict[str, Any]:
     turns = [{"from": "human", "value": text}, {"from": "gpt", "value": answer}]
-    picture = {} if image is None else {"image": f"{key}/image.png" if image == "own" else image}
-    return {"id": key, **picture, "conversations": turns}
+    field = {} if image is None else {"image": f"{key}/image.png" if image == "own" else image}
+    return {"id": key, **field, "conversations": turns}
 
 
 def line(**changes: Any) -> dict[str, Any]:

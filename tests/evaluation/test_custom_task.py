@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evaluation.task_files import INSTRUCTION, line, write_lines, write_picture
+from evaluation.task_files import INSTRUCTION, line, write_image, write_lines
 
 from clustrs.evaluation.tasks import get_task
 from clustrs.evaluation.tasks.custom import occurs, plain
 
 
 def test_file_and_folder(tmp_path: Path) -> None:
-    write_picture(tmp_path / "pics" / "a.png", (4, 5, 6))
+    write_image(tmp_path / "pics" / "a.png", (4, 5, 6))
     path = write_lines(
         tmp_path / "questions.jsonl",
         line(image="pics/a.png", id=7, kind="animal"),
@@ -206,7 +206,7 @@ def test_missing_files(tmp_path: Path) -> None:
 
 
 def test_tasks_can_be_sent_to_other_processes(tmp_path: Path) -> None:
-    write_picture(tmp_path / "a.png")
+    write_image(tmp_path / "a.png")
     write_lines(tmp_path / "questions.jsonl", line())
     task = get_task("custom", data=tmp_path)
     sent = pickle.loads(pickle.dumps(task))  # noqa: S301

@@ -29,8 +29,8 @@ class Colours:
             Item(id, f"{id}.png", f"What is {id}?", "red", ("ocr", "math")) for id in ("v1_0", "v1_1", "v1_12", "sqa-7")
         ]
 
-    def open(self, picture: str) -> Image.Image:
-        raise ValueError(f"nobody looks at {picture}")
+    def open(self, image: str) -> Image.Image:
+        raise ValueError(f"nobody looks at {image}")
 
     def score(self, item: Item, text: str) -> float | None:
         return None if self.judged else float(item.answer in text)
@@ -127,7 +127,7 @@ def test_imported_run(tmp_path: Path) -> None:
     assert all(row.keys() == answer_row("v1_0", "t").keys() for row in rows)
     assert rows[0] == {
         "item": "v1_0",
-        "picture": "v1_0.png",
+        "image": "v1_0.png",
         "kinds": ["ocr", "math"],
         "question": "What is v1_0?",
         "answer": "red",

@@ -25,7 +25,7 @@ from judge_server import (
 )
 
 from clustrs.evaluation.judge import EXAMPLES, Judge, JudgeError, JudgeRefused, prompt, read_score, seconds_to_wait
-from clustrs.evaluation.judging import Summary, judge_run
+from clustrs.evaluation.verdicts import Summary, judge_run
 
 
 def mark(judge: Judge) -> float:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evaluation.task_files import INSTRUCTION, real, science, vet, write_json, write_picture
+from evaluation.task_files import INSTRUCTION, real, science, vet, write_image, write_json
 from PIL import Image
 
 from clustrs.evaluation.task import Item
 from clustrs.evaluation.tasks import get_task
 from clustrs.evaluation.tasks.scienceqa import chosen
-from clustrs.vlm.asking import prompt
+from clustrs.models.prompts import chat_prompt
 
 
 def test_mmvet_official_questions() -> None:
@@ -21,29 +21,29 @@ def test_mmvet_official_questions() -> None:
     counts = Counter(kind for item in task.items for kind in item.kinds)
     assert len(task.items) == 218
     assert counts == {"rec": 150, "ocr": 96, "know": 84, "gen": 80, "spat": 75, "math": 26}
-    assert len({item.picture for item in task.items}) == 200
+    assert len({item.image for item in task.items}) == 200
     assert task.judged
     first = task.items[0]
-    assert (first.id, first.picture, first.answer) == ("v1_0", "v1_0.png", "-1<AND>-5")
+    assert (first.id, first.image, first.answer) == ("v1_0", "v1_0.png", "-1<AND>-5")
     assert (first.question, first.kinds) == ("What is x in the equation?", ("ocr", "math"))
     assert task.score(first, "-1") is None
     written = json.loads((data / "mm-vet.json").read_text())
     assert [item.question for item in task.items] == [entry["question"] for entry in written.values()]
 
 
-def test_mmvet_official_pictures() -> None:
+def test_mmvet_official_images() -> None:
     task = get_task("mmvet", data=real("mm-vet"), limit=5)
     assert [item.id for item in task.items] == ["v1_0", "v1_1", "v1_2", "v1_3", "v1_4"]
     for item in task.items:
-        picture = task.open(item.picture)
-        assert picture.mode == "RGB"
-        with Image.open(real("mm-vet") / "images" / item.picture) as file:
-            assert picture.size == file.size
+        image = task.open(item.image)
+        assert image.mode == "RGB"
+        with Image.open(real("mm-vet") / "images" / item.image) as file:
+            assert image.size == file.size
 
 
 def test_mmvet_own_folder(tmp_path: Path) -> None:
     write_json(tmp_path / "mm-vet.json", {"q": vet(capability=["ocr", "ocr", "rec"])})
-    write_picture(tmp_path / "images" / "a.png", (1, 2, 3))
+    write_image(tmp_path / "images" / "a.png", (1, 2, 3))
     task = get_task("mmvet", data=str(tmp_path))
     assert task.items == [Item("q", "a.png", "What is x?", "-1<AND>-5", ("ocr", "rec"))]
     assert task.open("a.png").getpixel((0, 0)) == (1, 2, 3)
@@ -93,23 +93,23 @@ def test_mmvet_missing_folder_says_where_to_get_it(tmp_path: Path) -> None:
         get_task("mmvet", data=tmp_path / "nowhere")
 
 
-def test_mmvet_bad_pictures(tmp_path: Path) -> None:
+def test_mmvet_bad_images(tmp_path: Path) -> None:
     names = ["missing.png", "broken.png", "folder.png", "cut.png", "x" * 300 + ".png"]
     write_json(tmp_path / "mm-vet.json", {name: vet(imagename=name) for name in names})
     images = tmp_path / "images"
     (images / "folder.png").mkdir(parents=True)
-    (images / "broken.png").write_text("no picture")
-    write_picture(images / "whole.png")
+    (images / "broken.png").write_text("no image")
+    write_image(images / "whole.png")
     (images / "cut.png").write_bytes((images / "whole.png").read_bytes()[:40])
     task = get_task("mmvet", data=tmp_path)
     for item in task.items:
-        with pytest.raises(ValueError, match=r"^picture "):
-            task.open(item.picture)
+        with pytest.raises(ValueError, match=r"^image "):
+            task.open(item.image)
 
 
 def test_mmvet_open_stays_in_the_folder(tmp_path: Path) -> None:
     write_json(tmp_path / "mm-vet.json", {"q": vet()})
-    write_picture(tmp_path / "secret.png")
+    write_image(tmp_path / "secret.png")
     with pytest.raises(ValueError, match="outside"):
         get_task("mmvet", data=tmp_path).open("../secret.png")
 
@@ -130,18 +130,18 @@ def test_scienceqa_official_questions() -> None:
     for item, entry in zip(task.items, written, strict=True):
         text, letter = (turn["value"] for turn in entry["conversations"])
         assert f"<image>\n{item.question}" == f"{text}\n{INSTRUCTION}"
-        assert (item.id, item.picture, item.answer) == (entry["id"], entry["image"], letter)
+        assert (item.id, item.image, item.answer) == (entry["id"], entry["image"], letter)
 
 
-def test_scienceqa_official_pictures() -> None:
+def test_scienceqa_official_images() -> None:
     task = get_task("scienceqa", data=real("scienceqa"), present=True)
     assert len(task.items) == 300
-    assert task.open(task.items[0].picture).mode == "RGB"
+    assert task.open(task.items[0].image).mode == "RGB"
     whole = get_task("scienceqa", data=real("scienceqa"))
     there = {item.id for item in task.items}
     absent = next(item for item in whole.items if item.id not in there)
     with pytest.raises(ValueError, match="there is no such file"):
-        whole.open(absent.picture)
+        whole.open(absent.image)
 
 
 def test_llava_gets_what_its_own_script_sends(tmp_path: Path) -> None:
@@ -151,19 +151,19 @@ def test_llava_gets_what_its_own_script_sends(tmp_path: Path) -> None:
     class Processor:
         image_token = "<image>"
 
-    assert prompt(Processor(), task.items[0].question) == (
+    assert chat_prompt(Processor(), task.items[0].question) == (
         f"USER: <image>\nContext: a.\nWhy?\nA. x\nB. y\n{INSTRUCTION} ASSISTANT:"
     )
 
 
 def test_scienceqa_own_folder(tmp_path: Path) -> None:
     entries = [
-        science("1", "Without a picture?\nA. x\nB. y", "A", image=None),
+        science("1", "Without a image?\nA. x\nB. y", "A", image=None),
         science("2", "<image>\nWhich?\nA. x\nB. y", "B"),
         science("3", "A. is no choice here\nWhich?\nA. x\nB. y\nC. z\n<image>", "C"),
     ]
     write_json(tmp_path / "llava_test_CQM-A.json", entries)
-    write_picture(tmp_path / "images" / "3" / "image.png", (9, 8, 7))
+    write_image(tmp_path / "images" / "3" / "image.png", (9, 8, 7))
     task = get_task("scienceqa", data=tmp_path)
     assert [item.id for item in task.items] == ["2", "3"]
     assert [item.kinds for item in task.items] == [("2 choices",), ("3 choices",)]
@@ -175,24 +175,24 @@ def test_scienceqa_own_folder(tmp_path: Path) -> None:
     assert [item.id for item in get_task("scienceqa", data=tmp_path, limit=1).items] == ["2"]
 
 
-def test_scienceqa_limit_counts_present_pictures(tmp_path: Path) -> None:
+def test_scienceqa_limit_counts_present_images(tmp_path: Path) -> None:
     write_json(tmp_path / "llava_test_CQM-A.json", [science(str(n), "?\nA. x\nB. y", "B") for n in range(9)])
     for n in (3, 5, 8):
-        write_picture(tmp_path / "images" / str(n) / "image.png")
+        write_image(tmp_path / "images" / str(n) / "image.png")
     task = get_task("scienceqa", data=tmp_path, present=True, limit=2)
     assert [item.id for item in task.items] == ["3", "5"]
 
 
-def test_scienceqa_pictures_as_the_download_has_them(tmp_path: Path) -> None:
+def test_scienceqa_images_as_the_download_has_them(tmp_path: Path) -> None:
     write_json(tmp_path / "llava_test_CQM-A.json", [science("2", "?\nA. x\nB. y", "B")])
-    write_picture(tmp_path / "images" / "test" / "2" / "image.png")
+    write_image(tmp_path / "images" / "test" / "2" / "image.png")
     assert len(get_task("scienceqa", data=tmp_path, present=True).items) == 1
     assert get_task("scienceqa", data=tmp_path).open("2/image.png").size == (6, 4)
 
 
-def test_scienceqa_no_picture_present(tmp_path: Path) -> None:
+def test_scienceqa_no_image_present(tmp_path: Path) -> None:
     write_json(tmp_path / "llava_test_CQM-A.json", [science("2", "?\nA. x\nB. y", "B")])
-    with pytest.raises(ValueError, match="present=True, but no picture"):
+    with pytest.raises(ValueError, match="present=True, but no image"):
         get_task("scienceqa", data=tmp_path, present=True)
     with pytest.raises(ValueError, match="present='yes': give one of True, False"):
         get_task("scienceqa", data=tmp_path, present="yes")

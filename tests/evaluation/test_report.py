@@ -192,7 +192,7 @@ def test_an_incomplete_run_says_so(tmp_path: Path) -> None:
     assert "| none | all | 60 | 0 | 1 | 0 |" in markdown
     assert "| fastervlm | 8 | 60 | 30 | 0 | 0 |" in markdown
     assert "| clustrs | 4 | 60 | 60 | 0 | 0 |" in markdown
-    assert "| broken picture | 1 |" in markdown
+    assert "| broken image | 1 |" in markdown
     assert terminal_table(load_run(folder)).endswith("of 300 answers: 150 missing, 1 failed\n")
     cells = cells_of(folder)
     assert [cells["none", "all", "clean", "", "0"][name] for name in ("n", "failed", "missing")] == ["11", "1", "0"]

@@ -15,7 +15,7 @@ from PIL import Image
 
 from clustrs.evaluation.task import Item, Task
 from clustrs.evaluation.tasks import fingerprint, get_task, list_tasks, mmvet, scienceqa
-from clustrs.scenes import KINDS, examples
+from clustrs.images.scenes import KINDS, examples
 
 
 def test_names() -> None:
@@ -88,19 +88,19 @@ def task() -> Task:
 
 def test_scenes_all_questions(task: Task) -> None:
     assert len(task.items) == 1490
-    pictures = list(dict.fromkeys(item.picture for item in task.items))
-    assert pictures == [f"scene-{number:04}" for number in range(250)]
+    images = list(dict.fromkeys(item.image for item in task.items))
+    assert images == [f"scene-{number:04}" for number in range(250)]
     assert {kind for item in task.items for kind in item.kinds} == set(KINDS)
     assert all(len(item.kinds) == 1 for item in task.items)
     assert len({item.id for item in task.items}) == 1490
     assert (task.max_new_tokens, task.scale, task.judged) == (4, 100.0, False)
 
 
-def test_scenes_pictures_and_questions_belong_together(task: Task) -> None:
+def test_scenes_images_and_questions_belong_together(task: Task) -> None:
     for example in examples(3):
-        picture = f"scene-{example.number:04}"
-        assert (np.asarray(task.open(picture)) == example.drawing.pixels).all()
-        asked = [(item.question, item.answer, *item.kinds) for item in task.items if item.picture == picture]
+        image = f"scene-{example.number:04}"
+        assert (np.asarray(task.open(image)) == example.drawing.pixels).all()
+        asked = [(item.question, item.answer, *item.kinds) for item in task.items if item.image == image]
         assert asked == [(question.text, question.answer, question.kind) for question in example.questions]
 
 
@@ -109,7 +109,7 @@ def test_scenes_limit_keeps_the_beginning(task: Task, limit: int) -> None:
     short = get_task("scenes", limit=limit)
     assert short.items == task.items[:limit]
     for item in short.items:
-        assert short.open(item.picture) == task.open(item.picture)
+        assert short.open(item.image) == task.open(item.image)
 
 
 def test_scenes_score(task: Task) -> None:
@@ -120,15 +120,15 @@ def test_scenes_score(task: Task) -> None:
     assert [task.score(item, text) for text in bad] == [0.0] * len(bad)
 
 
-def test_scenes_no_folder_and_no_other_pictures(tmp_path: Path) -> None:
+def test_scenes_no_folder_and_no_other_images(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="leave it out"):
         get_task("scenes", data=tmp_path)
-    with pytest.raises(ValueError, match="picture 'scene-0001': there are 1"):
+    with pytest.raises(ValueError, match="image 'scene-0001': there are 1"):
         get_task("scenes", limit=2).open("scene-0001")
 
 
 class Rows:
-    """As much of `datasets.Dataset` as is used; decoding a picture is counted."""
+    """As much of `datasets.Dataset` as is used; decoding a image is counted."""
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
         self.rows = rows
@@ -170,8 +170,8 @@ def install(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]] | Except
 
 
 def test_hub_mmvet(monkeypatch: pytest.MonkeyPatch) -> None:
-    picture = Image.new("RGBA", (3, 2), (1, 2, 3, 255))
-    row = {"question_id": "v1_0", "image": picture, "question": "x?", "answer": "1<OR>2", "capability": "ocr,math"}
+    image = Image.new("RGBA", (3, 2), (1, 2, 3, 255))
+    row = {"question_id": "v1_0", "image": image, "question": "x?", "answer": "1<OR>2", "capability": "ocr,math"}
     second = row | {"question_id": "v1_1", "capability": "rec, gen", "image": None}
     hub = install(monkeypatch, [row, second])
     task = get_task("mmvet")
@@ -184,9 +184,9 @@ def test_hub_mmvet(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     opened = task.open("v1_0")
     assert (opened.mode, opened.getpixel((0, 0))) == ("RGB", (1, 2, 3))
-    with pytest.raises(ValueError, match="picture 'v1_1': its row in the dataset has none"):
+    with pytest.raises(ValueError, match="image 'v1_1': its row in the dataset has none"):
         task.open("v1_1")
-    with pytest.raises(ValueError, match="no such picture"):
+    with pytest.raises(ValueError, match="no such image"):
         task.open("v1_2")
 
 

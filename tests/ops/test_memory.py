@@ -4,7 +4,7 @@ import weakref
 
 import pytest
 import torch
-from pictures import draw_picture, tensors
+from method_cases import draw_image, tensors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -55,7 +55,7 @@ def test_the_counter_counts() -> None:
 @pytest.mark.parametrize(("n", "width", "keep"), [(576, 4096, 16), (576, 4096, 144), (729, 3584, 180), (1440, 512, 50)])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_peak_memory_of_clustrs(n: int, width: int, keep: int, batch: int) -> None:
-    tokens, attention, _ = tensors([draw_picture(0, n, width)] * batch)
+    tokens, attention, _ = tensors([draw_image(0, n, width)] * batch)
     with Peak() as peak:
         ClustRS(keep=keep).select(tokens, attention)
     assert peak.most / 4 / batch <= 4 * n**2 + 2 * n * width

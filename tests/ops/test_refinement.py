@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pictures import draw_picture
+from method_cases import draw_image
 from reference import clustering
 from torch import Tensor
 
@@ -37,8 +37,8 @@ def state_after(
     zero_attention=st.sampled_from([0.0, 0.3]),
 )
 def test_the_huber_objective_never_rises(seed: int, n: int, k: int, tau: float, zero_attention: float) -> None:
-    picture = draw_picture(seed, n, 4, zero_attention=zero_attention)
-    tokens, weight = torch.from_numpy(picture.tokens), torch.from_numpy(picture.attention)
+    image = draw_image(seed, n, 4, zero_attention=zero_attention)
+    tokens, weight = torch.from_numpy(image.tokens), torch.from_numpy(image.attention)
     before = np.inf
     for rounds in range(1, 9):
         labels, points = state_after(rounds, tokens, weight, min(k, n), tau, robust=True)
@@ -51,13 +51,13 @@ def test_the_huber_objective_never_rises(seed: int, n: int, k: int, tau: float, 
 @given(seed=st.integers(0, 10**6), rounds=st.integers(1, 6), robust=st.booleans())
 @settings(max_examples=40)
 def test_labels_and_centres_of_each_round_are_the_references(seed: int, rounds: int, robust: bool) -> None:
-    picture = draw_picture(seed, 40, 3, zero_attention=0.2)
-    tokens, weight = torch.from_numpy(picture.tokens), torch.from_numpy(picture.attention)
+    image = draw_image(seed, 40, 3, zero_attention=0.2)
+    tokens, weight = torch.from_numpy(image.tokens), torch.from_numpy(image.attention)
     method = SimpleNamespace(
         tau=1.0, distance="huber", seed=0, iterations=rounds, tolerance=0.0, centroid="huber" if robust else "mean"
     )
-    seeds = clustering.seeding(method, picture.tokens, picture.attention, 6)
-    expected, expected_centres = clustering.refine(method, picture.tokens, picture.attention, seeds)
+    seeds = clustering.seeding(method, image.tokens, image.attention, 6)
+    expected, expected_centres = clustering.refine(method, image.tokens, image.attention, seeds)
     labels, ours = state_after(rounds, tokens, weight, 6, 1.0, robust)
     assert labels.tolist() == expected
     for centre, our_centre in zip(expected_centres, ours, strict=True):
@@ -66,11 +66,11 @@ def test_labels_and_centres_of_each_round_are_the_references(seed: int, rounds: 
 
 
 @pytest.mark.parametrize("tolerance", [0.0, 0.05, 1.0])
-def test_a_picture_that_is_done_waits_for_the_others(tolerance: float) -> None:
-    """Convergence is per picture: the rounds that another one still needs change nothing here."""
-    pictures = [draw_picture(seed, 60, 3) for seed in range(6)]
-    tokens = torch.from_numpy(np.stack([p.tokens for p in pictures]))
-    weight = unit_scale(torch.from_numpy(np.stack([p.attention for p in pictures])))
+def test_a_image_that_is_done_waits_for_the_others(tolerance: float) -> None:
+    """Convergence is per image: the rounds that another one still needs change nothing here."""
+    images = [draw_image(seed, 60, 3) for seed in range(6)]
+    tokens = torch.from_numpy(np.stack([p.tokens for p in images]))
+    weight = unit_scale(torch.from_numpy(np.stack([p.attention for p in images])))
     distances, scale = squared_distances(tokens)
     seeds = seeding(distances, scale, weight, 7, tau=1.0, seed=0)
     labels, _ = refine(distances, scale, weight, seeds, iterations=8, tolerance=tolerance, huber_tau=None)

@@ -8,7 +8,7 @@ import reference
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from pictures import METHODS, draw_picture, rounded, tensors
+from method_cases import METHODS, draw_image, rounded, tensors
 
 from clustrs import Selection, get_method
 
@@ -59,28 +59,28 @@ def test_same_as_reference(
     dtype: torch.dtype,
 ) -> None:
     method = get_method(name, keep=max(1, n - 1) if keep == -1 else keep, **parameters)
-    picture = draw_picture(
+    image = draw_image(
         seed, n, width, cls=cls, duplicates=duplicates, zero_attention=zero_attention, ties=ties, offset=offset
     )
-    picture = rounded(picture, dtype)
-    tokens, attention, states = tensors([picture], dtype)
+    image = rounded(image, dtype)
+    tokens, attention, states = tensors([image], dtype)
     result = method.select(tokens, attention, states)
     assert result.tokens.dtype == dtype
     tolerance = {torch.float64: 1e-9, torch.float32: 1e-5}.get(dtype, 3 * torch.finfo(dtype).eps)
-    assert_same(result.picture(0), reference.run(method, picture), tolerance * (1 + offset))
+    assert_same(result.image(0), reference.run(method, image), tolerance * (1 + offset))
 
 
 @pytest.mark.parametrize(("name", "parameters"), CASES)
 @pytest.mark.parametrize(("n", "width", "keep"), [(576, 48, 16), (729, 40, 180)])
 def test_same_as_reference_at_real_sizes(name: str, parameters: dict[str, Any], n: int, width: int, keep: int) -> None:
     method = get_method(name, keep=keep, **parameters)
-    picture = draw_picture(3, n, width, cls=n == 576, duplicates=0.1)
+    image = draw_image(3, n, width, cls=n == 576, duplicates=0.1)
     # VisPruner sorts hundreds of nearly equal cosines again and again: float32 and float64 part company there.
     dtype = torch.float64 if name == "vispruner" else torch.float32
-    assert_same(method.select(*tensors([picture], dtype)).picture(0), reference.run(method, picture), 1e-5)
+    assert_same(method.select(*tensors([image], dtype)).image(0), reference.run(method, image), 1e-5)
 
 
 def test_clustrs_at_full_width() -> None:
     method = get_method("clustrs", keep=50)
-    picture = draw_picture(4, 576, 4096)
-    assert_same(method.select(*tensors([picture])).picture(0), reference.run(method, picture), 1e-5)
+    image = draw_image(4, 576, 4096)
+    assert_same(method.select(*tensors([image])).image(0), reference.run(method, image), 1e-5)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from pictures import METHODS, draw_picture, tensors
+from method_cases import METHODS, draw_image, tensors
 
 from clustrs import ClustRS, EncoderStates, FasterVLM, Grid, VisionZip, VisPruner, get_method
 
@@ -25,7 +25,7 @@ def broken(tensor: torch.Tensor, value: float) -> torch.Tensor:
         (torch.ones(10, 4, dtype=torch.long), SCORES[0], ["tokens is torch.int64"]),
         (torch.rand(4), SCORES[0], ["tokens has shape [4]", "[N, D]", "[B, N, D]"]),
         (torch.rand(1, 2, 3, 4), SCORES, ["tokens has shape [1, 2, 3, 4]"]),
-        (torch.rand(0, 10, 4), torch.rand(0, 10), ["tokens has shape [0, 10, 4]", "at least one picture"]),
+        (torch.rand(0, 10, 4), torch.rand(0, 10), ["tokens has shape [0, 10, 4]", "at least one image"]),
         (torch.rand(2, 0, 4), torch.rand(2, 0), ["tokens has shape [2, 0, 4]"]),
         (GOOD, None, ["attention is missing", "clustrs needs it"]),
         (GOOD, SCORES.tolist(), ["attention is list"]),
@@ -85,13 +85,13 @@ def test_value_checks_can_be_left_out_and_asked_for() -> None:
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize(("name", "parameters"), [(name, easy) for name, easy, _ in METHODS])
 def test_unchecked_nonsense_still_gives_k_rows(name: str, parameters: dict[str, Any], value: float) -> None:
-    tokens, attention, states = tensors([draw_picture(0, 30, 4)] * 2)
+    tokens, attention, states = tensors([draw_image(0, 30, 4)] * 2)
     tokens[0, 3] = value
     attention[0, 5] = value
     result = get_method(name, keep=7, **parameters).select(tokens, attention, states, check=False)
     assert result.tokens.shape == (2, 7, 4)
     good = get_method(name, keep=7, **parameters).select(tokens[1:], attention[1:], states_row(states))
-    assert torch.equal(result.indices[1:], good.indices), "the other picture of the batch must not notice"
+    assert torch.equal(result.indices[1:], good.indices), "the other image of the batch must not notice"
 
 
 def states_row(states: EncoderStates) -> EncoderStates:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pictures import METHODS, draw_picture, tensors
+from method_cases import METHODS, draw_image, tensors
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -39,8 +39,8 @@ def row(states: EncoderStates, at: Any) -> EncoderStates:
 
 @each_method
 @pytest.mark.parametrize(("n", "width"), [(30, 5), (576, 256), (729, 1152)])
-def test_a_row_of_a_batch_is_the_picture_alone(method: Pruner, n: int, width: int) -> None:
-    tokens, attention, states = tensors([draw_picture(seed, n, width, duplicates=0.2) for seed in range(3)])
+def test_a_row_of_a_batch_is_the_image_alone(method: Pruner, n: int, width: int) -> None:
+    tokens, attention, states = tensors([draw_image(seed, n, width, duplicates=0.2) for seed in range(3)])
     batch = method.select(tokens, attention, states)
     for b in range(3):
         alone = method.select(tokens[b], attention[b], row(states, b))
@@ -53,7 +53,7 @@ def test_a_row_of_a_batch_is_the_picture_alone(method: Pruner, n: int, width: in
 
 @each_method
 def test_permuting_the_batch_permutes_the_result(method: Pruner) -> None:
-    tokens, attention, states = tensors([draw_picture(seed, 40, 6) for seed in range(4)])
+    tokens, attention, states = tensors([draw_image(seed, 40, 6) for seed in range(4)])
     order = torch.tensor([2, 0, 3, 1])
     result = method.select(tokens, attention, states)
     permuted = method.select(tokens[order], attention[order], row(states, order))
@@ -65,7 +65,7 @@ def test_permuting_the_batch_permutes_the_result(method: Pruner) -> None:
 @given(exponent=st.integers(-40, 40), factor=st.floats(1.0, 2.0), seed=st.integers(0, 1000))
 @settings(max_examples=25)
 def test_scaling_the_attention_changes_nothing(method: Pruner, exponent: int, factor: float, seed: int) -> None:
-    tokens, attention, states = tensors([draw_picture(seed, 35, 5)], torch.float64)
+    tokens, attention, states = tensors([draw_image(seed, 35, 5)], torch.float64)
     result = method.select(tokens, attention, states)
     scaled = method.select(tokens, attention * (factor * 2.0**exponent), states)
     assert torch.equal(result.indices, scaled.indices)
@@ -87,9 +87,9 @@ def test_exactly_k_distinct_tokens(
     if method.name != "none":
         method = replace(method, keep=keep)
     tokens, attention, states = tensors(
-        [draw_picture(seed, n, 3, duplicates=duplicates, zero_attention=zero_attention, ties=True)]
+        [draw_image(seed, n, 3, duplicates=duplicates, zero_attention=zero_attention, ties=True)]
     )
-    result = method.select(tokens, attention, states).picture(0)
+    result = method.select(tokens, attention, states).image(0)
     k = method.count(n)
     assert result.tokens.shape == (k, 3)
     indices = result.indices.tolist()
@@ -109,11 +109,11 @@ def test_exactly_k_distinct_tokens(
 THREADS = """
 import sys, torch
 sys.path[:0] = {path!r}
-from pictures import draw_picture, tensors
+from method_cases import draw_image, tensors
 from test_exactness import ALL
 torch.set_num_threads({threads})
 for n, width in ((100, 33), (576, 1024), (729, 640)):
-    tokens, attention, states = tensors([draw_picture(8, n, width)])
+    tokens, attention, states = tensors([draw_image(8, n, width)])
     for method in ALL:
         result = method.select(tokens, attention, states)
         print(method.name, n, result.indices.tolist(), None if result.labels is None else result.labels.tolist())
@@ -146,7 +146,7 @@ def test_same_tokens_with_any_number_of_threads(kernels: str) -> None:
 @each_method
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiles_into_one_graph_with_the_same_result(method: Pruner, backend: str) -> None:
-    tokens, attention, states = tensors([draw_picture(seed, 30, 6, duplicates=0.3) for seed in range(2)])
+    tokens, attention, states = tensors([draw_image(seed, 30, 6, duplicates=0.3) for seed in range(2)])
     torch.compiler.reset()
     compiled = torch.compile(method.select, fullgraph=True, backend=backend)
     assert_identical(method.select(tokens, attention, states), compiled(tokens, attention, states))
@@ -155,7 +155,7 @@ def test_compiles_into_one_graph_with_the_same_result(method: Pruner, backend: s
 @each_method
 def test_never_waits_for_the_device(method: Pruner) -> None:
     """Fake tensors have no values: whatever asks for one fails."""
-    tokens, attention, states = tensors([draw_picture(0, 30, 6)])
+    tokens, attention, states = tensors([draw_image(0, 30, 6)])
     with FakeTensorMode() as mode:
         fake = mode.from_tensor
         assert states.hidden is not None
@@ -168,7 +168,7 @@ def test_never_waits_for_the_device(method: Pruner) -> None:
 
 @each_method
 def test_autocast_does_not_lower_the_precision(method: Pruner) -> None:
-    tokens, attention, states = tensors([draw_picture(0, 60, 32)])
+    tokens, attention, states = tensors([draw_image(0, 60, 32)])
     plain = method.select(tokens, attention, states)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert_identical(plain, method.select(tokens, attention, states))
@@ -176,7 +176,7 @@ def test_autocast_does_not_lower_the_precision(method: Pruner) -> None:
 
 @each_method
 def test_gradients_reach_the_tokens(method: Pruner) -> None:
-    tokens, attention, states = tensors([draw_picture(seed, 30, 6) for seed in range(2)], torch.float64)
+    tokens, attention, states = tensors([draw_image(seed, 30, 6) for seed in range(2)], torch.float64)
     assert states.hidden is not None
     source = states.hidden if method.name == "visionzip" else tokens
     source.requires_grad_()
@@ -189,7 +189,7 @@ def test_gradients_reach_the_tokens(method: Pruner) -> None:
 
 
 def test_the_seed_matters_and_nothing_else() -> None:
-    tokens, attention, _ = tensors([draw_picture(0, 200, 8)])
+    tokens, attention, _ = tensors([draw_image(0, 200, 8)])
     one, again, other = (get_method("clustrs", keep=20, seed=s).select(tokens, attention).indices for s in (0, 0, 1))
     torch.manual_seed(99)
     assert torch.equal(one, again)
@@ -199,7 +199,7 @@ def test_the_seed_matters_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
-    tokens, attention, _ = tensors([draw_picture(0, 100, 16)], dtype)
+    tokens, attention, _ = tensors([draw_image(0, 100, 16)], dtype)
     half = get_method("clustrs", keep=10).select(tokens, attention)
     full = get_method("clustrs", keep=10).select(tokens.float(), attention.float())
     assert half.tokens.dtype == dtype

@@ -7,7 +7,7 @@ from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
-from pictures import METHODS
+from method_cases import METHODS
 
 import clustrs
 from clustrs import ClustRS, NoPruning, Pruner

@@ -13,10 +13,10 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
-from clustrs.scenes import Question, Scene, Thing, draw, sample
-from clustrs.scenes.questions import draw_questions, lists
-from clustrs.scenes.testset import generator_for
-from clustrs.vlm import asking
+from clustrs.images.scenes import Question, Scene, Thing, draw, sample
+from clustrs.images.scenes.questions import draw_questions, lists
+from clustrs.images.scenes.testset import generator_for
+from clustrs.models.prompts import chat_prompt
 from recipes import data, language, models, tower, train
 
 ASKED = [
@@ -36,13 +36,13 @@ def settings() -> dict[str, Any]:
         settings[family]["language"] |= {"questions": 3, "cooldown": 2}
         for part in ("encoder", "language"):
             settings[family][part]["stages"] = [
-                {"sides": [64], "pictures": [3], "steps": 3, "lists": 2},
-                {"sides": [64, 128], "pictures": [2, 1], "steps": 3, "lists": 1, "hints": 2, "grades": 2},
+                {"sides": [64], "images": [3], "steps": 3, "lists": 2},
+                {"sides": [64, 128], "images": [2, 1], "steps": 3, "lists": 1, "hints": 2, "grades": 2},
             ]
     return settings
 
 
-def picture(side: int, scale: float) -> Tensor:
+def image(side: int, scale: float) -> Tensor:
     generator = generator_for(5)
     drawing = draw(sample(generator, side).scaled(round(side * scale)), generator)
     return torch.from_numpy(drawing.pixels)[None]
@@ -63,13 +63,13 @@ def test_training_sees_what_inference_sees(settings: dict[str, Any], family: str
     )
     words = models.vocabulary()
     asker = language.Asking(model, encoder, words)
-    pixels = picture(192, settings[family]["scale"])
+    pixels = image(192, settings[family]["scale"])
     blocks = {key: torch.from_numpy(value)[None] for key, value in data.blocks(ASKED, words).items()}
     with torch.no_grad():
         logits = asker({"pixels": pixels, "corner": torch.zeros(1, 2, dtype=torch.long), **blocks})
     begin = 0
     for question in ASKED:
-        text = asking.prompt(processor, question.text) + " " + question.answer
+        text = chat_prompt(processor, question.text) + " " + question.answer
         inputs = processor(images=[Image.fromarray(pixels[0].numpy())], text=[text], return_tensors="pt")
         length = len(data.split(question.answer)) + 1
         with torch.no_grad():
@@ -104,7 +104,7 @@ def test_a_window_takes_the_positions_where_it_lies() -> None:
     assert at.tolist() == [[0, 1, 5, 6], [13, 14, 18, 19]]
 
 
-def test_questions_see_the_picture_and_themselves() -> None:
+def test_questions_see_the_image_and_themselves() -> None:
     seen = language.visible(2, torch.tensor([[0, 0, 1, 1, -1]]))[0, 0]
     assert seen.exp().int().tolist() == [
         [1, 1, 1, 0, 0, 0, 0],
@@ -156,7 +156,7 @@ def test_a_spread_classifier_cannot_look_harder() -> None:
     torch.testing.assert_close(tower.spread(head, 7 * patches), before, rtol=1e-4, atol=1e-4)
 
 
-def test_in_even_pictures_the_area_says_nothing_about_the_number() -> None:
+def test_in_even_images_the_area_says_nothing_about_the_number() -> None:
     for side in (96, 128):
         generator = generator_for(12, side)
         scenes = [sample(generator, side, even=True) for _ in range(400)]
@@ -181,7 +181,7 @@ def test_the_learning_rate_of_a_stage(tmp_path: Path) -> None:
             assert rate is None or run.learning_rate(stage) == pytest.approx(rate)
 
 
-def test_words_and_picture_begin_alike(settings: dict[str, Any]) -> None:
+def test_words_and_image_begin_alike(settings: dict[str, Any]) -> None:
     """Both enter the language model with values of about 1, and its layers neither drown nor ignore them."""
     torch.manual_seed(3)
     model = models.llava(settings["llava"])
@@ -201,7 +201,7 @@ def test_words_and_picture_begin_alike(settings: dict[str, Any]) -> None:
 
 def test_hints_and_grades_of_a_known_scene() -> None:
     things = (Thing("red", "star", 40, 50, 1900, 0.0, None), Thing("blue", "heart", 90, 10, 350, 0.0, None))
-    corner = np.array([96, 48])  # of the window in the whole picture: row, column
+    corner = np.array([96, 48])  # of the window in the whole image: row, column
     hints = {question.text: question.answer for question in data.hints(Scene(96, things), corner, 96)}
     assert hints["Is the red star left or right?"] == "left"
     assert hints["Is the blue heart left or right?"] == "right"
@@ -230,11 +230,11 @@ def test_counts_of_a_known_scene() -> None:
         assert chosen.count(answer) == pytest.approx(1000, abs=120)
 
 
-def test_spoilt_pictures_stay_close(settings: dict[str, Any]) -> None:
+def test_spoilt_images_stay_close(settings: dict[str, Any]) -> None:
     generator = generator_for(9)
     drawing = draw(sample(generator, 96), generator)
     changed = [data.spoilt(drawing.pixels, settings["photometry"], generator) for _ in range(50)]
-    differences = [abs(picture.astype(int) - drawing.pixels).mean() for picture in changed]
+    differences = [abs(image.astype(int) - drawing.pixels).mean() for image in changed]
     assert 0 < np.median(differences) < 40
     assert max(differences) < 90
 
@@ -242,7 +242,7 @@ def test_spoilt_pictures_stay_close(settings: dict[str, Any]) -> None:
 def test_the_last_layer_for_cls_alone(settings: dict[str, Any]) -> None:
     torch.manual_seed(1)
     vision = models.llava(settings["llava"]).model.vision_tower.eval()
-    pixels = picture(192, 1.0)
+    pixels = image(192, 1.0)
     with torch.no_grad():
         encoder = tower.Clip(vision)
         hidden = encoder(pixels, torch.zeros(1, 2, dtype=torch.long))
@@ -262,7 +262,7 @@ def test_a_stopped_run_goes_on(settings: dict[str, Any], tmp_path: Path, monkeyp
         for family in ("llava", "onevision"):
             short = copy.deepcopy(settings)
             with monkeypatch.context() as patch:
-                patch.setattr(data.Pictures, "__len__", lambda _: 2)
+                patch.setattr(data.Images, "__len__", lambda _: 2)
                 patch.setattr(train, "stages", lambda own: [data.Stage((64,), (3,), 6, lists=2)])
                 part(short, family, tmp_path / "parts")
             part(settings, family, tmp_path / "parts")

@@ -1,6 +1,6 @@
-"""Every method once more, slowly: one picture, plain loops, float64. The oracle for the fast implementations.
+"""Every method once more, slowly: one image, plain loops, float64. The oracle for the fast implementations.
 
-`run` takes what `Pruner.select` takes for one picture, as numpy arrays, and a method with its parameters.
+`run` takes what `Pruner.select` takes for one image, as numpy arrays, and a method with its parameters.
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ Array = NDArray[np.float64]
 
 
 @dataclass
-class Picture:
-    """One picture's inputs. `hidden` and `keys` start with the CLS token if `cls`; `projector` is a matrix."""
+class Image:
+    """One image's inputs. `hidden` and `keys` start with the CLS token if `cls`; `projector` is a matrix."""
 
     tokens: Array
     attention: Array
@@ -34,13 +34,13 @@ class Result:
     merged: list[bool] | None = None
 
 
-def run(method: Any, picture: Picture) -> Result:
+def run(method: Any, image: Image) -> Result:
     """The reference's answer for a method of the library, told apart by its name."""
     from reference import clustering, selection
 
-    k = method.count(len(picture.tokens))
-    if k == len(picture.tokens):
-        return selection.everything(picture, with_clusters=method.name == "clustrs")
+    k = method.count(len(image.tokens))
+    if k == len(image.tokens):
+        return selection.everything(image, with_clusters=method.name == "clustrs")
     solve = {
         "clustrs": clustering.clustrs,
         "fastervlm": selection.fastervlm,
@@ -50,7 +50,7 @@ def run(method: Any, picture: Picture) -> Result:
         "random": selection.random,
         "grid": selection.grid,
     }[method.name]
-    return solve(method, picture, k)
+    return solve(method, image, k)
 
 
 def best_first(scores: list[float] | Array) -> list[int]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from reference import Array, Picture, Result, best_first
+from reference import Array, Image, Result, best_first
 from reference.noise import waiting_time
 
 ROUNDING = 2.0**-18
@@ -124,9 +124,9 @@ def residual(token: Array, centre: Array, scale: float) -> float:
     return math.sqrt(d) if d > ROUNDING * scale else 0.0
 
 
-def clustrs(method: Any, picture: Picture, k: int) -> Result:
-    tokens, weight = picture.tokens, picture.attention
-    if method.salience or (method.salience is None and not picture.cls):
+def clustrs(method: Any, image: Image, k: int) -> Result:
+    tokens, weight = image.tokens, image.attention
+    if method.salience or (method.salience is None and not image.cls):
         weight = salience(tokens, weight)
     seeds = seeding(method, tokens, weight, k)
     labels, _ = refine(method, tokens, weight, seeds)

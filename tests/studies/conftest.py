@@ -6,11 +6,11 @@ from studies import grid_task
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    folder = tmp_path_factory.mktemp("pictures")
+def images(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("images")
     paths = [folder / f"{seed}.png" for seed in range(3)]
     for seed, path in enumerate(paths):
-        tiny_models.picture(40, 40, seed).save(path)
+        tiny_models.make_image(40, 40, seed).save(path)
     return paths
 
 

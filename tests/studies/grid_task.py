@@ -1,4 +1,4 @@
-"""A task of our own for the grid studies: three pictures, one of them broken, and marks that depend on the answer."""
+"""A task of our own for the grid studies: three images, one of them broken, and marks that depend on the answer."""
 
 import json
 import zlib
@@ -19,11 +19,11 @@ FAILING = 3
 
 
 def build(root: Path) -> Path:
-    """Nine questions, three a picture; the last picture can't be read."""
+    """Nine questions, three a image; the last image can't be read."""
     root.mkdir()
     rows = []
     for number in range(3):
-        tiny_models.picture(40, 50, number).save(root / f"{number}.png")
+        tiny_models.make_image(40, 50, number).save(root / f"{number}.png")
         rows += [
             {"id": f"{number}-{i}", "image": f"{number}.png", "question": f"Why {i}?", "answer": "x"} for i in range(3)
         ]

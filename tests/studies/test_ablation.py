@@ -13,7 +13,6 @@ from studies import grid_task
 from clustrs.evaluation import metrics
 from clustrs.studies import ablation
 from clustrs.studies.outcome import Outcome
-from clustrs.vlm import asking
 
 Folders = Callable[[str, str], Path]
 COLUMNS: dict[str, dict[str, Any]] = {
@@ -123,7 +122,7 @@ def test_the_same_command_answers_nothing_again(
     outcome: Outcome, folder_of: Folders, data: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grid_task.short_answers(monkeypatch)
-    monkeypatch.setattr(asking, "load", lambda *_: pytest.fail("nothing is left to do"))
+    monkeypatch.setattr("clustrs.models.load.load_model", lambda *_: pytest.fail("nothing is left to do"))
     again = grid_task.run(ablation, folder_of("llava", "clip"), data, output, *WORDS)
     assert again.rows == outcome.rows
     with pytest.raises(ValueError, match=r"another configuration.*seeds"):
@@ -143,7 +142,7 @@ def test_a_judge_comes_in_between(
         for item, text in sorted(pairs):
             verdict = {"item": item, "text": text, "judge": "j", "round": 0, "score": grid_task.mark(item, text)}
             file.write(json.dumps({**verdict, "error": None}) + "\n")
-    monkeypatch.setattr(asking, "load", lambda *_: pytest.fail("nothing is left to do"))
+    monkeypatch.setattr("clustrs.models.load.load_model", lambda *_: pytest.fail("nothing is left to do"))
     (row,) = grid_task.run(*given).rows
     for name, changed in COLUMNS.items():
         found = grid_task.by_question(
@@ -176,7 +175,7 @@ def test_mistakes(folder_of: Folders, data: Path, tmp_path: Path, words: tuple[s
 def test_all_answers_failed(folder_of: Folders, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = tmp_path / "bad"
     bad.mkdir()
-    (bad / "0.png").write_bytes(b"no picture")
+    (bad / "0.png").write_bytes(b"no image")
     (bad / "questions.jsonl").write_text(json.dumps({"image": "0.png", "question": "Why?", "answer": "x"}) + "\n")
     with pytest.raises(ValueError, match=r"no question could be answered: .*0\.png"):
         grid_task.run(ablation, folder_of("llava", "clip"), bad, tmp_path / "out", "--keep", 4, "--levels", 1)

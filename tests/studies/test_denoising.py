@@ -12,12 +12,12 @@ import reference
 from studies.study_command import outcomes
 
 from clustrs import ClustRS
-from clustrs.corruptions import Corruption
+from clustrs.images.corruptions import Corruption
+from clustrs.images.open import open_image
+from clustrs.models.candidates import Candidates
 from clustrs.studies import closeness, denoising
+from clustrs.studies.images import Eyes, StudyImage
 from clustrs.studies.outcome import Outcome
-from clustrs.studies.pictures import Eyes, Picture
-from clustrs.vlm.asking import open_picture
-from clustrs.vlm.candidates import Candidates
 
 Folders = Callable[[str, str], Path]
 ALPHAS = [i / 2000 for i in range(2001)]
@@ -29,10 +29,10 @@ def run(folder: Path, *words: Any) -> Outcome:
 
 
 def by_hand(clean: Candidates, noisy: Candidates, cls: bool) -> list[tuple[Any, Any, Any, float]]:
-    """For every token that the reference keeps of the noisy picture: x, y, c and alpha."""
+    """For every token that the reference keeps of the noisy image: x, y, c and alpha."""
     x, y = (seen.whole[seen.rows].double().numpy() for seen in (clean, noisy))
     empty = np.zeros((len(y) + cls, 1))
-    given = reference.Picture(y, noisy.attention.double().numpy(), empty, empty, np.zeros((1, 1)), cls)
+    given = reference.Image(y, noisy.attention.double().numpy(), empty, empty, np.zeros((1, 1)), cls)
     chosen = reference.run(ClustRS(keep=5), given)
     assert chosen.centroids is not None
     assert chosen.alpha is not None
@@ -45,18 +45,18 @@ def distance(x: Any, y: Any, c: Any, alpha: float) -> float:
 
 
 @pytest.mark.parametrize(("family", "tower"), [("llava", "clip"), ("llava_onevision", "siglip")])
-def test_numbers(folder_of: Folders, pictures: list[Path], family: str, tower: str) -> None:
+def test_numbers(folder_of: Folders, images: list[Path], family: str, tower: str) -> None:
     folder = folder_of(family, tower)
-    outcome = run(folder, *pictures, "--keep", 5, "--levels", "0.3,2", "--seed", 7)
+    outcome = run(folder, *images, "--keep", 5, "--levels", "0.3,2", "--seed", 7)
     assert [row["level"] for row in outcome.rows] == [None, 0.3, 2.0]
     eyes = Eyes(str(folder))
-    shown = [Picture(path.name, open_picture(path)) for path in pictures]
+    shown = [StudyImage(path.name, open_image(path)) for path in images]
     for row in outcome.rows[1:]:
         noise = Corruption("gaussian", row["level"])
         means: dict[str, list[float]] = {name: [] for name in ("before", "after", "bound", "centroid")}
         kept, norms = [], []
-        for picture in shown:
-            (clean,), (noisy,) = eyes.see([picture]), eyes.see([picture.spoilt(noise, 7)])
+        for image in shown:
+            (clean,), (noisy,) = eyes.see([image]), eyes.see([image.spoilt(noise, 7)])
             tokens = by_hand(clean, noisy, tower == "clip")
             kept.append(tokens)
             every = clean.whole[clean.rows].double().tolist()
@@ -87,11 +87,11 @@ def test_numbers(folder_of: Folders, pictures: list[Path], family: str, tower: s
         nearer = [distance(*token) < distance(*token[:3], 1) for token in tokens if token[3] < 1]
         assert row["share_nearer"] == pytest.approx(sum(nearer) / 15)
         assert row["share_farther"] == pytest.approx((len(nearer) - sum(nearer)) / 15)
-        assert (row["pictures"], row["tokens"]) == (3, 15)
+        assert (row["images"], row["tokens"]) == (3, 15)
 
 
-def test_clean_pictures_have_nothing_to_gain(folder_of: Folders, pictures: list[Path]) -> None:
-    outcome = run(folder_of("llava", "clip"), *pictures[:2], "--keep", "4,0.5", "--corrupt", "jpeg")
+def test_clean_images_have_nothing_to_gain(folder_of: Folders, images: list[Path]) -> None:
+    outcome = run(folder_of("llava", "clip"), *images[:2], "--keep", "4,0.5", "--corrupt", "jpeg")
     levels = [(row["keep"], row["corruption"], row["level"]) for row in outcome.rows]
     assert levels == [(keep, *of) for keep in (4, 0.5) for of in (("clean", None), ("jpeg", 60.0), ("jpeg", 30.0))]
     assert [row["tokens"] for row in outcome.rows] == [8, 8, 8, 16, 16, 16]
@@ -99,12 +99,12 @@ def test_clean_pictures_have_nothing_to_gain(folder_of: Folders, pictures: list[
         assert (row["before"], row["bound"], row["constant"], row["best_constant_alpha"]) == (0, 0, 0, 1)
         assert row["after"] > 0
         assert row["after_change"] is None
-    assert f"On clean pictures RRS moves tokens by {outcome.rows[0]['after']:.1%}" in outcome.reading
+    assert f"On clean images RRS moves tokens by {outcome.rows[0]['after']:.1%}" in outcome.reading
 
 
-def test_files(folder_of: Folders, pictures: list[Path], tmp_path: Path) -> None:
-    outcome = run(folder_of("llava", "clip"), pictures[0], "--keep", 4, "--levels", 1)
-    assert "by one picture, at 1 (" in outcome.reading
+def test_files(folder_of: Folders, images: list[Path], tmp_path: Path) -> None:
+    outcome = run(folder_of("llava", "clip"), images[0], "--keep", 4, "--levels", 1)
+    assert "by one image, at 1 (" in outcome.reading
     png, svg, table = outcome.save(tmp_path)
     assert png.read_bytes().startswith(b"\x89PNG")
     assert "<svg" in svg.read_text()
@@ -125,7 +125,7 @@ def test_reading_says_where_it_does_not_help() -> None:
         changes = {f"{name}_change": change for name in ("constant", "bound")}
         own = {"after_change": change, "after_change_low": low, "after_change_high": high, "after": 0.02}
         alphas = {"mean_alpha": 0.5, "best_constant_alpha": 0.25}
-        return {"keep": 16, "corruption": "gaussian", "level": level, "pictures": 9, **changes, **own, **alphas}
+        return {"keep": 16, "corruption": "gaussian", "level": level, "images": 9, **changes, **own, **alphas}
 
     rows = [row(None, 0, 0, 0), row(0.1, 0.05, 0.01, 0.09), row(1, -0.03, -0.05, -0.01), row(2, -0.01, -0.03, 0.01)]
     text = denoising.reading(rows)

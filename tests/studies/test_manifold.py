@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from studies.study_command import outcomes
 
 from clustrs import ClustRS, DivPrune, FasterVLM, NoPruning, Pruner, VisionZip
-from clustrs.corruptions import Corruption
+from clustrs.images.corruptions import Corruption
+from clustrs.images.open import open_image
+from clustrs.models.ask import ask
+from clustrs.models.attach import ImageSelection
 from clustrs.studies import manifold, projection
 from clustrs.studies.outcome import MARKERS, Outcome
-from clustrs.vlm import asking
-from clustrs.vlm.attach import PictureSelection
 
 Folders = Callable[[str, str], Path]
 
@@ -28,24 +29,24 @@ def run(folder: Path, *words: Any) -> list[Outcome]:
 
 
 @pytest.fixture(scope="module")
-def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("pictures") / "noise.png"
-    tiny_models.picture(40, 40).save(path)
+def image_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("images") / "noise.png"
+    tiny_models.make_image(40, 40).save(path)
     return path
 
 
 @pytest.fixture(scope="module")
-def outcome(folder_of: Folders, picture: Path) -> Outcome:
+def outcome(folder_of: Folders, image_file: Path) -> Outcome:
     words = ("--keep", 4, "--methods", "clustrs,fastervlm,divprune,visionzip", "--no-umap", "--seed", 2)
-    (found,) = run(folder_of("llava", "clip"), picture, *words)
+    (found,) = run(folder_of("llava", "clip"), image_file, *words)
     return found
 
 
-def looked_at(model: Any, processor: Any, path: Path, title: str, method: Pruner) -> PictureSelection:
-    image = asking.open_picture(path)
+def looked_at(model: Any, processor: Any, path: Path, title: str, method: Pruner) -> ImageSelection:
+    image = open_image(path)
     if title != "clean":
         image = Corruption.parse(title).apply(image, path.name, 2)
-    return asking.ask(model, processor, image, "Why?", method, 1).picture
+    return ask(model, processor, image, "Why?", method, 1).image
 
 
 def tokens_of(model: Any, processor: Any, path: Path, title: str) -> NDArray[np.float64]:
@@ -56,14 +57,14 @@ def panel(outcome: Outcome, title: str) -> list[dict[str, Any]]:
     return [dict(row) for row in outcome.rows if row["corruption"] == title]
 
 
-def test_places_on_the_clean_pictures_axes(outcome: Outcome, load: Any, picture: Path) -> None:
+def test_places_on_the_clean_images_axes(outcome: Outcome, load: Any, image_file: Path) -> None:
     model, processor = load()
-    clean = tokens_of(model, processor, picture, "clean")
+    clean = tokens_of(model, processor, image_file, "clean")
     centred = clean - clean.mean(0)
     variances, directions = np.linalg.eigh(centred.T @ centred)
     unit = math.sqrt(variances.sum() / 16)
     for title in ("clean", "gaussian:3"):
-        tokens = tokens_of(model, processor, picture, title)
+        tokens = tokens_of(model, processor, image_file, title)
         rows = panel(outcome, title)
         assert [(row["token"], row["row"], row["column"]) for row in rows] == [(i, i // 4, i % 4) for i in range(16)]
         for i in (1, 2):
@@ -76,14 +77,14 @@ def test_places_on_the_clean_pictures_axes(outcome: Outcome, load: Any, picture:
     assert "umap_1" not in outcome.rows[0]
 
 
-def test_kept_tokens_and_the_way_to_them(outcome: Outcome, load: Any, picture: Path) -> None:
+def test_kept_tokens_and_the_way_to_them(outcome: Outcome, load: Any, image_file: Path) -> None:
     model, processor = load()
-    clean = tokens_of(model, processor, picture, "clean")
+    clean = tokens_of(model, processor, image_file, "clean")
     unit = math.sqrt(sum(float(((token - clean.mean(0)) ** 2).sum()) for token in clean) / 16)
     for title in ("clean", "gaussian:3"):
-        tokens, rows = tokens_of(model, processor, picture, title), panel(outcome, title)
+        tokens, rows = tokens_of(model, processor, image_file, title), panel(outcome, title)
         for method in (ClustRS(keep=4), FasterVLM(keep=4), DivPrune(keep=4), VisionZip(keep=4)):
-            indices = looked_at(model, processor, picture, title, method).selection.indices.tolist()
+            indices = looked_at(model, processor, image_file, title, method).selection.indices.tolist()
             kept = [i for i in indices if i >= 0]
             assert len(kept) == (3 if method.name == "visionzip" else 4)
             assert [row[f"{method.name}_keeps"] for row in rows] == [int(i in kept) for i in range(16)]
@@ -122,17 +123,17 @@ def test_umap(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_umap_panels(
-    monkeypatch: pytest.MonkeyPatch, folder_of: Folders, load: Any, picture: Path, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, folder_of: Folders, load: Any, image_file: Path, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(manifold, "check_umap", lambda: None)
     monkeypatch.setattr(manifold, "umap_places", lambda tokens, seed: seed * tokens[:, [3, 1]])
-    (outcome,) = run(folder_of("llava", "clip"), picture, "--keep", 4, "--seed", 2)
+    (outcome,) = run(folder_of("llava", "clip"), image_file, "--keep", 4, "--seed", 2)
     model, processor = load()
     titles = ("clean", "gaussian:3")
     panels = [f"{kind}, {title}" for title in titles for kind in ("PCA", "UMAP")]
     assert [axis.get_title() for axis in outcome.figure.axes] == panels
     for title, axis in zip(titles, outcome.figure.axes[1::2], strict=True):
-        expected = 2 * tokens_of(model, processor, picture, title)[:, [3, 1]]
+        expected = 2 * tokens_of(model, processor, image_file, title)[:, [3, 1]]
         rows = panel(outcome, title)
         assert np.array([(row["umap_1"], row["umap_2"]) for row in rows]) == pytest.approx(expected, abs=1e-4)
         grey, clustrs, *_ = axis.collections
@@ -144,16 +145,16 @@ def test_umap_panels(
         assert [float(row["umap_1"]) for row in csv.DictReader(file)] == [row["umap_1"] for row in outcome.rows]
 
 
-def test_without_umap_installed(monkeypatch: pytest.MonkeyPatch, folder_of: Folders, picture: Path) -> None:
+def test_without_umap_installed(monkeypatch: pytest.MonkeyPatch, folder_of: Folders, image_file: Path) -> None:
     monkeypatch.setitem(sys.modules, "umap", None)
     with pytest.raises(ValueError, match=r"pip install 'clustrs\[studies\]'.*--no-umap"):
-        run(Path("nowhere"), picture)
-    assert run(folder_of("llava", "clip"), picture, "--no-umap")[0].name == "manifold"
+        run(Path("nowhere"), image_file)
+    assert run(folder_of("llava", "clip"), image_file, "--no-umap")[0].name == "manifold"
 
 
-def test_a_figure_for_each_picture_and_a_row_for_each_level(folder_of: Folders, picture: Path) -> None:
+def test_a_figure_for_each_image_and_a_row_for_each_level(folder_of: Folders, image_file: Path) -> None:
     words = ("--no-umap", "--corrupt", "brightness", "--levels", "0.5,2", "--keep", "0.25", "--methods", "none,random")
-    outcomes = run(folder_of("llava", "clip"), "sample:scene-2", picture, *words)
+    outcomes = run(folder_of("llava", "clip"), "sample:scene-2", image_file, *words)
     assert [o.name for o in outcomes] == ["manifold-scene-2", "manifold-noise"]
     assert list(dict.fromkeys(row["corruption"] for row in outcomes[1].rows)) == [
         "clean",
@@ -164,8 +165,8 @@ def test_a_figure_for_each_picture_and_a_row_for_each_level(folder_of: Folders, 
     assert all(row["none_distance"] == 0 for row in outcomes[1].rows)
 
 
-def test_a_method_that_keeps_the_cls_token_alone(folder_of: Folders, picture: Path) -> None:
-    (outcome,) = run(folder_of("llava", "clip"), picture, "--no-umap", "--methods", "visionzip", "--keep", 1)
+def test_a_method_that_keeps_the_cls_token_alone(folder_of: Folders, image_file: Path) -> None:
+    (outcome,) = run(folder_of("llava", "clip"), image_file, "--no-umap", "--methods", "visionzip", "--keep", 1)
     assert all(row["visionzip_keeps"] == 0 and math.isnan(row["visionzip_distance"]) for row in outcome.rows)
 
 

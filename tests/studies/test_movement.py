@@ -12,10 +12,11 @@ import tiny_models
 from studies.study_command import outcomes
 
 from clustrs import ClustRS, NoPruning
-from clustrs.corruptions import Corruption
+from clustrs.images.corruptions import Corruption
+from clustrs.images.open import open_image
+from clustrs.models.ask import ask
 from clustrs.studies import movement
 from clustrs.studies.outcome import Outcome
-from clustrs.vlm import asking
 
 Folders = Callable[[str, str], Path]
 
@@ -25,9 +26,9 @@ def run(folder: Path, *words: Any) -> list[Outcome]:
 
 
 @pytest.fixture(scope="module")
-def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("pictures") / "noise.png"
-    tiny_models.picture(40, 40, seed=4).save(path)
+def image_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("images") / "noise.png"
+    tiny_models.make_image(40, 40, seed=4).save(path)
     return path
 
 
@@ -36,8 +37,7 @@ class Expected:
 
     def __init__(self, model: Any, processor: Any, image: Any, keep: int) -> None:
         every, some = (
-            asking.ask(model, processor, image, "Why?", method, 1).picture
-            for method in (NoPruning(), ClustRS(keep=keep))
+            ask(model, processor, image, "Why?", method, 1).image for method in (NoPruning(), ClustRS(keep=keep))
         )
         self.tokens = every.selection.tokens.double().numpy()
         attention = every.attention.double().numpy()
@@ -57,12 +57,12 @@ class Expected:
 
 
 @pytest.mark.parametrize("level", [None, 0.5])
-def test_numbers(folder_of: Folders, load: Any, picture: Path, level: float | None) -> None:
+def test_numbers(folder_of: Folders, load: Any, image_file: Path, level: float | None) -> None:
     words = () if level is None else ("--corrupt", "gaussian", "--levels", level, "--seed", 3)
-    (outcome,) = run(folder_of("llava", "clip"), picture, "--keep", 5, *words)
-    image = asking.open_picture(picture)
+    (outcome,) = run(folder_of("llava", "clip"), image_file, "--keep", 5, *words)
+    image = open_image(image_file)
     if level is not None:
-        image = Corruption("gaussian", level).apply(image, picture.name, 3)
+        image = Corruption("gaussian", level).apply(image, image_file.name, 3)
     model, processor = load()
     expected = Expected(model, processor, image, 5)
     assert [row["token"] for row in outcome.rows] == expected.kept
@@ -80,10 +80,10 @@ def test_numbers(folder_of: Folders, load: Any, picture: Path, level: float | No
     assert max(row["moved"] for row in outcome.rows) > 0.01
 
 
-def test_arrows_go_from_the_tokens_to_where_they_move(folder_of: Folders, load: Any, picture: Path) -> None:
-    (outcome,) = run(folder_of("llava", "clip"), picture, "--keep", 5)
+def test_arrows_go_from_the_tokens_to_where_they_move(folder_of: Folders, load: Any, image_file: Path) -> None:
+    (outcome,) = run(folder_of("llava", "clip"), image_file, "--keep", 5)
     model, processor = load()
-    expected = Expected(model, processor, asking.open_picture(picture), 5)
+    expected = Expected(model, processor, open_image(image_file), 5)
     largest = max(range(5), key=lambda j: len(expected.members[j]))
     assert largest != int(np.argmin(expected.alpha))
     left, right = outcome.figure.axes
@@ -107,8 +107,8 @@ def test_arrows_go_from_the_tokens_to_where_they_move(folder_of: Folders, load: 
     assert f"{len(expected.members[largest])} tokens" in right.get_title()
 
 
-def test_files_and_words(folder_of: Folders, picture: Path, tmp_path: Path) -> None:
-    (outcome,) = run(folder_of("llava", "clip"), picture, "--keep", 5)
+def test_files_and_words(folder_of: Folders, image_file: Path, tmp_path: Path) -> None:
+    (outcome,) = run(folder_of("llava", "clip"), image_file, "--keep", 5)
     *figures, numbers = outcome.save(tmp_path)
     assert [path.name for path in figures] == ["movement.png", "movement.svg"]
     assert all(path.stat().st_size > 5000 for path in figures)
@@ -121,22 +121,22 @@ def test_files_and_words(folder_of: Folders, picture: Path, tmp_path: Path) -> N
     assert f"together they go {way:.0%} of the way" in outcome.reading
 
 
-def test_nothing_moves_when_everything_is_kept(folder_of: Folders, picture: Path, tmp_path: Path) -> None:
-    (outcome,) = run(folder_of("llava", "clip"), picture, "--keep", "1.0")
+def test_nothing_moves_when_everything_is_kept(folder_of: Folders, image_file: Path, tmp_path: Path) -> None:
+    (outcome,) = run(folder_of("llava", "clip"), image_file, "--keep", "1.0")
     assert [(row["cluster_size"], row["alpha"], row["moved"]) for row in outcome.rows] == [(1, 1.0, 0.0)] * 16
     assert "alone in their clusters: 16" in outcome.reading
     outcome.save(tmp_path)
 
 
-def test_a_figure_for_each_picture_and_level(folder_of: Folders, picture: Path) -> None:
+def test_a_figure_for_each_image_and_level(folder_of: Folders, image_file: Path) -> None:
     outcomes = run(
-        folder_of("llava", "clip"), picture, "sample:scene-1", picture, "--corrupt", "gaussian", "--levels", "1,3"
+        folder_of("llava", "clip"), image_file, "sample:scene-1", image_file, "--corrupt", "gaussian", "--levels", "1,3"
     )
     stems = ("noise-1", "scene-1", "noise-2")
     assert [o.name for o in outcomes] == [f"movement-{stem}-gaussian-{x}" for stem in stems for x in (1, 3)]
     assert outcomes[0].rows == outcomes[4].rows
     assert outcomes[0].rows != outcomes[1].rows
-    (strongest,) = run(folder_of("llava", "clip"), picture, "--corrupt", "salt_pepper")
+    (strongest,) = run(folder_of("llava", "clip"), image_file, "--corrupt", "salt_pepper")
     assert strongest.rows[0]["corruption"] == "salt_pepper:0.5"
 
 

@@ -12,10 +12,15 @@ from studies.study_command import outcomes
 from transformers import PreTrainedModel
 
 from clustrs import ClustRS, FasterVLM, NoPruning
+from clustrs.images.open import open_image
+from clustrs.models import attach, candidates
+from clustrs.models import scoring as towers
+from clustrs.models import select as choosing
+from clustrs.models.load import load_model
+from clustrs.models.prompts import chat_prompt
 from clustrs.studies import overhead
 from clustrs.studies.outcome import Outcome
 from clustrs.studies.overhead import Contestant, Timing
-from clustrs.vlm import asking, attach, candidates, choosing, towers
 
 Folders = Callable[[str, str], Path]
 SCORING, PER_KEPT, PER_POSITION = 0.25, 0.01, 0.125
@@ -46,7 +51,7 @@ def run(folder: Path, *words: Any) -> Outcome:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    original_load, original_choose, original_look = asking.load, choosing.choose, towers.look
+    original_load, original_choose, original_look = load_model, choosing.choose, towers.look
 
     def load(name: str) -> tuple[PreTrainedModel, Any]:
         model, processor = original_load(name)
@@ -65,15 +70,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
     for module in (overhead, candidates):
         monkeypatch.setattr(module, "perf_counter", lambda: clock.time)
-    monkeypatch.setattr(asking, "load", load)
+    monkeypatch.setattr("clustrs.models.load.load_model", load)
     monkeypatch.setattr(attach, "choose", choose)
     monkeypatch.setattr(towers, "look", look)
     return clock
 
 
 def test_every_part_by_the_clock(folder_of: Folders, clock: Clock, tmp_path: Path) -> None:
-    path = tmp_path / "picture.png"
-    tiny_models.picture(40, 40).save(path)
+    path = tmp_path / "image.png"
+    tiny_models.make_image(40, 40).save(path)
     folder = folder_of("llava", "clip")
     words = ("--methods", "none,clustrs,fastervlm", "--keep", "4,8", "--new-tokens", "2,5", "--repeats", REPEATS)
     outcome = run(folder, path, *words)
@@ -84,9 +89,9 @@ def test_every_part_by_the_clock(folder_of: Folders, clock: Clock, tmp_path: Pat
     assert all(sorted(one) == sorted(names) for one in rounds)
     assert len({one[0] for one in rounds}) == REPEATS + 1  # each round begins with another method
 
-    processor = asking.load(str(folder))[1]
-    text = asking.prompt(processor, overhead.QUESTION)
-    inputs = processor(images=[asking.open_picture(path)], text=[text], return_tensors="pt")
+    processor = load_model(str(folder))[1]
+    text = chat_prompt(processor, overhead.QUESTION)
+    inputs = processor(images=[open_image(path)], text=[text], return_tensors="pt")
     around = inputs["input_ids"].shape[1] - 16
     assert len(outcome.rows) == len(names)
     for row, name in zip(outcome.rows, names, strict=True):

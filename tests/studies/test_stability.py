@@ -13,11 +13,12 @@ import torch
 from studies.study_command import outcomes
 
 from clustrs import ClustRS, NoPruning, Pruner, Random, VisionZip
-from clustrs.corruptions import Corruption
+from clustrs.images.corruptions import Corruption
+from clustrs.images.open import open_image
+from clustrs.models.ask import ask
+from clustrs.models.attach import ImageSelection
 from clustrs.studies import stability
 from clustrs.studies.outcome import Outcome
-from clustrs.vlm import asking
-from clustrs.vlm.attach import PictureSelection
 
 Folders = Callable[[str, str], Path]
 
@@ -28,9 +29,9 @@ def run(folder: Path, *words: Any) -> Outcome:
 
 
 @pytest.fixture(scope="module")
-def outcome(folder_of: Folders, pictures: list[Path]) -> Outcome:
-    """Three pictures at the default levels, with the default methods."""
-    return run(folder_of("llava", "clip"), *pictures, "--keep", 4)
+def outcome(folder_of: Folders, images: list[Path]) -> Outcome:
+    """Three images at the default levels, with the default methods."""
+    return run(folder_of("llava", "clip"), *images, "--keep", 4)
 
 
 def cell(rows: Any, level: str, measure: str, method: str = "ranking") -> dict[str, Any]:
@@ -38,22 +39,22 @@ def cell(rows: Any, level: str, measure: str, method: str = "ranking") -> dict[s
     return dict(found)
 
 
-def looked_at(model: Any, processor: Any, path: Path, level: float, method: Pruner) -> PictureSelection:
+def looked_at(model: Any, processor: Any, path: Path, level: float, method: Pruner) -> ImageSelection:
     """What the method keeps inside of the model, by its front door."""
-    image = Corruption("gaussian", level).apply(asking.open_picture(path), path.name, 5)
-    return asking.ask(model, processor, image, "Why?", method, 1, crops="base").picture
+    image = Corruption("gaussian", level).apply(open_image(path), path.name, 5)
+    return ask(model, processor, image, "Why?", method, 1, crops="base").image
 
 
 @pytest.mark.parametrize(("family", "tower"), [("llava", "clip"), ("llava_onevision", "siglip")])
-def test_numbers(folder_of: Folders, load: Any, pictures: list[Path], family: str, tower: str) -> None:
+def test_numbers(folder_of: Folders, load: Any, images: list[Path], family: str, tower: str) -> None:
     words = ("--methods", "clustrs,visionzip,random", "--keep", 4, "--top", 5, "--levels", "0.5,2", "--seed", 5)
-    rows = run(folder_of(family, tower), *pictures, *words).rows
+    rows = run(folder_of(family, tower), *images, *words).rows
     assert len(rows) == 2 * 2 + 2 * 2 * 3
     model, processor = load(family, tower)
     for level in (0.5, 2.0):
         text = f"{level:g}"
         changes, on_top = [], []
-        for path in pictures:
+        for path in images:
             clean, noisy = (looked_at(model, processor, path, x, NoPruning()).attention.tolist() for x in (0.0, level))
             before, after = (sorted(range(16), key=lambda i, a=a: (-a[i], i)) for a in (clean, noisy))  # type: ignore[misc]
             changes.append(sum(abs(before.index(i) - after.index(i)) for i in before[:5]) / 5)
@@ -62,7 +63,7 @@ def test_numbers(folder_of: Folders, load: Any, pictures: list[Path], family: st
         assert cell(rows, text, "top_overlap")["mean"] == pytest.approx(sum(on_top) / 3)
         for method in (ClustRS(keep=4), VisionZip(keep=4), Random(keep=4)):
             again, moved = [], []
-            for path in pictures:
+            for path in images:
                 tokens = looked_at(model, processor, path, 0, NoPruning()).selection.tokens.double()
                 unit = math.sqrt(sum(float((v - tokens.mean(0)).square().sum()) for v in tokens) / 16)
                 kept, other = (looked_at(model, processor, path, x, method).selection for x in (0.0, level))
@@ -82,8 +83,8 @@ def test_without_noise_nothing_moves(outcome: Outcome) -> None:
     assert all((row["mean"], row["low"], row["high"]) == (still[row["measure"]],) * 3 for row in rows)
 
 
-def test_interval_is_that_of_resampled_pictures(outcome: Outcome, folder_of: Folders, pictures: list[Path]) -> None:
-    alone = [run(folder_of("llava", "clip"), path, "--keep", 4, "--methods", "random").rows for path in pictures]
+def test_interval_is_that_of_resampled_images(outcome: Outcome, folder_of: Folders, images: list[Path]) -> None:
+    alone = [run(folder_of("llava", "clip"), path, "--keep", 4, "--methods", "random").rows for path in images]
     values = [cell(rows, "1", "rank_change")["mean"] for rows in alone]
     assert cell(alone[0], "1", "rank_change")["low"] is None
     found = cell(outcome.rows, "1", "rank_change")
@@ -93,13 +94,13 @@ def test_interval_is_that_of_resampled_pictures(outcome: Outcome, folder_of: Fol
     assert min(values) < max(values)
 
 
-def test_the_papers_numbers_stand_beside(outcome: Outcome, folder_of: Folders, pictures: list[Path]) -> None:
+def test_the_papers_numbers_stand_beside(outcome: Outcome, folder_of: Folders, images: list[Path]) -> None:
     printed = {"0": (0, 1), "0.1": (288, 0.13), "1": (321, 0), "3": (308, 0)}
     for level in ("0", "0.1", "0.5", "1", "2", "3"):
         found = tuple(cell(outcome.rows, level, what)["paper"] for what in ("rank_change", "top_overlap"))
         assert found == printed.get(level, (None, None))
     assert all(row["paper"] is None for row in outcome.rows if row["method"] != "ranking")
-    common = (pictures[0], "--methods", "random", "--levels", "0.1")
+    common = (images[0], "--methods", "random", "--levels", "0.1")
     for words in (("--top", 14), ("--corrupt", "salt_pepper")):
         assert all(row["paper"] is None for row in run(folder_of("llava", "clip"), *common, *words).rows)
 
@@ -116,8 +117,8 @@ def test_ties_go_to_the_first() -> None:
     assert stability.rank_stability(np.array([5.0, 4, 3, 2]), np.array([2.0, 4, 3, 9]), 2) == (1.5, 0.5)
 
 
-def test_levels_of_other_corruptions(folder_of: Folders, pictures: list[Path]) -> None:
-    rows = run(folder_of("llava", "clip"), pictures[0], "--corrupt", "jpeg", "--methods", "grid").rows
+def test_levels_of_other_corruptions(folder_of: Folders, images: list[Path]) -> None:
+    rows = run(folder_of("llava", "clip"), images[0], "--corrupt", "jpeg", "--methods", "grid").rows
     assert [row["level"] for row in rows if row["measure"] == "rank_change"] == ["60", "30"]
 
 
@@ -179,8 +180,8 @@ def test_mistakes(words: tuple[str, ...], message: str) -> None:
         run(Path("nowhere"), *words)
 
 
-def test_numbers_do_not_depend_on_the_other_methods(outcome: Outcome, folder_of: Folders, pictures: list[Path]) -> None:
+def test_numbers_do_not_depend_on_the_other_methods(outcome: Outcome, folder_of: Folders, images: list[Path]) -> None:
     torch.manual_seed(3)
-    fewer = run(folder_of("llava", "clip"), *pictures, "--keep", 4, "--methods", "divprune", "--levels", "3").rows
+    fewer = run(folder_of("llava", "clip"), *images, "--keep", 4, "--methods", "divprune", "--levels", "3").rows
     for row in fewer:
         assert cell(outcome.rows, "3", row["measure"], row["method"]) == row

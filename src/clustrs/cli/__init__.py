@@ -6,11 +6,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from clustrs.cli import asking, evaluating, studying
+from clustrs.cli import ask
+from clustrs.cli import evaluate as evaluating
+from clustrs.cli import study as studying
 
 TOP_EXAMPLES = """\
 examples:
-  clustrs samples                                               pictures to try, and questions to ask about them
+  clustrs samples                                               images to try, and questions to ask about them
   clustrs ask sample:scene-1 "How many objects are there?"
   clustrs compare sample:scene-1 "How many objects are there?" --corrupt gaussian:0.5
   clustrs methods                                               what there is, and with which parameters
@@ -62,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action=Version, nargs=0, help="print the version and stop")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    asking.add_commands(commands)
+    ask.add_commands(commands)
     evaluating.add_commands(commands)
     studying.add_commands(commands)
     return top

@@ -1,4 +1,4 @@
-"""What the package carries to be tried at once: two small models, and pictures to ask them about."""
+"""What the package carries to be tried at once: two small models, and images to ask them about."""
 
 import json
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ HERE = Path(__file__).parent
 MODELS = ("mini-llava", "mini-onevision")
 DEFAULT = MODELS[0]
 SAMPLE = "sample:"
-"""Before the name of a sample picture, where a file is asked for."""
+"""Before the name of a sample image, where a file is asked for."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A picture that comes with the package. Photographs have no questions: the embedded models only know scenes."""
+    """A image that comes with the package. Photographs have no questions: the embedded models only know scenes."""
 
     name: str
     path: Path
@@ -29,16 +29,16 @@ def model_folder(name: str) -> Path:
 
 
 def samples() -> list[Sample]:
-    """The sample pictures, scenes first."""
-    listed = json.loads((HERE / "pictures" / "samples.json").read_text())
+    """The sample images, scenes first."""
+    listed = json.loads((HERE / "images" / "samples.json").read_text())
     return [
-        Sample(row["name"], HERE / "pictures" / row["file"], row["licence"], tuple(map(tuple, row["questions"])))
+        Sample(row["name"], HERE / "images" / row["file"], row["licence"], tuple(map(tuple, row["questions"])))
         for row in listed
     ]
 
 
-def picture_path(given: str) -> Path:
-    """The file that a user means: `sample:NAME` is a sample picture, anything else is a path."""
+def image_path(given: str) -> Path:
+    """The file that a user means: `sample:NAME` is a sample image, anything else is a path."""
     if not given.startswith(SAMPLE):
         return Path(given)
     wanted = given.removeprefix(SAMPLE)
@@ -46,4 +46,4 @@ def picture_path(given: str) -> Path:
         if sample.name == wanted:
             return sample.path
     names = ", ".join(sample.name for sample in samples())
-    raise ValueError(f"picture {given!r}: the samples are {names} (see clustrs samples)")
+    raise ValueError(f"image {given!r}: the samples are {names} (see clustrs samples)")

@@ -7,8 +7,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from clustrs.corruptions import PAPER_LEVELS, Corruption
-from clustrs.pruners import Pruner, checks, get_method, list_methods, method_class
+from clustrs import validation
+from clustrs.images.corruptions import PAPER_LEVELS, Corruption
+from clustrs.pruners import Pruner, get_method, list_methods, method_class
 
 CLEAN = "clean"
 
@@ -41,12 +42,12 @@ class Config:
                 raise ValueError(f"{name}: give each once")
         for name in ("batch_size", "limit", "max_new_tokens"):
             if getattr(self, name) is not None:
-                checks.integer(name, getattr(self, name), 1)
+                validation.integer(name, getattr(self, name), 1)
         for seed in self.seeds:
-            checks.integer("seeds", seed, 0)
-        checks.choice("scope", self.scope, ("image", "crop"))
-        checks.choice("crops", self.crops, ("all", "base"))
-        checks.choice("positions", self.positions, ("compact", "original"))
+            validation.integer("seeds", seed, 0)
+        validation.choice("scope", self.scope, ("image", "crop"))
+        validation.choice("crops", self.crops, ("all", "base"))
+        validation.choice("positions", self.positions, ("compact", "original"))
         for corruption in self.corruptions:
             parse_corruption(corruption)
         for method in self.methods:
@@ -66,7 +67,7 @@ class Config:
 
 
 def parse_corruption(text: str) -> Corruption | None:
-    """None stands for a clean picture."""
+    """None stands for a clean image."""
     return None if text == CLEAN else Corruption.parse(text)
 
 
@@ -109,12 +110,12 @@ def parse_method(spec: str) -> dict[str, Any]:
     name, *settings = spec.split()
     method_class(name)
     complaint = f"method {spec!r}: after the name give KEY=VALUE, for example tau=2"
-    return {"name": name, **dict(checks.key_value(setting, complaint) for setting in settings)}
+    return {"name": name, **dict(validation.key_value(setting, complaint) for setting in settings)}
 
 
 def parse_task_options(given: Sequence[str]) -> dict[str, Any]:
     """Options of a task as KEY=VALUE."""
-    return dict(checks.key_value(s, f"--set-task {s}: give KEY=VALUE, for example scoring=contains") for s in given)
+    return dict(validation.key_value(s, f"--set-task {s}: give KEY=VALUE, for example scoring=contains") for s in given)
 
 
 def expand_corruptions(given: Sequence[str]) -> tuple[str, ...]:
@@ -152,11 +153,10 @@ def read_settings(path: Path) -> dict[str, Any]:
     """The options in a YAML file, named as on the command line; a name without a file is one that ships with us."""
     import yaml
 
-    shipped = Path(__file__).parent / "configs" / f"{path}.yaml"
-    source = path if path.is_file() else shipped
+    shipped = shipped_configs()
+    source = path if path.is_file() else shipped.get(path.as_posix(), path)
     if not source.is_file():
-        ready = sorted(str(p.relative_to(shipped_root()).with_suffix("")) for p in shipped_root().rglob("*.yaml"))
-        raise ValueError(f"config {str(path)!r}: there is no such file; ready ones are {', '.join(ready)}")
+        raise ValueError(f"config {str(path)!r}: there is no such file; ready ones are {', '.join(sorted(shipped))}")
     try:
         loaded = yaml.safe_load(source.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
@@ -166,8 +166,11 @@ def read_settings(path: Path) -> dict[str, Any]:
     return {key.replace("-", "_"): value for key, value in loaded.items()}
 
 
-def shipped_root() -> Path:
-    return Path(__file__).parent / "configs"
+def shipped_configs() -> dict[str, Path]:
+    """The ready configurations by name; those of the paper's tables are called `paper/...`."""
+    package = Path(__file__).parent.parent
+    ours = {path.stem: path for path in (package / "evaluation" / "configs").glob("*.yaml")}
+    return ours | {f"paper/{path.stem}": path for path in (package / "paper" / "configs").glob("*.yaml")}
 
 
 def grid(config: Config) -> list[tuple[str, int]]:

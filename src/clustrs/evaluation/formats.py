@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from clustrs import __version__
-from clustrs.evaluation.record import read_config, write_whole
-from clustrs.evaluation.rows import identity, lines, need, parse
+from clustrs.evaluation.jsonl import identity, lines, need, parse
+from clustrs.evaluation.store import read_config, write_whole
 from clustrs.evaluation.task import Item, Task
 from clustrs.evaluation.tasks import fingerprint
 
@@ -87,7 +87,7 @@ def as_mmvet(answers: Iterable[Answer]) -> str:
 
 
 def as_llava(answers: Iterable[Answer], model: object) -> str:
-    """JSON lines; "<image>" in the prompt is how LLaVA's evaluator knows the questions that have a picture."""
+    """JSON lines; "<image>" in the prompt is how LLaVA's evaluator knows the questions that have a image."""
     lines = []
     for answer in answers:
         metadata = {"method": answer.method, "corruption": answer.corruption, "seed": answer.seed}
@@ -213,7 +213,7 @@ def imported_row(task: Task, item: Item, text: str | None, name: str) -> dict[st
     """A row of answers.jsonl. How many tokens the model saw isn't known."""
     return {
         "item": item.id,
-        "picture": item.picture,
+        "image": item.image,
         "kinds": list(item.kinds),
         "question": item.question,
         "answer": item.answer,

@@ -26,7 +26,7 @@ CONCERNS_ALL = (401, 402, 404)
 """Bad key, no credit left, no such address or model: whatever is asked, the reply will be the same."""
 
 INSTRUCTION = """\
-You are marking answers to questions about pictures that you cannot see.
+You are marking answers to questions about images that you cannot see.
 Hold each prediction against the ground truth, and against nothing else.
 Where the ground truth has AND, full marks need every part; where it has OR, one of the parts is enough.
 The mark is one of 0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0:

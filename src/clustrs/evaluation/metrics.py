@@ -132,7 +132,7 @@ def mean_corruption_error(values: Mapping[str, Values], unpruned: Mapping[str, V
 
 
 def flip_rate(clean: Values, corrupted: Values) -> float | None:
-    """The share of questions that are right on clean and wrong on corrupted pictures, or the other way round.
+    """The share of questions that are right on clean and wrong on corrupted images, or the other way round.
 
     Both are [seeds, items] of one method; right is a score of at least 0.5. None when no question has both scores.
     """
@@ -141,7 +141,7 @@ def flip_rate(clean: Values, corrupted: Values) -> float | None:
 
 
 def kept_overlap(clean: Sequence[Kept], corrupted: Sequence[Kept], items: int) -> float | None:
-    """The share of tokens kept in a clean picture that are kept in the corrupted one as well: mean of |A and B| / |A|.
+    """The share of tokens kept in a clean image that are kept in the corrupted one as well: mean of |A and B| / |A|.
 
     One `Kept` a seed, in the same order; the mean is over questions. None when no question has kept tokens in both.
     """

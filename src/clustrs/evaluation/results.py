@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clustrs.evaluation.judging import Verdicts, read_verdicts
-from clustrs.evaluation.record import read_config
-from clustrs.evaluation.rows import excerpt, identity, lines, need
+from clustrs.evaluation.jsonl import excerpt, identity, lines, need
+from clustrs.evaluation.store import read_config
+from clustrs.evaluation.verdicts import Verdicts, read_verdicts
 
 MISSING, SCORED, FAILED, UNJUDGED = range(4)
 STATES = ("missing", "scored", "failed", "not judged")
@@ -43,7 +43,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Condition:
-    """What was done to the pictures: a corruption and its level, or "clean" and None."""
+    """What was done to the images: a corruption and its level, or "clean" and None."""
 
     name: str
     level: float | None = None
@@ -365,7 +365,7 @@ def _condition(text: str) -> Condition:
 
 
 def _sorted(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
-    """Clean pictures first, then each corruption from mild to severe."""
+    """Clean images first, then each corruption from mild to severe."""
     families = list(dict.fromkeys(condition.name for condition in conditions))
 
     def place(condition: Condition) -> tuple[bool, int, float]:

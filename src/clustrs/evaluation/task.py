@@ -1,4 +1,4 @@
-"""What a task is: pictures, questions, how an answer is scored."""
+"""What a task is: images, questions, how an answer is scored."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,11 +9,11 @@ from PIL import Image
 
 @dataclass(frozen=True)
 class Item:
-    """One question. `picture` names the picture (several questions may share one); `question` is what the model is
-    asked, word for word, without a placeholder for the picture; `kinds` are the groups in which it is counted."""
+    """One question. `image` names the image (several questions may share one); `question` is what the model is
+    asked, word for word, without a placeholder for the image; `kinds` are the groups in which it is counted."""
 
     id: str
-    picture: str
+    image: str
     question: str
     answer: str
     kinds: tuple[str, ...] = ()
@@ -32,8 +32,8 @@ class Task(Protocol):
     scale: float
     """What a mean score is multiplied with in reports: 100 for accuracy in per cent, 1 or 100 for a judge's score."""
 
-    def open(self, picture: str) -> Image.Image:
-        """The picture in RGB; a ValueError says what is wrong with it."""
+    def open(self, image: str) -> Image.Image:
+        """The image in RGB; a ValueError says what is wrong with it."""
         ...
 
     def score(self, item: Item, text: str) -> float | None:

@@ -1,4 +1,4 @@
-"""Distances between the tokens of a picture, with rounding kept from posing as a difference."""
+"""Distances between the tokens of a image, with rounding kept from posing as a difference."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ CENTRE_SAMPLE = 16
 
 
 def centre(tokens: Tensor) -> Tensor:
-    """Average of a few evenly spaced tokens of one picture, [N, D] to [D].
+    """Average of a few evenly spaced tokens of one image, [N, D] to [D].
 
     Distances do not depend on it; moving the origin into the cloud only keeps their rounding small. It is a
     chain of elementwise sums, because a reduction over N may round differently from one thread count to another.
@@ -26,13 +26,13 @@ def centre(tokens: Tensor) -> Tensor:
 
 
 def squared_distances(tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """All squared distances between the tokens of each picture, and the mean of each token's.
+    """All squared distances between the tokens of each image, and the mean of each token's.
 
     [B, N, D] gives [B, N, N] and [B, N].
     """
     matrices, means = [], []
-    for picture in tokens.unbind(0):
-        matrix = gram(picture - centre(picture))
+    for image in tokens.unbind(0):
+        matrix = gram(image - centre(image))
         norms = matrix.diagonal().clone()
         matrices.append(matrix.mul_(-2).add_(norms[:, None]).add_(norms).clamp_(min=0))
         means.append(matrix.mean(-1))
@@ -58,6 +58,6 @@ def lengths(rows: Tensor) -> Tensor:
     return torch.where(norms > 0, norms, 1)
 
 
-def stacked(pictures: list[Tensor]) -> Tensor:
+def stacked(images: list[Tensor]) -> Tensor:
     """`torch.stack`, but without a copy for a batch of one."""
-    return torch.stack(pictures) if len(pictures) > 1 else pictures[0][None]
+    return torch.stack(images) if len(images) > 1 else images[0][None]

@@ -1,4 +1,4 @@
-"""Attention-weighted k-means over the N x N squared distances of a picture's tokens (C+H).
+"""Attention-weighted k-means over the N x N squared distances of a image's tokens (C+H).
 
 A centre is a weighted mean of its cluster's tokens, held as the shares w that they have in it. Its squared distance
 to token i is sum_m w_m d_im - sum_lm w_l w_m d_lm / 2, so nothing here ever looks at the D features.
@@ -106,7 +106,7 @@ def refine(
 ) -> tuple[Tensor, Tensor]:
     """Lloyd rounds from `seeds`: labels [B, N], and the squared distances [B, k, N] to the centres that gave them.
 
-    A picture is done when fewer than tolerance * N of its tokens changed cluster; its labels then stay.
+    A image is done when fewer than tolerance * N of its tokens changed cluster; its labels then stay.
     A cluster that lost all its members has no centre, and gets no tokens back.
     """
     slack = (ROUNDING * scale)[:, None]

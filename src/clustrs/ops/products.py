@@ -1,9 +1,9 @@
 """Matrix products whose bits depend on the operands alone.
 
 A selection compares numbers that come out of matrix products. The usual product cuts the work by the number of
-threads, and its kernels round differently along the cuts, so the same picture could lose other tokens on another
+threads, and its kernels round differently along the cuts, so the same image could lose other tokens on another
 machine. The inner product of oneDNN does not do that on a CPU (`tests/ops/test_products.py` looks). Batches are
-multiplied picture by picture, so that a picture never notices its neighbours.
+multiplied image by image, so that a image never notices its neighbours.
 """
 
 from itertools import pairwise
@@ -17,7 +17,7 @@ BLOCK = 192
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """`left @ right.T` for one picture: [M, K] and [N, K] give [M, N]."""
+    """`left @ right.T` for one image: [M, K] and [N, K] give [M, N]."""
     if ONEDNN and left.device.type == "cpu" and left.dtype == torch.float32:
         out: Tensor = torch.ops.mkldnn._linear_pointwise(left, right, None, "none", [], "")
         return out
@@ -25,7 +25,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def gram(rows: Tensor) -> Tensor:
-    """`rows @ rows.T` for one picture, [N, D] to [N, N], exactly symmetric.
+    """`rows @ rows.T` for one image, [N, D] to [N, N], exactly symmetric.
 
     On a CPU only blocks on and above the diagonal are computed.
     """

@@ -8,7 +8,7 @@ from clustrs.pruners.grid import Grid
 from clustrs.pruners.none import NoPruning
 from clustrs.pruners.random import Random
 from clustrs.pruners.registry import from_dict, get_method, list_methods, method_class, register
-from clustrs.pruners.selection import EncoderStates, Selection
+from clustrs.pruners.selection import EncoderStates, Layout, Selection
 from clustrs.pruners.visionzip import VisionZip
 from clustrs.pruners.vispruner import VisPruner
 
@@ -18,6 +18,7 @@ __all__ = [
     "EncoderStates",
     "FasterVLM",
     "Grid",
+    "Layout",
     "NoPruning",
     "Pruner",
     "Random",

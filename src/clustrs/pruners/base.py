@@ -6,19 +6,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from clustrs import validation
 from clustrs.ops.picking import rows_at
 from clustrs.pruners import checks
 from clustrs.pruners.selection import EncoderStates, Selection
 
 if TYPE_CHECKING:
-    from clustrs.vlm.attach import Handle
+    from clustrs.models.attach import Handle
 
 HALF = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
 class Pruner:
-    """A way to keep some of a picture's visual tokens. `keep` is a count (int) or a fraction of them (float)."""
+    """A way to keep some of a image's visual tokens. `keep` is a count (int) or a fraction of them (float)."""
 
     name: ClassVar[str]
     paper: ClassVar[str] = ""
@@ -28,7 +29,7 @@ class Pruner:
     keep: int | float
 
     def __post_init__(self) -> None:
-        checks.keep(self.keep)
+        validation.keep(self.keep)
 
     def count(self, n: int) -> int:
         """How many of n tokens survive."""
@@ -46,7 +47,7 @@ class Pruner:
         *,
         check: bool | None = None,
     ) -> Selection:
-        """Keep the tokens that the method chooses, of one picture [N, D] or of each in a batch [B, N, D].
+        """Keep the tokens that the method chooses, of one image [N, D] or of each in a batch [B, N, D].
 
         `attention` [N] or [B, N] is how much the vision encoder attends to each token; `states` is what else it
         knows. `check` looks for NaN, infinite and negative values; by default on the CPU only, because elsewhere
@@ -80,7 +81,7 @@ class Pruner:
         k = self.count(n)
         with torch.autocast(tokens.device.type, enabled=False):
             chosen = self._all(tokens, check) if k == n else self._select(tokens, attention, states, k, check)
-        return chosen if batch else chosen.picture(0)
+        return chosen if batch else chosen.image(0)
 
     def attach(self, model: Any, *, scope: str = "image", crops: str = "all", positions: str = "compact") -> "Handle":
         """Prune in a transformers model from now on, until `remove()` is called on what this returns.
@@ -88,7 +89,7 @@ class Pruner:
         scope: one budget for a whole "image", or one for each "crop". crops: "all", or the "base" one alone.
         positions: "compact" (they run on without gaps), or "original" (each survivor keeps the one it had).
         """
-        from clustrs.vlm.attach import Handle
+        from clustrs.models.attach import Handle
 
         return Handle(self, model, scope=scope, crops=crops, positions=positions)
 

@@ -1,9 +1,6 @@
-"""Checks of parameters and inputs. Every error names the argument, the value, and what would be accepted."""
+"""Checks of tensors. Every error names the argument, what is wrong with it, and what would be accepted."""
 
-import json
 import math
-from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -11,78 +8,6 @@ from torch import Tensor
 
 LARGEST = 1e15
 """Largest magnitude accepted: the squares of much larger numbers leave float32."""
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def keep(value: Any) -> None:
-    """A count of at least 1 (int), or a fraction in (0, 1] (float)."""
-    count = is_number(value) and isinstance(value, int) and value >= 1
-    fraction = is_number(value) and isinstance(value, float) and 0 < value <= 1
-    if not (count or fraction):
-        raise ValueError(f"keep={value!r}: give a count (an int of at least 1) or a fraction (a float in (0, 1])")
-
-
-def read_keep(text: str) -> int | float:
-    """What `--keep` says: 16 is a count; 0.25 and 1.0 are fractions."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    raise ValueError(f"--keep {text}: give a count (16) or a fraction (0.25)")
-
-
-def number(name: str, value: Any, low: float, high: float) -> None:
-    """A number in [low, high]."""
-    if not (is_number(value) and low <= value <= high):
-        raise ValueError(f"{name}={value!r}: give a number from {low:g} to {high:g}")
-
-
-def above(name: str, value: Any, low: float) -> None:
-    """A number above `low`."""
-    if not (is_number(value) and value > low):
-        raise ValueError(f"{name}={value!r}: give a number above {low:g}")
-
-
-def integer(name: str, value: Any, low: int) -> None:
-    """An integer of at least `low`."""
-    if not (is_number(value) and isinstance(value, int) and value >= low):
-        raise ValueError(f"{name}={value!r}: give an integer of at least {low}")
-
-
-def choice(name: str, value: Any, options: Iterable[Any]) -> None:
-    """One of `options`."""
-    options = list(options)
-    if not any(value is option or (isinstance(value, str) and value == option) for option in options):
-        raise ValueError(f"{name}={value!r}: give one of {', '.join(map(repr, options))}{nearest(value, options)}")
-
-
-def interval(name: str, value: Any, low: float, high: float) -> tuple[float, float]:
-    """A pair low <= a <= b <= high, as a tuple; a list (as JSON has it) will do."""
-    pair = value if isinstance(value, list | tuple) and len(value) == 2 else ()
-    if not (pair and all(map(is_number, pair)) and low <= pair[0] <= pair[1] <= high):
-        raise ValueError(f"{name}={value!r}: give two numbers (a, b) with {low:g} <= a <= b <= {high:g}")
-    return float(pair[0]), float(pair[1])
-
-
-def key_value(text: str, complaint: str) -> tuple[str, Any]:
-    """What KEY=VALUE says, as a user types it: a value that is no JSON is a word."""
-    key, equals, value = text.partition("=")
-    if not (key and equals):
-        raise ValueError(complaint)
-    try:
-        return key, json.loads(value)
-    except json.JSONDecodeError:
-        return key, value
-
-
-def nearest(value: Any, options: Iterable[Any]) -> str:
-    """' (did you mean ...?)', or nothing."""
-    close = get_close_matches(str(value).lower(), [str(option) for option in options], n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def shape(tensor: Tensor) -> str:
@@ -101,7 +26,7 @@ def tokens(value: Any) -> None:
     if value.dim() not in (2, 3):
         raise ValueError(f"tokens has shape {shape(value)}: give [N, D], or [B, N, D] for a batch")
     if value.numel() == 0:
-        raise ValueError(f"tokens has shape {shape(value)}: give at least one picture of at least one token")
+        raise ValueError(f"tokens has shape {shape(value)}: give at least one image of at least one token")
 
 
 def beside(name: str, value: Any, expected: tuple[int, ...], to: Tensor) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from clustrs import validation
 from clustrs.ops import kmeans
 from clustrs.ops.clusters import partition, sums
 from clustrs.ops.geometry import ROUNDING, squared_distances
@@ -44,15 +45,15 @@ class ClustRS(Pruner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.above("tau", self.tau, 0)
-        checks.integer("iterations", self.iterations, 1)
-        checks.number("tolerance", self.tolerance, 0, 1)
-        checks.choice("distance", self.distance, ("huber", "euclidean"))
-        checks.choice("centroid", self.centroid, ("mean", "huber"))
-        checks.choice("shrink", self.shrink, (True, False))
-        object.__setattr__(self, "clip", checks.interval("clip", self.clip, 0, 1))
-        checks.choice("salience", self.salience, (True, False, None))
-        checks.integer("seed", self.seed, 0)
+        validation.above("tau", self.tau, 0)
+        validation.integer("iterations", self.iterations, 1)
+        validation.number("tolerance", self.tolerance, 0, 1)
+        validation.choice("distance", self.distance, ("huber", "euclidean"))
+        validation.choice("centroid", self.centroid, ("mean", "huber"))
+        validation.choice("shrink", self.shrink, (True, False))
+        object.__setattr__(self, "clip", validation.interval("clip", self.clip, 0, 1))
+        validation.choice("salience", self.salience, (True, False, None))
+        validation.integer("seed", self.seed, 0)
 
     def _all(self, tokens: Tensor, check: bool) -> Selection:
         every = super()._all(tokens, check)

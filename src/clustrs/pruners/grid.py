@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clustrs.pruners import checks
+from clustrs import validation
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.registry import register
 from clustrs.pruners.selection import EncoderStates
@@ -15,9 +15,9 @@ from clustrs.pruners.selection import EncoderStates
 @register
 @dataclass(frozen=True)
 class Grid(Pruner):
-    """Keep k tokens spread evenly over the picture.
+    """Keep k tokens spread evenly over the image.
 
-    columns: how many tokens a row of the picture has; None means a square picture, or one row if N is no square.
+    columns: how many tokens a row of the image has; None means a square image, or one row if N is no square.
     """
 
     name = "grid"
@@ -27,7 +27,7 @@ class Grid(Pruner):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.columns is not None:
-            checks.integer("columns", self.columns, 1)
+            validation.integer("columns", self.columns, 1)
 
     def _choose(self, tokens: Tensor, attention: Tensor | None, states: EncoderStates, k: int) -> Tensor:
         n = tokens.shape[1]

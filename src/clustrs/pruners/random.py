@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from clustrs import validation
 from clustrs.ops.noise import uniform
 from clustrs.ops.picking import top
-from clustrs.pruners import checks
 from clustrs.pruners.base import Pruner, single
 from clustrs.pruners.registry import register
 from clustrs.pruners.selection import EncoderStates
@@ -15,7 +15,7 @@ from clustrs.pruners.selection import EncoderStates
 @register
 @dataclass(frozen=True)
 class Random(Pruner):
-    """Keep k tokens drawn uniformly without replacement: the same places in every picture, for one seed."""
+    """Keep k tokens drawn uniformly without replacement: the same places in every image, for one seed."""
 
     name = "random"
 
@@ -23,7 +23,7 @@ class Random(Pruner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.integer("seed", self.seed, 0)
+        validation.integer("seed", self.seed, 0)
 
     def _choose(self, tokens: Tensor, attention: Tensor | None, states: EncoderStates, k: int) -> Tensor:
         draws = uniform(self.seed, 1, tokens.shape[1], like=single(tokens))

@@ -3,7 +3,7 @@
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
-from clustrs.pruners import checks
+from clustrs import validation
 from clustrs.pruners.base import Pruner
 
 Method = TypeVar("Method", bound=type[Pruner])
@@ -27,7 +27,7 @@ def method_class(name: str) -> type[Pruner]:
     """The class behind a name."""
     if name not in _methods:
         known = ", ".join(list_methods())
-        raise ValueError(f"unknown method {name!r}{checks.nearest(name, _methods)}: give one of {known}")
+        raise ValueError(f"unknown method {name!r}{validation.nearest(name, _methods)}: give one of {known}")
     return _methods[name]
 
 
@@ -37,7 +37,7 @@ def get_method(name: str, /, **parameters: Any) -> Pruner:
     known = [field.name for field in fields(method)]
     for parameter in parameters:
         if parameter not in known:
-            near = checks.nearest(parameter, known)
+            near = validation.nearest(parameter, known)
             raise ValueError(f"{name} has no parameter {parameter!r}{near}: it has {', '.join(known)}")
     for field in fields(method):
         if field.default is MISSING and field.name not in parameters:

@@ -12,7 +12,7 @@ class EncoderStates:
 
     `hidden` [B, N, H] and `keys` [B, N, K] belong to the layer the projector reads (keys: its k-projection, mean
     over heads). With `cls`, both have one row more, in front: the CLS token. `projector` maps [B, k, H] to [B, k, D].
-    For one picture without a batch dimension, leave it out here too.
+    For one image without a batch dimension, leave it out here too.
     """
 
     hidden: Tensor | None = None
@@ -24,6 +24,16 @@ class EncoderStates:
         """The same with a batch of one in front."""
         hidden, keys = (None if part is None else part[None] for part in (self.hidden, self.keys))
         return replace(self, hidden=hidden, keys=keys)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the tokens lie, each [N] or [B, N]: in which `tile` (crop or frame; 0 is the base), and at which `y` and
+    `x` of that tile's grid."""
+
+    tile: Tensor
+    y: Tensor
+    x: Tensor
 
 
 @dataclass(frozen=True)
@@ -44,7 +54,7 @@ class Selection:
     alpha: Tensor | None = None
     merged: Tensor | None = None
 
-    def picture(self, number: int) -> "Selection":
-        """One picture of a batch."""
+    def image(self, number: int) -> "Selection":
+        """One image of a batch."""
         parts = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{name: part[number] for name, part in parts.items() if part is not None})

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from clustrs import validation
 from clustrs.ops.geometry import cosines
 from clustrs.ops.picking import top
-from clustrs.pruners import checks
 from clustrs.pruners.base import Pruner, single
 from clustrs.pruners.registry import register
 from clustrs.pruners.selection import EncoderStates
@@ -31,7 +31,7 @@ class VisPruner(Pruner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.number("important", self.important, 0, 1)
+        validation.number("important", self.important, 0, 1)
 
     def _choose(self, tokens: Tensor, attention: Tensor | None, states: EncoderStates, k: int) -> Tensor:
         assert attention is not None
@@ -52,5 +52,5 @@ class VisPruner(Pruner):
 
 def likeness(alike: Tensor, even: Tensor, odd: Tensor) -> Tensor:
     """The largest of the cosines [B, N, N] of each even token [B, E] to an odd one [B, O]: [B, E]."""
-    pictures = zip(alike.unbind(0), even.unbind(0), odd.unbind(0), strict=True)
-    return torch.stack([cosines.index_select(0, e).index_select(1, o).amax(-1) for cosines, e, o in pictures])
+    images = zip(alike.unbind(0), even.unbind(0), odd.unbind(0), strict=True)
+    return torch.stack([cosines.index_select(0, e).index_select(1, o).amax(-1) for cosines, e, o in images])

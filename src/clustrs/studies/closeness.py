@@ -1,8 +1,8 @@
 """How far kept tokens are from the clean ones.
 
-ClustRS selects in the noisy picture. A kept token y has a clean counterpart x, at the same place, and a centre c; the
-shrinkage gives alpha y + (1 - alpha) c. Distances to x are relative: the mean over a picture's kept tokens, divided by
-the mean norm of all tokens of the clean picture. Changes are relative to the distance before shrinkage.
+ClustRS selects in the noisy image. A kept token y has a clean counterpart x, at the same place, and a centre c; the
+shrinkage gives alpha y + (1 - alpha) c. Distances to x are relative: the mean over a image's kept tokens, divided by
+the mean norm of all tokens of the clean image. Changes are relative to the distance before shrinkage.
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clustrs.corruptions import Corruption
 from clustrs.evaluation.metrics import Estimate, estimates
+from clustrs.images.corruptions import Corruption
+from clustrs.models.candidates import Candidates
 from clustrs.pruners import Selection
-from clustrs.vlm.candidates import Candidates
 
 CHANGES = ("after", "constant", "bound", "centroid")
 """What is compared with the distance before; "centroid" is a shrinkage with alpha 0."""
@@ -25,10 +25,10 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Kept:
-    """The kept tokens of one picture, each a number: `before` and `after` are distances from the clean token.
+    """The kept tokens of one image, each a number: `before` and `after` are distances from the clean token.
 
     With d = y - c and e = x - c the squared distance after a shrinkage by alpha is alpha^2 dd - 2 alpha de + ee.
-    `norm` is the mean norm of the clean picture's tokens.
+    `norm` is the mean norm of the clean image's tokens.
     """
 
     before: Values
@@ -45,7 +45,7 @@ class Kept:
 
 
 def compare(clean: Candidates, noisy: Candidates, selection: Selection) -> Kept:
-    """A selection in a noisy picture, measured against the clean one."""
+    """A selection in a noisy image, measured against the clean one."""
     centroids, alpha = selection.centroids, selection.alpha
     assert centroids is not None
     assert alpha is not None
@@ -72,7 +72,7 @@ def best_alpha(dd: Values | float, de: Values | float) -> Values:
 
 
 def summarise(keep: int | float, corruption: Corruption | None, kept: Sequence[Kept]) -> Row:
-    """Means over the pictures with 95 % intervals of a bootstrap over them; alphas are over all kept tokens."""
+    """Means over the images with 95 % intervals of a bootstrap over them; alphas are over all kept tokens."""
     constant = float(best_alpha(sum(k.dd.sum() for k in kept), sum(k.de.sum() for k in kept)))
     series: dict[str, list[float]] = {name: [] for name in ("before", *CHANGES)}
     for k in kept:
@@ -92,7 +92,7 @@ def summarise(keep: int | float, corruption: Corruption | None, kept: Sequence[K
         "keep": keep,
         "corruption": "clean" if corruption is None else corruption.name,
         "level": None if corruption is None else corruption.level,
-        "pictures": len(kept),
+        "images": len(kept),
         "tokens": sum(len(k.before) for k in kept),
     }
     for name, estimate in zip(series, estimates(np.array(list(series.values()))), strict=True):

@@ -1,21 +1,21 @@
-"""Denoising: does the shrinkage (RRS) bring noisy kept tokens nearer to the same tokens of the clean picture?"""
+"""Denoising: does the shrinkage (RRS) bring noisy kept tokens nearer to the same tokens of the clean image?"""
 
 import argparse
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from clustrs.studies.choices import add_pictures, known_levels, read_corruptions
+from clustrs.studies.choices import add_images, known_levels, read_corruptions
 from clustrs.studies.lists import read_keeps
 from clustrs.studies.outcome import COLOURS, Outcome, pyplot
 
 if TYPE_CHECKING:
-    from clustrs.corruptions import Corruption
+    from clustrs.images.corruptions import Corruption
     from clustrs.pruners import Pruner
     from clustrs.studies.closeness import Kept
-    from clustrs.studies.pictures import Eyes, Picture
+    from clustrs.studies.images import Eyes, StudyImage
 
 TOGETHER = 8
-"""How many pictures go through the tower at a time."""
+"""How many images go through the tower at a time."""
 SERIES = {
     "before": ("before shrinkage", "black", "s", "-"),
     "after": ("after shrinkage (RRS)", COLOURS["clustrs"], "o", "-"),
@@ -27,7 +27,7 @@ Row = dict[str, Any]
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
-    add_pictures(command, count=24)
+    add_images(command, count=24)
     command.add_argument("--keep", default="16", help="counts or fractions, with commas (default: %(default)s)")
     command.add_argument("--corrupt", metavar="NAME", default="gaussian", help="a corruption (default: %(default)s)")
     command.add_argument("--levels", help="of the corruption, with commas (default: those of the paper)")
@@ -37,18 +37,19 @@ def add_options(command: argparse.ArgumentParser) -> None:
 def study(options: argparse.Namespace) -> list[Outcome]:
     from tqdm import tqdm
 
-    from clustrs.pruners import checks, get_method
+    from clustrs import validation
+    from clustrs.pruners import get_method
     from clustrs.studies.closeness import summarise
-    from clustrs.studies.pictures import Eyes, study_pictures
+    from clustrs.studies.images import Eyes, study_images
 
-    checks.integer("--count", options.count, 1)
+    validation.integer("--count", options.count, 1)
     methods = [get_method("clustrs", keep=keep) for keep in read_keeps(options.keep)]
     corruptions = read_corruptions(options.corrupt, options.levels, known_levels(options.corrupt))
-    pictures = study_pictures(options.pictures, options.count)
+    images = study_images(options.images, options.count)
     eyes = Eyes(options.model)
     conditions = [None, *corruptions]
-    with tqdm(total=len(pictures) * len(conditions), unit="picture", dynamic_ncols=True) as bar:
-        kept = look(eyes, pictures, methods, conditions, options.seed, bar.update)
+    with tqdm(total=len(images) * len(conditions), unit="image", dynamic_ncols=True) as bar:
+        kept = look(eyes, images, methods, conditions, options.seed, bar.update)
     rows = [
         summarise(method.keep, corruption, kept[number][level])
         for number, method in enumerate(methods)
@@ -59,21 +60,21 @@ def study(options: argparse.Namespace) -> list[Outcome]:
 
 def look(
     eyes: "Eyes",
-    pictures: "Sequence[Picture]",
+    images: "Sequence[StudyImage]",
     methods: "Sequence[Pruner]",
     conditions: "Sequence[Corruption | None]",
     seed: int,
     done: Callable[[int], Any],
 ) -> "list[list[list[Kept]]]":
-    """For each method and condition (None: clean) what is kept of each picture."""
+    """For each method and condition (None: clean) what is kept of each image."""
     from clustrs.studies.closeness import compare
 
     found: list[list[list[Kept]]] = [[[] for _ in conditions] for _ in methods]
-    for start in range(0, len(pictures), TOGETHER):
-        some = pictures[start : start + TOGETHER]
+    for start in range(0, len(images), TOGETHER):
+        some = images[start : start + TOGETHER]
         clean = eyes.see(some)
         for level, corruption in enumerate(conditions):
-            noisy = clean if corruption is None else eyes.see([picture.spoilt(corruption, seed) for picture in some])
+            noisy = clean if corruption is None else eyes.see([image.spoilt(corruption, seed) for image in some])
             for number, method in enumerate(methods):
                 chosen = eyes.choose(method, noisy)
                 found[number][level] += [compare(*parts) for parts in zip(clean, noisy, chosen, strict=True)]
@@ -137,8 +138,8 @@ def draw_series(axis: Any, rows: Sequence[Row], name: str, look: tuple[str, str,
 def reading(rows: Sequence[Row]) -> str:
     """At which levels the shrinkage helps, and how much more could be had."""
     lines = [
-        f"How the distance from the clean tokens changes, mean over {rows[0]['pictures']} pictures. Nearer and "
-        "farther: the 95 % interval over pictures leaves no doubt."
+        f"How the distance from the clean tokens changes, mean over {rows[0]['images']} images. Nearer and "
+        "farther: the 95 % interval over images leaves no doubt."
     ]
     for keep in dict.fromkeys(row["keep"] for row in rows):
         clean, *noisy = [row for row in rows if row["keep"] == keep]
@@ -156,23 +157,23 @@ def reading(rows: Sequence[Row]) -> str:
         alphas = ("mean_alpha", "best_constant_alpha")
         used, best = (", ".join(f"{row[name]:.2f}" for row in noisy) for name in alphas)
         lines.append(
-            f"  Mean alpha of RRS: {used}; best constant: {best}. On clean pictures RRS moves tokens by "
+            f"  Mean alpha of RRS: {used}; best constant: {best}. On clean images RRS moves tokens by "
             f"{clean['after']:.1%} of their mean norm."
         )
     return "\n".join(lines)
 
 
 def change(row: Row, name: str) -> str:
-    """By how much the distance is smaller or larger than before, in the mean over pictures."""
+    """By how much the distance is smaller or larger than before, in the mean over images."""
     value = row[f"{name}_change"]
     return "no distance before" if value is None else f"{value:+.1%}"
 
 
 def verdict(row: Row) -> str:
-    """Whether the shrinkage helped, as far as the pictures can tell."""
+    """Whether the shrinkage helped, as far as the images can tell."""
     value, low, high = (row[f"after_change{end}"] for end in ("", "_low", "_high"))
     if value is None:
         return "away"
     if low is None or high is None:
-        return f"{'nearer' if value < 0 else 'farther'}, by one picture,"
+        return f"{'nearer' if value < 0 else 'farther'}, by one image,"
     return "nearer" if high < 0 else "farther" if low > 0 else "neither nearer nor farther"

@@ -20,9 +20,9 @@ def read_list(option: str, text: str, read: Callable[[str], T]) -> list[T]:
 
 def read_keeps(text: str) -> list[int | float]:
     """Budgets, counts or fractions; whether a method can have them is for the method to say."""
-    from clustrs.pruners import checks
+    from clustrs import validation
 
-    return read_list("--keep", text, checks.read_keep)
+    return read_list("--keep", text, validation.read_keep)
 
 
 def read_counts(option: str, text: str, low: int = 1) -> list[int]:

@@ -1,6 +1,6 @@
-"""The tokens of a picture on a plane, clean and spoilt, and which of them each method keeps.
+"""The tokens of a image on a plane, clean and spoilt, and which of them each method keeps.
 
-PCA: the axes are those of the clean picture, so that a token can be followed from one panel to the other. UMAP is
+PCA: the axes are those of the clean image, so that a token can be followed from one panel to the other. UMAP is
 fitted to each panel's own tokens; its axes mean nothing. A kept token is drawn where it lies before anything is merged
 or shrunk; VisionZip's CLS token has no place.
 """
@@ -25,16 +25,16 @@ from clustrs.studies.projection import (
 )
 
 if TYPE_CHECKING:
-    from clustrs.corruptions import Corruption
+    from clustrs.images.corruptions import Corruption
     from clustrs.pruners import Pruner
-    from clustrs.studies.pictures import Eyes, Picture
+    from clustrs.studies.images import Eyes, StudyImage
 
 CLEAN = "clean"
 Rows = Sequence[Mapping[str, Any]]
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
-    choices.add_pictures(command, count=1)
+    choices.add_images(command, count=1)
     command.add_argument(
         "--methods", metavar="A,B", default="clustrs,fastervlm,divprune", help="which methods (default: %(default)s)"
     )
@@ -46,42 +46,42 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def study(options: argparse.Namespace) -> list[Outcome]:
-    from clustrs.pruners import checks
-    from clustrs.studies.pictures import Eyes, study_pictures
+    from clustrs import validation
+    from clustrs.studies.images import Eyes, study_images
 
-    checks.integer("--count", options.count, 1)
-    checks.integer("--seed", options.seed, 0)
+    validation.integer("--count", options.count, 1)
+    validation.integer("--seed", options.seed, 0)
     if not options.no_umap:
         check_umap()
     corruptions = choices.read_corruptions(options.corrupt, options.levels, choices.known_levels(options.corrupt)[-1:])
     methods = choices.read_methods(options.methods, options.keep)
-    pictures = study_pictures(options.pictures, options.count)
+    images = study_images(options.images, options.count)
     eyes = Eyes(options.model)
-    names = choices.outcome_names("manifold", [picture.name for picture in pictures], [CLEAN])
+    names = choices.outcome_names("manifold", [image.name for image in images], [CLEAN])
     outcomes = []
-    for picture, (name,) in zip(pictures, names, strict=True):
-        rows, shares = places(eyes, picture, corruptions, methods, umap=not options.no_umap, seed=options.seed)
-        outcomes.append(Outcome(name, draw(rows, shares, picture.name), rows, reading(rows, shares, picture.name)))
+    for image, (name,) in zip(images, names, strict=True):
+        rows, shares = places(eyes, image, corruptions, methods, umap=not options.no_umap, seed=options.seed)
+        outcomes.append(Outcome(name, draw(rows, shares, image.name), rows, reading(rows, shares, image.name)))
     return outcomes
 
 
 def places(
     eyes: "Eyes",
-    picture: "Picture",
+    image: "StudyImage",
     corruptions: Sequence["Corruption"],
     methods: Sequence["Pruner"],
     *,
     umap: bool,
     seed: int,
 ) -> tuple[list[dict[str, Any]], tuple[float, float]]:
-    """A row for each token of the clean picture and of each spoilt one, and the PCA axes' shares of the variance.
+    """A row for each token of the clean image and of each spoilt one, and the PCA axes' shares of the variance.
 
     For each method there is whether it keeps the token, and how far the nearest kept token is. Distances, also that to
     the mean of the panel's tokens, are over all dimensions and in spreads of the clean tokens.
     """
     from tqdm import tqdm
 
-    seen = eyes.see([picture, *(picture.spoilt(corruption, seed) for corruption in corruptions)])
+    seen = eyes.see([image, *(image.spoilt(corruption, seed) for corruption in corruptions)])
     panels = [numbers(candidates.whole[candidates.rows]) for candidates in seen]
     plane, unit = principal_plane(panels[0]), spread(panels[0]) or 1.0
     kept = {
@@ -107,7 +107,7 @@ def places(
             columns[f"{name}_distance"] = _nearest(tokens, chosen[number]) / unit
         for i in range(len(tokens)):
             values = {key: column[i].item() for key, column in columns.items()}
-            rows.append({"picture": picture.name, "corruption": title, "token": i, **values})
+            rows.append({"image": image.name, "corruption": title, "token": i, **values})
     return rows, plane.shares
 
 
@@ -117,7 +117,7 @@ def _nearest(tokens: Values, chosen: list[int]) -> Values:
 
 
 def draw(rows: Rows, shares: tuple[float, float], name: str) -> Any:
-    """Above the clean picture, below each spoilt one, left PCA, right UMAP; without UMAP side by side."""
+    """Above the clean image, below each spoilt one, left PCA, right UMAP; without UMAP side by side."""
     plt = pyplot()
     titles = list(dict.fromkeys(row["corruption"] for row in rows))
     methods = methods_of(rows)

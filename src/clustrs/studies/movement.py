@@ -1,6 +1,6 @@
 """Where the shrinkage of ClustRS (RRS) moves the tokens that it keeps.
 
-Left all tokens of the picture on their principal plane, right the largest cluster on its own: there the two directions
+Left all tokens of the image on their principal plane, right the largest cluster on its own: there the two directions
 are chosen for that cluster, and a move that the left panel foreshortens can be seen.
 """
 
@@ -16,25 +16,25 @@ from clustrs.studies.outcome import COLOURS, Outcome, pyplot
 from clustrs.studies.projection import Plane, Values, numbers, principal_plane, spread
 
 if TYPE_CHECKING:
-    from clustrs.corruptions import Corruption
+    from clustrs.images.corruptions import Corruption
     from clustrs.pruners import Pruner
-    from clustrs.studies.pictures import Eyes, Picture
+    from clustrs.studies.images import Eyes, StudyImage
 
 CLEAN = "clean"
 BEFORE, AFTER, CENTROID = "#0072b2", COLOURS["clustrs"], "#000000"
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
-    choices.add_pictures(command, count=1)
+    choices.add_images(command, count=1)
     command.add_argument("--keep", default="16", help="a count (16) or a fraction (0.25) (default: %(default)s)")
-    command.add_argument("--corrupt", metavar="NAME", help="spoil the pictures first (default: they stay clean)")
+    command.add_argument("--corrupt", metavar="NAME", help="spoil the images first (default: they stay clean)")
     command.add_argument("--levels", metavar="X,Y", help="a figure each (default: the corruption's strongest)")
     command.add_argument("--seed", type=int, default=0, help="of the corruption (default: %(default)s)")
 
 
 @dataclass(frozen=True)
 class Moves:
-    """The tokens [N, D] of a picture with their clusters [N], and of each cluster [k] the kept token and its numbers.
+    """The tokens [N, D] of a image with their clusters [N], and of each cluster [k] the kept token and its numbers.
 
     `after` [k, D] is where the kept tokens are moved, `centroids` [k, D] is where they are moved to in part.
     """
@@ -60,34 +60,35 @@ class Moves:
 
 
 def study(options: argparse.Namespace) -> list[Outcome]:
-    from clustrs.pruners import ClustRS, checks
-    from clustrs.studies.pictures import Eyes, study_pictures
+    from clustrs import validation
+    from clustrs.pruners import ClustRS
+    from clustrs.studies.images import Eyes, study_images
 
-    checks.integer("--count", options.count, 1)
+    validation.integer("--count", options.count, 1)
     if options.levels is not None and options.corrupt is None:
         raise ValueError(f"--levels {options.levels}: say of which corruption, for example --corrupt gaussian")
     corruptions: list[Corruption | None] = [None]
     if options.corrupt is not None:
         usual = choices.known_levels(options.corrupt)[-1:]
         corruptions = [*choices.read_corruptions(options.corrupt, options.levels, usual)]
-    method = ClustRS(keep=checks.read_keep(options.keep))
-    pictures = study_pictures(options.pictures, options.count)
+    method = ClustRS(keep=validation.read_keep(options.keep))
+    images = study_images(options.images, options.count)
     eyes = Eyes(options.model)
     titles = [CLEAN if corruption is None else str(corruption) for corruption in corruptions]
-    names = choices.outcome_names("movement", [picture.name for picture in pictures], titles)
+    names = choices.outcome_names("movement", [image.name for image in images], titles)
     outcomes = []
-    for picture, mine in zip(pictures, names, strict=True):
-        spoilt = [picture.spoilt(corruption, options.seed) for corruption in corruptions]
+    for image, mine in zip(images, names, strict=True):
+        spoilt = [image.spoilt(corruption, options.seed) for corruption in corruptions]
         for title, name, moves in zip(titles, mine, follow(eyes, spoilt, method), strict=True):
-            rows = table(moves, picture.name, title)
-            about = f"{picture.name}, {title}"
+            rows = table(moves, image.name, title)
+            about = f"{image.name}, {title}"
             outcomes.append(Outcome(name, draw(moves, about), rows, reading(rows, moves, about)))
     return outcomes
 
 
-def follow(eyes: "Eyes", pictures: Sequence["Picture"], method: "Pruner") -> list[Moves]:
-    """What ClustRS does to the tokens of each picture."""
-    seen = eyes.see(pictures)
+def follow(eyes: "Eyes", images: Sequence["StudyImage"], method: "Pruner") -> list[Moves]:
+    """What ClustRS does to the tokens of each image."""
+    seen = eyes.see(images)
     found = []
     for candidates, selection in zip(seen, eyes.choose(method, seen), strict=True):
         assert selection.labels is not None
@@ -99,7 +100,7 @@ def follow(eyes: "Eyes", pictures: Sequence["Picture"], method: "Pruner") -> lis
     return found
 
 
-def table(moves: Moves, picture: str, corruption: str) -> list[dict[str, Any]]:
+def table(moves: Moves, image: str, corruption: str) -> list[dict[str, Any]]:
     """A row for each kept token; distances are over all dimensions, as the tokens are."""
     before, after, moved = (
         np.linalg.norm(a - b, axis=1)
@@ -111,7 +112,7 @@ def table(moves: Moves, picture: str, corruption: str) -> list[dict[str, Any]]:
     )
     return [
         {
-            "picture": picture,
+            "image": image,
             "corruption": corruption,
             "token": int(token),
             "row": int(moves.rows[int(token)]),

@@ -7,7 +7,7 @@ from statistics import median, quantiles
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from clustrs.studies.choices import add_pictures
+from clustrs.studies.choices import add_images
 from clustrs.studies.lists import read_counts, read_keeps, read_list
 from clustrs.studies.outcome import Outcome, pyplot
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from clustrs.pruners import Pruner
-    from clustrs.studies.pictures import Picture
+    from clustrs.studies.images import StudyImage
 
 QUESTION = "What is this?"
 PARTS = {"vision": "#0072b2", "scoring": "#e69f00", "selection": "#d55e00"}
@@ -52,7 +52,7 @@ class Timing:
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
-    add_pictures(command, count=1)
+    add_images(command, count=1)
     usual = "none,fastervlm,divprune,visionzip,clustrs"
     command.add_argument("--methods", default=usual, help="with commas between them (default: %(default)s)")
     command.add_argument("--keep", default="16,144", help="counts or fractions (default: %(default)s)")
@@ -64,20 +64,20 @@ def add_options(command: argparse.ArgumentParser) -> None:
 def study(options: argparse.Namespace) -> list[Outcome]:
     from tqdm import tqdm
 
-    from clustrs.pruners import checks
-    from clustrs.studies.pictures import study_pictures
-    from clustrs.vlm import asking
+    from clustrs import validation
+    from clustrs.models.load import load_model
+    from clustrs.studies.images import study_images
 
     contestants = read_contestants(options.methods, read_keeps(options.keep))
     lengths = sorted(read_counts("--new-tokens", options.new_tokens))
-    checks.integer("--count", options.count, 1)
-    checks.integer("--repeats", options.repeats, 1)
-    checks.choice("--crops", options.crops, ("all", "base"))
-    pictures = study_pictures(options.pictures, options.count)
-    model, processor = asking.load(options.model)
+    validation.integer("--count", options.count, 1)
+    validation.integer("--repeats", options.repeats, 1)
+    validation.choice("--crops", options.crops, ("all", "base"))
+    images = study_images(options.images, options.count)
+    model, processor = load_model(options.model)
     length, repeats = lengths[-1], options.repeats
     with tqdm(total=(repeats + 1) * len(contestants), unit="answer", dynamic_ncols=True) as bar:
-        timings = measure(model, processor, pictures, contestants, repeats, length, options.crops, bar.update)
+        timings = measure(model, processor, images, contestants, repeats, length, options.crops, bar.update)
     rows = summarise(contestants, timings, lengths, options.model)
     return [Outcome("overhead", draw(rows, lengths, options.model), rows, reading(rows, lengths, machine(model)))]
 
@@ -96,7 +96,7 @@ def read_contestants(methods: str, keeps: Sequence[int | float]) -> list[Contest
 def measure(
     model: Any,
     processor: Any,
-    pictures: "Sequence[Picture]",
+    images: "Sequence[StudyImage]",
     contestants: Sequence[Contestant],
     repeats: int,
     length: int,
@@ -104,13 +104,13 @@ def measure(
     done: Callable[[], Any],
 ) -> list[list[Timing]]:
     """The timings of each method. They take turns, beginning with another one in every round: what slows the machine
-    down hits all alike. The first round warms up and does not count; each round has the next picture."""
-    from clustrs.vlm.asking import prompt
+    down hits all alike. The first round warms up and does not count; each round has the next image."""
+    from clustrs.models.prompts import chat_prompt
 
-    text = prompt(processor, QUESTION)
+    text = chat_prompt(processor, QUESTION)
     timings: list[list[Timing]] = [[] for _ in contestants]
     for turn in range(repeats + 1):
-        image = pictures[turn % len(pictures)].image
+        image = images[turn % len(images)].image
         inputs = processor(images=[image], text=[text], return_tensors="pt").to(model.device, model.dtype)
         for place in range(len(contestants)):
             number = (place + turn) % len(contestants)
@@ -186,7 +186,7 @@ def summarise(
 
 def paper_overhead(model: str) -> dict[tuple[str, int | float | str], tuple[float, float]]:
     """The lowest and highest overhead that the paper prints, by method and budget; nothing for other models."""
-    from clustrs.evaluation.paper import paper_model, paper_table
+    from clustrs.paper import paper_model, paper_table
 
     found: dict[tuple[str, int | float | str], dict[str, float]] = {}
     for cell in paper_table("overhead"):

@@ -43,13 +43,13 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def study(options: argparse.Namespace) -> list[Outcome]:
+    from clustrs import validation
     from clustrs.evaluation.config import expand_corruptions
-    from clustrs.pruners import checks
     from clustrs.studies.grids import measure
 
     wanted = read_list("--settings", ",".join(options.settings), str)
     for name in wanted:
-        checks.choice("settings", name, SETTINGS)
+        validation.choice("settings", name, SETTINGS)
     variants: list[dict[str, Any]] = [{}]
     for name in wanted:
         variants += [variant for variant in SETTINGS[name].values() if variant]

@@ -1,9 +1,9 @@
 """How much the ranking by attention moves under noise, and with it what each method keeps.
 
-The paper's table is about the ranking alone: by how many places the 15 most attended tokens of the clean picture move,
+The paper's table is about the ranking alone: by how many places the 15 most attended tokens of the clean image move,
 and how many of them are still among the first 15. Beside it stands, for every method, which share of the places it
-keeps in the clean picture it keeps again (the CLS token, which VisionZip always keeps, is left out), and how far what
-the language model gets has moved: from each row of the clean picture to the nearest of the noisy one, on average, in
+keeps in the clean image it keeps again (the CLS token, which VisionZip always keeps, is left out), and how far what
+the language model gets has moved: from each row of the clean image to the nearest of the noisy one, on average, in
 units of the clean tokens' spread.
 """
 
@@ -19,9 +19,9 @@ from clustrs.studies.outcome import COLOURS, MARKERS, Outcome, pyplot
 from clustrs.studies.projection import Values, distances, numbers, spread
 
 if TYPE_CHECKING:
-    from clustrs.corruptions import Corruption
+    from clustrs.images.corruptions import Corruption
     from clustrs.pruners import Pruner
-    from clustrs.studies.pictures import Eyes, Picture
+    from clustrs.studies.images import Eyes, StudyImage
 
 METHODS = "clustrs,fastervlm,divprune,visionzip,vispruner,random,grid"
 GAUSSIAN = (0, 0.1, 0.5, 1, 2, 3)
@@ -32,7 +32,7 @@ RANKING = "ranking"
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
-    choices.add_pictures(command, count=40)
+    choices.add_images(command, count=40)
     command.add_argument("--methods", metavar="A,B", default=METHODS, help="which methods (default: %(default)s)")
     command.add_argument("--keep", default="16", help="a count (16) or a fraction (0.25) (default: %(default)s)")
     command.add_argument("--top", type=int, default=15, help="how many of the ranking count (default: %(default)s)")
@@ -43,7 +43,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Cell:
-    """What is measured of every picture: `tokens` is how many of the ranking count, or how many a method keeps."""
+    """What is measured of every image: `tokens` is how many of the ranking count, or how many a method keeps."""
 
     corruption: str
     level: str
@@ -53,16 +53,16 @@ class Cell:
 
 
 def study(options: argparse.Namespace) -> list[Outcome]:
-    from clustrs.pruners import checks
-    from clustrs.studies.pictures import Eyes, study_pictures
+    from clustrs import validation
+    from clustrs.studies.images import Eyes, study_images
 
-    checks.integer("--top", options.top, 1)
-    checks.integer("--count", options.count, 1)
+    validation.integer("--top", options.top, 1)
+    validation.integer("--count", options.count, 1)
     usual = GAUSSIAN if options.corrupt == "gaussian" else choices.known_levels(options.corrupt)
     corruptions = choices.read_corruptions(options.corrupt, options.levels, usual)
     methods = choices.read_methods(options.methods, options.keep)
-    pictures = study_pictures(options.pictures, options.count)
-    cells, values, n = measure(Eyes(options.model), pictures, corruptions, methods, options.top, options.seed)
+    images = study_images(options.images, options.count)
+    cells, values, n = measure(Eyes(options.model), images, corruptions, methods, options.top, options.seed)
     rows = table(cells, values, n)
     return [Outcome("stability", draw(rows), rows, reading(rows))]
 
@@ -89,7 +89,7 @@ def chance(top: int, n: int) -> tuple[float, float]:
 
 
 def kept_overlap(clean: Values, noisy: Values) -> float:
-    """The share of the places kept in the clean picture that are kept in the noisy one as well, CLS left out."""
+    """The share of the places kept in the clean image that are kept in the noisy one as well, CLS left out."""
     before, after = ({int(i) for i in kept if i >= 0} for kept in (clean, noisy))
     return len(before & after) / len(before) if before else 1.0
 
@@ -101,19 +101,19 @@ def feature_distance(clean: Values, noisy: Values, unit: float) -> float:
 
 def measure(
     eyes: "Eyes",
-    pictures: Sequence["Picture"],
+    images: Sequence["StudyImage"],
     corruptions: Sequence["Corruption"],
     methods: Sequence["Pruner"],
     top: int,
     seed: int,
 ) -> tuple[list[Cell], Values, int]:
-    """What is measured, its values [cells, pictures], and how many tokens a picture has."""
+    """What is measured, its values [cells, images], and how many tokens a image has."""
     from tqdm import tqdm
 
     columns: list[dict[Cell, float]] = []
     n = 0
-    for picture in tqdm(pictures, desc="stability", unit="picture"):
-        seen = eyes.see([picture, *(picture.spoilt(corruption, seed) for corruption in corruptions)])
+    for image in tqdm(images, desc="stability", unit="image"):
+        seen = eyes.see([image, *(image.spoilt(corruption, seed) for corruption in corruptions)])
         clean = seen[0]
         n = len(clean.rows)
         unit = spread(numbers(clean.whole[clean.rows]))
@@ -138,7 +138,7 @@ def measure(
 
 
 def table(cells: Sequence[Cell], values: Values, n: int) -> list[dict[str, Any]]:
-    """Means over pictures with 95 % intervals, what chance would give, and what the paper has for LLaVA-1.5-7B."""
+    """Means over images with 95 % intervals, what chance would give, and what the paper has for LLaVA-1.5-7B."""
     from clustrs.evaluation.metrics import estimates
 
     printed = paper_values()
@@ -157,7 +157,7 @@ def table(cells: Sequence[Cell], values: Values, n: int) -> list[dict[str, Any]]
                 "mean": found.mean,
                 "low": found.low,
                 "high": found.high,
-                "pictures": found.n,
+                "images": found.n,
                 "by_chance": by_chance.get(cell.measure),
                 "paper": printed.get((cell.corruption, float(cell.level), cell.measure, cell.tokens)),
             }
@@ -167,7 +167,7 @@ def table(cells: Sequence[Cell], values: Values, n: int) -> list[dict[str, Any]]
 
 def paper_values() -> dict[tuple[str, float, str, int], float]:
     """The paper's table by corruption, level, measure and how many tokens count; overlaps as shares."""
-    from clustrs.evaluation.paper import paper_table
+    from clustrs.paper import paper_table
 
     found = {}
     for cell in paper_table("rank_instability"):
@@ -198,7 +198,7 @@ def draw(rows: Rows) -> Any:
         (f"Ranking by attention: move of the clean top {top}", f"mean absolute change of rank (of {n})"),
         (f"Ranking by attention: overlap of the top {top}", f"still in the top {top} (%)"),
         (f"Methods, {budget}: how far the kept rows move", "distance to nearest row (spreads of clean tokens)"),
-        (f"Methods, {budget}: places kept again", "overlap with the clean picture's (%)"),
+        (f"Methods, {budget}: places kept again", "overlap with the clean image's (%)"),
     )
     for axis, (title, label) in zip(axes.flat, texts, strict=True):
         axis.set_title(title, fontsize=11)
@@ -210,9 +210,9 @@ def draw(rows: Rows) -> Any:
     axes[0, 1].legend(fontsize=9)
     handles, names = axes[1, 1].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(names), fontsize=9, frameon=False)
-    pictures = rows[0]["pictures"]
-    bars = "; bars: 95 % interval over pictures" if pictures > 1 else ""
-    figure.suptitle(f"Stability over {pictures} picture{'s' * (pictures > 1)}{bars}", fontsize=13)
+    images = rows[0]["images"]
+    bars = "; bars: 95 % interval over images" if images > 1 else ""
+    figure.suptitle(f"Stability over {images} image{'s' * (images > 1)}{bars}", fontsize=13)
     return figure
 
 

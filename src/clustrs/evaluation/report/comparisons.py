@@ -48,7 +48,7 @@ def robustness(summary: Summary) -> Section | None:
     if summary.clean is not None and summary.corrupted:
         blocks += [
             Text(
-                "Flip rate: the share of questions right on clean and wrong on corrupted pictures, or the other way "
+                "Flip rate: the share of questions right on clean and wrong on corrupted images, or the other way "
                 "round, in per cent. Right is a score of at least 0.5."
             ),
             grid(run, "Flip rate", "corruption", _per_condition(summary, _flips), best="lowest"),
@@ -56,7 +56,7 @@ def robustness(summary: Summary) -> Section | None:
         if run.labels:
             blocks += [
                 Text(
-                    "Overlap: the share of the tokens kept in the clean picture that are also kept in the corrupted "
+                    "Overlap: the share of the tokens kept in the clean image that are also kept in the corrupted "
                     "one, in per cent."
                 ),
                 grid(run, "Overlap of kept tokens", "corruption", _per_condition(summary, _overlap), unpruned=False),

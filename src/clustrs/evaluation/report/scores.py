@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from clustrs.corruptions import PAPER_LEVELS
 from clustrs.evaluation import metrics
 from clustrs.evaluation.metrics import Estimate
-from clustrs.evaluation.paper import TITLE, paper_model
 from clustrs.evaluation.report.blocks import Block, Figure, Section, Table, Text, Value
 from clustrs.evaluation.report.figures import curves
 from clustrs.evaluation.report.grids import Group, grid
 from clustrs.evaluation.report.summary import Summary
+from clustrs.images.corruptions import PAPER_LEVELS
+from clustrs.paper import TITLE, paper_model
 
 NAMES = {"salt_pepper": "salt and pepper", "motion_blur": "motion blur", "jpeg": "JPEG", "gaussian": "Gaussian noise"}
 
@@ -40,15 +40,15 @@ def figures(summary: Summary) -> Section | None:
 
 
 def kinds(summary: Summary) -> Section | None:
-    """Means for each kind of question, on clean pictures and over all corruptions."""
+    """Means for each kind of question, on clean images and over all corruptions."""
     run = summary.run
     if not any(run.kinds):
         return None
     tables = []
     if summary.clean is not None:
-        tables.append(_kind_table(summary, "Clean pictures", [summary.clean]))
+        tables.append(_kind_table(summary, "Clean images", [summary.clean]))
     if summary.corrupted:
-        tables.append(_kind_table(summary, "Corrupted pictures, mean over all corruptions", summary.corrupted))
+        tables.append(_kind_table(summary, "Corrupted images, mean over all corruptions", summary.corrupted))
     note = Text("A question counts under each of its kinds; n is how many questions a kind has in the record.")
     return Section("Kinds of questions", (note, *tables))
 
@@ -91,7 +91,7 @@ def _tables(summary: Summary) -> list[Table]:
     tables = []
     for name, conditions in run.families.items():
         groups = [(run.conditions[i].level_text or "clean", _cell(summary, i)) for i in conditions]
-        title = "Clean pictures" if name == "clean" else words(name)
+        title = "Clean images" if name == "clean" else words(name)
         tables.append(grid(run, title[0].upper() + title[1:], "level", groups))
     return tables
 

@@ -7,9 +7,9 @@ import numpy as np
 
 from clustrs.evaluation import metrics
 from clustrs.evaluation.metrics import Estimate, Values
-from clustrs.evaluation.paper import MODELS, paper_model, paper_value
 from clustrs.evaluation.report.blocks import NOTHING, Value
 from clustrs.evaluation.results import Run
+from clustrs.paper import MODELS, paper_model, paper_value
 
 
 class Summary:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from clustrs import validation
 from clustrs.evaluation.task import Task
 from clustrs.evaluation.tasks import custom, mmvet, scenes, scienceqa
-from clustrs.pruners import checks
 
 __all__ = ["fingerprint", "get_task", "list_tasks"]
 
@@ -30,18 +30,18 @@ def list_tasks() -> list[str]:
 def get_task(name: str, data: str | os.PathLike[str] | None = None, limit: int | None = None, **options: Any) -> Task:
     """A task by name. `data` is the folder (or file) with its questions; `limit` keeps the first so many of them."""
     if name not in _tasks:
-        near = checks.nearest(name, _tasks)
+        near = validation.nearest(name, _tasks)
         raise ValueError(f"unknown task {name!r}{near}: give one of {', '.join(list_tasks())}")
     if data is not None and not isinstance(data, str | os.PathLike):
         raise ValueError(f"data={data!r}: give the path of a folder")
     if limit is not None:
-        checks.integer("limit", limit, 1)
+        validation.integer("limit", limit, 1)
     build = _tasks[name]
     known = [option for option in inspect.signature(build).parameters if option not in ("data", "limit")]
     for option in options:
         if option not in known:
             accepted = f"it has {', '.join(known)}" if known else "it has none"
-            raise ValueError(f"task {name} has no option {option!r}{checks.nearest(option, known)}: {accepted}")
+            raise ValueError(f"task {name} has no option {option!r}{validation.nearest(option, known)}: {accepted}")
     return build(None if data is None else path_of(data), limit, **options)
 
 
@@ -56,6 +56,6 @@ def path_of(data: str | os.PathLike[str]) -> Path:
 
 
 def fingerprint(task: Task) -> str:
-    """SHA-256 of the questions, their pictures' names and the answers: the same on every machine."""
-    rows = [[item.id, item.picture, item.question, item.answer] for item in task.items]
+    """SHA-256 of the questions, their images' names and the answers: the same on every machine."""
+    rows = [[item.id, item.image, item.question, item.answer] for item in task.items]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Questions of one's own: a file of JSON lines beside its pictures."""
+"""Questions of one's own: a file of JSON lines beside its images."""
 
 import re
 import unicodedata
@@ -8,10 +8,10 @@ from string import ascii_uppercase
 
 from PIL import Image
 
+from clustrs import validation
 from clustrs.evaluation.task import Item
 from clustrs.evaluation.tasks.scienceqa import LETTERS, asked, chosen, with_choices
-from clustrs.evaluation.tasks.sources import Folder, Pictures, Record, gather, parse_json, read_text, record
-from clustrs.pruners import checks
+from clustrs.evaluation.tasks.sources import Folder, ImageSource, Record, gather, parse_json, read_text, record
 
 NEW_TOKENS = {"exact": 32, "contains": 128, "choice": 16, "judged": 1024}
 """The ways of scoring, and the longest answer that makes sense with each."""
@@ -37,15 +37,15 @@ class Custom:
     name = "custom"
     scale = 100.0
 
-    def __init__(self, items: Sequence[Item], pictures: Pictures, scoring: str) -> None:
+    def __init__(self, items: Sequence[Item], images: ImageSource, scoring: str) -> None:
         self.items = items
-        self.pictures = pictures
+        self.images = images
         self.scoring = scoring
         self.max_new_tokens = NEW_TOKENS[scoring]
         self.judged = scoring == "judged"
 
-    def open(self, picture: str) -> Image.Image:
-        return self.pictures(picture)
+    def open(self, image: str) -> Image.Image:
+        return self.images(image)
 
     def score(self, item: Item, text: str) -> float | None:
         """1 if any of the accepted answers is given."""
@@ -60,8 +60,8 @@ class Custom:
 
 
 def load(data: Path | None, limit: int | None = None, scoring: str = "exact") -> Custom:
-    """From a file of JSON lines, or a folder with a questions.jsonl; its pictures lie beside it or below."""
-    checks.choice("scoring", scoring, NEW_TOKENS)
+    """From a file of JSON lines, or a folder with a questions.jsonl; its images lie beside it or below."""
+    validation.choice("scoring", scoring, NEW_TOKENS)
     if data is None:
         raise ValueError("data is missing: give a file of JSON lines, or a folder with a questions.jsonl")
     path = data / "questions.jsonl" if data.is_dir() else data
@@ -77,18 +77,18 @@ def load(data: Path | None, limit: int | None = None, scoring: str = "exact") ->
 def from_line(number: int, entry: Record, scoring: str) -> Item:
     """One line; without an id it gets its number."""
     key = f"line-{number}" if entry.fields.get("id") is None else entry.name("id")
-    picture, question, kinds = entry.picture("image"), entry.text("question"), kinds_of(entry)
+    image, question, kinds = entry.image("image"), entry.text("question"), kinds_of(entry)
     if scoring == "choice":
         choices = entry.texts("choices")
         if not 2 <= len(choices) <= len(ascii_uppercase):
             raise entry.wrong("choices", f"2 to {len(ascii_uppercase)} of them")
         letters = tuple(ascii_uppercase[: max(len(choices), len(LETTERS))])
         answer = right_letter(entry, choices)
-        return Item(key, picture, asked(with_choices(question, choices)), answer, kinds, {"letters": letters})
+        return Item(key, image, asked(with_choices(question, choices)), answer, kinds, {"letters": letters})
     if "choices" in entry.fields:
         raise ValueError(f"{entry.where}: choices with scoring={scoring!r}: give scoring='choice', or leave them out")
     accepted = entry.texts("answer") if isinstance(entry.fields.get("answer"), list) else (entry.text("answer"),)
-    return Item(key, picture, question, "<OR>".join(accepted), kinds, {"accepted": accepted})
+    return Item(key, image, question, "<OR>".join(accepted), kinds, {"accepted": accepted})
 
 
 def right_letter(entry: Record, choices: Sequence[str]) -> str:

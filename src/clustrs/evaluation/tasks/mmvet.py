@@ -51,15 +51,15 @@ def load(data: Path | None, limit: int | None = None, hub: str | None = None) ->
 
 def from_file(key: str, entry: Record) -> Item:
     """A question as the official file has it."""
-    picture, question, answer = entry.picture("imagename"), entry.text("question"), entry.text("answer")
-    return Item(key, picture, question, answer, entry.kinds("capability"))
+    image, question, answer = entry.image("imagename"), entry.text("question"), entry.text("answer")
+    return Item(key, image, question, answer, entry.kinds("capability"))
 
 
 def from_hub(hub: str, limit: int | None) -> MMVet:
-    """The hub has a picture for each question, without a name: it gets the question's."""
+    """The hub has a image for each question, without a name: it gets the question's."""
     rows, records = hub_rows(hub, None, ADVICE)
     items = gather(hub, ((entry, from_row(entry)) for entry in records))
-    return MMVet(items[:limit], Hub(rows, {item.picture: number for number, item in enumerate(items)}))
+    return MMVet(items[:limit], Hub(rows, {item.image: number for number, item in enumerate(items)}))
 
 
 def from_row(entry: Record) -> Item:

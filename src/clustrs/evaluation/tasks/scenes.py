@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from clustrs.evaluation.task import Item
-from clustrs.scenes import examples
+from clustrs.images.scenes import examples
 
 
 def said(text: str) -> str:
@@ -17,7 +17,7 @@ def said(text: str) -> str:
 
 
 class Scenes:
-    """The fixed test set of `clustrs.scenes`; kinds are the kinds of its questions."""
+    """The fixed test set of `clustrs.images.scenes`; kinds are the kinds of its questions."""
 
     name = "scenes"
     max_new_tokens = 4
@@ -28,10 +28,10 @@ class Scenes:
         self.items = items
         self.pixels = pixels
 
-    def open(self, picture: str) -> Image.Image:
-        if picture not in self.pixels:
-            raise ValueError(f"picture {picture!r}: there are {len(self.pixels)}, from 'scene-0000' on")
-        return Image.fromarray(self.pixels[picture])
+    def open(self, image: str) -> Image.Image:
+        if image not in self.pixels:
+            raise ValueError(f"image {image!r}: there are {len(self.pixels)}, from 'scene-0000' on")
+        return Image.fromarray(self.pixels[image])
 
     def score(self, item: Item, text: str) -> float | None:
         """1 for the expected word and nothing else."""
@@ -39,16 +39,16 @@ class Scenes:
 
 
 def load(data: Path | None = None, limit: int | None = None) -> Scenes:
-    """Draws the pictures that are needed, about 4 ms each."""
+    """Draws the images that are needed, about 4 ms each."""
     if data is not None:
         raise ValueError(f"data={str(data)!r}: the scenes are drawn, leave it out")
     items: list[Item] = []
     pixels = {}
     for example in examples():
-        picture = f"scene-{example.number:04}"
-        pixels[picture] = example.drawing.pixels
+        image = f"scene-{example.number:04}"
+        pixels[image] = example.drawing.pixels
         for number, question in enumerate(example.questions):
-            items.append(Item(f"{picture}-{number}", picture, question.text, question.answer, (question.kind,)))
+            items.append(Item(f"{image}-{number}", image, question.text, question.answer, (question.kind,)))
         if limit is not None and len(items) >= limit:
             break
     return Scenes(items[:limit], pixels)

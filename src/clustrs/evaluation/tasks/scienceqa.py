@@ -1,10 +1,11 @@
-"""ScienceQA-IMG: school questions with a picture and up to five choices, asked and scored as LLaVA does it."""
+"""ScienceQA-IMG: school questions with a image and up to five choices, asked and scored as LLaVA does it."""
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from string import ascii_uppercase
 
+from clustrs import validation
 from clustrs.evaluation.task import Item
 from clustrs.evaluation.tasks.sources import (
     Folder,
@@ -19,14 +20,13 @@ from clustrs.evaluation.tasks.sources import (
     read_text,
     record,
 )
-from clustrs.pruners import checks
 
 LETTERS = tuple("ABCDE")
 INSTRUCTION = "Answer with the option's letter from the given choices directly."
 HUB, CONFIG = "lmms-lab/ScienceQA", "ScienceQA-IMG"
 ADVICE = (
     "give data=DIR (--data DIR), a folder with llava_test_CQM-A.json (from the eval.zip of "
-    "https://github.com/haotian-liu/LLaVA/blob/main/docs/Evaluation.md) and images/ (the test pictures of "
+    "https://github.com/haotian-liu/LLaVA/blob/main/docs/Evaluation.md) and images/ (the test images of "
     "https://github.com/lupantech/ScienceQA)"
 )
 
@@ -44,7 +44,7 @@ def asked(text: str) -> str:
 
 
 def bare(text: str) -> str:
-    """A text without the placeholder of its picture."""
+    """A text without the placeholder of its image."""
     return text.replace("<image>", "").strip()
 
 
@@ -63,7 +63,7 @@ def chosen(text: str, letters: Sequence[str] = LETTERS) -> str | None:
 
 
 class ScienceQA(Illustrated):
-    """The questions with a picture. Kinds are the numbers of choices: guessing gains more where there are few."""
+    """The questions with a image. Kinds are the numbers of choices: guessing gains more where there are few."""
 
     name = "scienceqa"
     max_new_tokens = 16
@@ -77,8 +77,8 @@ class ScienceQA(Illustrated):
 
 def load(data: Path | None, limit: int | None = None, present: bool = False, hub: str | None = None) -> ScienceQA:
     """From the official folder, or without one from a dataset of the hub. `present` leaves out the questions whose
-    pictures are not in the folder."""
-    checks.choice("present", present, [True, False])
+    images are not in the folder."""
+    validation.choice("present", present, [True, False])
     if data is None:
         return from_hub(hub or HUB, limit)
     if hub is not None:
@@ -91,9 +91,9 @@ def load(data: Path | None, limit: int | None = None, present: bool = False, hub
     items = gather(str(path), ((entry, from_file(entry)) for entry in records if entry.fields.get("image") is not None))
     folder = Folder(data / "images" / "test" if (data / "images" / "test").is_dir() else data / "images")
     if present:
-        items = [item for item in items if folder.has(item.picture)]
+        items = [item for item in items if folder.has(item.image)]
         if not items:
-            raise ValueError(f"present=True, but no picture is in {folder.path}: {ADVICE}")
+            raise ValueError(f"present=True, but no image is in {folder.path}: {ADVICE}")
     return ScienceQA(items[:limit], folder)
 
 
@@ -108,7 +108,7 @@ def from_file(entry: Record) -> Item:
         raise entry.wrong(
             "conversations", "a question that ends with choices (A. ..., B. ...) and one of their letters"
         )
-    return Item(entry.name("id"), entry.picture("image"), asked(text), answer, (f"{number} choices",))
+    return Item(entry.name("id"), entry.image("image"), asked(text), answer, (f"{number} choices",))
 
 
 def count_choices(text: str) -> int:
@@ -126,7 +126,7 @@ def from_hub(hub: str, limit: int | None) -> ScienceQA:
     rows, records = hub_rows(hub, CONFIG, ADVICE)
     found = ((entry, from_row(f"row-{number:04}", entry)) for number, entry in enumerate(records))
     items = gather(hub, found)
-    return ScienceQA(items[:limit], Hub(rows, {item.picture: number for number, item in enumerate(items)}))
+    return ScienceQA(items[:limit], Hub(rows, {item.image: number for number, item in enumerate(items)}))
 
 
 def from_row(key: str, entry: Record) -> Item:

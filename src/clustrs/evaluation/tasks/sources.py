@@ -1,4 +1,4 @@
-"""Where questions and pictures come from: files that users give, which may be wrong in any way, and the hub."""
+"""Where questions and images come from: files that users give, which may be wrong in any way, and the hub."""
 
 import json
 import re
@@ -12,21 +12,21 @@ from typing import Any
 from PIL import Image
 
 from clustrs.evaluation.task import Item
-from clustrs.vlm.asking import open_picture
+from clustrs.images.open import open_image
 
-Pictures = Callable[[str], Image.Image]
-"""From a picture's name to the picture; a ValueError says what is wrong with it."""
+ImageSource = Callable[[str], Image.Image]
+"""From a image's name to the image; a ValueError says what is wrong with it."""
 
 
 class Illustrated:
-    """What tasks with official files have in common: questions, and where their pictures come from."""
+    """What tasks with official files have in common: questions, and where their images come from."""
 
-    def __init__(self, items: Sequence[Item], pictures: Pictures) -> None:
+    def __init__(self, items: Sequence[Item], images: ImageSource) -> None:
         self.items = items
-        self.pictures = pictures
+        self.images = images
 
-    def open(self, picture: str) -> Image.Image:
-        return self.pictures(picture)
+    def open(self, image: str) -> Image.Image:
+        return self.images(image)
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class Record:
         value = self.fields.get(key)
         return str(value) if isinstance(value, int) and not isinstance(value, bool) else self.text(key)
 
-    def picture(self, key: str) -> str:
-        """The path of a picture below the task's folder."""
+    def image(self, key: str) -> str:
+        """The path of a image below the task's folder."""
         if leaves(self.text(key)):
             raise self.wrong(key, "a path inside the folder, neither absolute nor with '..'")
         return self.text(key)
@@ -142,47 +142,47 @@ def official_file(data: Path, name: str, advice: str) -> Path:
 
 @dataclass(frozen=True)
 class Folder:
-    """Pictures by their paths in a folder."""
+    """ImageSource by their paths in a folder."""
 
     path: Path
 
-    def __call__(self, picture: str) -> Image.Image:
-        if leaves(picture):
-            raise ValueError(f"picture {picture!r}: it lies outside of the task's folder")
+    def __call__(self, name: str) -> Image.Image:
+        if leaves(name):
+            raise ValueError(f"image {name!r}: it lies outside of the task's folder")
         try:
-            return open_picture(self.path / picture)
+            return open_image(self.path / name)
         except OSError as error:  # for example a name that is too long
-            raise ValueError(f"picture {reprlib.repr(picture)}: {error.strerror}") from None
+            raise ValueError(f"image {reprlib.repr(name)}: {error.strerror}") from None
 
-    def has(self, picture: str) -> bool:
+    def has(self, image: str) -> bool:
         """Whether there is such a file."""
         try:
-            return (self.path / picture).is_file()
+            return (self.path / image).is_file()
         except OSError:
             return False
 
 
 @dataclass(frozen=True)
 class Hub:
-    """Pictures by the rows of a dataset of the Hugging Face hub."""
+    """ImageSource by the rows of a dataset of the Hugging Face hub."""
 
     rows: Any
     numbers: Mapping[str, int]
 
-    def __call__(self, picture: str) -> Image.Image:
-        if picture not in self.numbers:
-            raise ValueError(f"picture {picture!r}: the dataset has no such picture")
+    def __call__(self, name: str) -> Image.Image:
+        if name not in self.numbers:
+            raise ValueError(f"image {name!r}: the dataset has no such image")
         try:
-            image: Image.Image | None = self.rows[self.numbers[picture]]["image"]
+            image: Image.Image | None = self.rows[self.numbers[name]]["image"]
             if image is not None:
                 return image.convert("RGB")
         except Exception as error:  # damaged files make the decoders raise many kinds
-            raise ValueError(f"picture {picture!r} could not be read: {first_line(error)}") from error
-        raise ValueError(f"picture {picture!r}: its row in the dataset has none")
+            raise ValueError(f"image {name!r} could not be read: {first_line(error)}") from error
+        raise ValueError(f"image {name!r}: its row in the dataset has none")
 
 
 def hub_rows(hub: str, config: str | None, advice: str) -> tuple[Any, list[Record]]:
-    """The test split of a dataset, and its rows without the pictures."""
+    """The test split of a dataset, and its rows without the images."""
     try:
         datasets = import_module("datasets")
     except ImportError:

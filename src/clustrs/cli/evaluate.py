@@ -1,0 +1,255 @@
+"""`clustrs eval`, `report`, `judge`, `export`, `import` and `corrupt`."""
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clustrs.embedded import DEFAULT, image_path
+
+if TYPE_CHECKING:
+    from clustrs.evaluation.config import Config
+
+EVAL_EXAMPLES = """\
+examples:
+  clustrs eval                                          the embedded model on drawn scenes, clean, with 16 tokens
+  clustrs eval --corrupt clean gaussian --keep 16 50 144 --methods none clustrs fastervlm
+  clustrs eval --task mmvet --data mm-vet --model llava-hf/llava-1.5-7b-hf --methods none "clustrs tau=2" -o runs/tau
+  clustrs eval --config paper/mmvet-gaussian --data mm-vet
+Stopped or killed, the same command goes on where it was. What is in a --config file can be overridden by options.
+"""
+DEFAULTS: dict[str, Any] = {
+    "task": "scenes",
+    "model": DEFAULT,
+    "methods": ["none", "clustrs", "fastervlm", "divprune", "visionzip", "random"],
+    "keep": [16],
+    "corrupt": ["clean"],
+    "seeds": [0],
+}
+LISTS = ("methods", "keep", "corrupt", "seeds")
+FORMATS = ("mmvet", "llava")
+PLAIN = ("data", "limit", "batch_size", "max_new_tokens", "scope", "crops", "positions")
+
+
+def add_commands(commands: Any) -> None:
+    raw = argparse.RawDescriptionHelpFormatter
+    evaluate = commands.add_parser(
+        "eval",
+        help="measure methods under corruption",
+        description="Ask a model all questions of a task with every method, budget and corruption; write the report.",
+        epilog=EVAL_EXAMPLES,
+        formatter_class=raw,
+    )
+    add_grid(evaluate)
+    evaluate.set_defaults(run=run_eval)
+
+    report = commands.add_parser(
+        "report",
+        help="tables and plots of a run",
+        description="Write report.html, .md, .tex and .csv into a run's folder.",
+    )
+    report.add_argument("folder", metavar="RUN", type=Path, help="the folder of a run")
+    report.add_argument("--judge-model", help="whose verdicts count, when there are several judges'")
+    report.add_argument("--compare-with", metavar="MODEL", help="show the paper's numbers for this model beside ours")
+    report.set_defaults(run=run_report)
+
+    judge = commands.add_parser(
+        "judge",
+        help="let a language model score the answers of a run",
+        description="Score answers with any OpenAI-compatible server. The key comes from the variable OPENAI_API_KEY.",
+    )
+    judge.add_argument("folder", metavar="RUN", type=Path, help="the folder of a run")
+    judge.add_argument("--judge-model", required=True, help="the judge's name on the server")
+    judge.add_argument("--judge-url", default="https://api.openai.com/v1", help="the server (default: %(default)s)")
+    judge.add_argument("--judge-runs", type=int, default=1, help="ask so many times and average (default: 1)")
+    judge.add_argument("--concurrency", type=int, default=4, help="calls at a time (default: 4)")
+    judge.set_defaults(run=run_judge)
+
+    export = commands.add_parser("export", help="write answers in the formats of others")
+    export.add_argument("folder", metavar="RUN", type=Path, help="the folder of a run")
+    export.add_argument("--format", required=True, choices=FORMATS, help="of MM-Vet's evaluator, or LLaVA's scorer")
+    export.add_argument("-o", "--output", type=Path, required=True, help="a folder for the files")
+    export.set_defaults(run=run_export)
+
+    read = commands.add_parser("import", help="score predictions that were made elsewhere")
+    read.add_argument("file", metavar="FILE", type=Path, help="the predictions")
+    read.add_argument("--format", required=True, choices=FORMATS, help="what format they have")
+    read.add_argument("--task", required=True, help="mmvet, scienceqa or scenes")
+    read.add_argument("--data", type=Path, help="the folder of the task's files")
+    read.add_argument("--name", default="imported", help="what to call the method (default: imported)")
+    read.add_argument("-o", "--output", type=Path, required=True, help="the folder of the new run")
+    read.set_defaults(run=run_import)
+
+    corrupt = commands.add_parser("corrupt", help="spoil a image", description="Spoil a image as an evaluation would.")
+    corrupt.add_argument("image", metavar="IMAGE", help="a image file, or sample:NAME (see clustrs samples)")
+    corrupt.add_argument("--corrupt", metavar="NAME:LEVEL", help="for example gaussian:0.5 or imagenet_c/fog:3")
+    corrupt.add_argument("--seed", type=int, default=0, help="of what is random (default: 0)")
+    corrupt.add_argument("--sheet", action="store_true", help="draw all corruptions at all levels on one sheet")
+    corrupt.add_argument("-o", "--output", type=Path, required=True, help="the image to write")
+    corrupt.set_defaults(run=run_corrupt)
+
+
+def add_grid(command: argparse.ArgumentParser) -> None:
+    """No defaults here: what is not given may be in the configuration file."""
+    command.add_argument(
+        "--config", metavar="FILE", type=Path, help="options in a YAML file, or the name of a ready one"
+    )
+    command.add_argument("--task", help="scenes, mmvet, scienceqa or custom (default: scenes)")
+    command.add_argument("--data", help="the folder (or file) of the task")
+    command.add_argument(
+        "--set-task", metavar="KEY=VALUE", nargs="+", help="an option of the task, e.g. scoring=contains"
+    )
+    command.add_argument("--model", help=f"a folder, a Hugging Face id, or an embedded model (default: {DEFAULT})")
+    command.add_argument("--methods", nargs="+", metavar="METHOD", help='"clustrs", "clustrs tau=2", "all" ...')
+    command.add_argument("--keep", nargs="+", metavar="K", help="counts or fractions (default: 16)")
+    command.add_argument(
+        "--corrupt",
+        nargs="+",
+        metavar="C",
+        help='"clean", "gaussian:0.5", "gaussian" (all levels of the paper), "paper"',
+    )
+    command.add_argument("--seeds", nargs="+", type=int, help="of the corruptions (default: 0)")
+    command.add_argument("--limit", type=int, help="only the first so many questions")
+    command.add_argument("--batch-size", type=int, help="questions that are answered together (default: 24)")
+    command.add_argument("--max-new-tokens", type=int, help="longest answer (default: the task's)")
+    command.add_argument("--scope", help='one budget for the whole "image" or for each "crop" (default: image)')
+    command.add_argument("--crops", help='"all" crops or the "base" crop alone (default: all)')
+    command.add_argument("--positions", help='"compact" or "original" (default: compact)')
+    command.add_argument("-o", "--output", type=Path, help="the run's folder (default: runs/TASK-MODEL-HASH)")
+    command.add_argument("--engine", choices=("local", "ray"), default="local", help="where to run (default: local)")
+    command.add_argument("--address", help="of the Ray cluster, for example auto (default: start one here)")
+    command.add_argument(
+        "--workers", type=int, help="how many Ray workers, each with a model (default: one a free CPU or GPU)"
+    )
+    command.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def words(values: Any) -> list[Any]:
+    """A list, however it was given: from the command line also with commas."""
+    values = values if isinstance(values, list | tuple) else [values]
+    parts: list[Any] = []
+    for value in values:
+        parts += [part for part in value.split(",") if part] if isinstance(value, str) and "=" not in value else [value]
+    return parts
+
+
+def configuration(options: argparse.Namespace) -> "Config":
+    """The run's configuration: defaults, then the file, then the options."""
+    from clustrs import validation
+    from clustrs.evaluation.config import (
+        Config,
+        expand_corruptions,
+        expand_methods,
+        parse_task_options,
+        read_settings,
+    )
+
+    chosen = dict(DEFAULTS)
+    if options.config:
+        loaded = read_settings(options.config)
+        unknown = set(loaded) - {*DEFAULTS, *PLAIN, "task_options"}
+        if unknown:
+            raise ValueError(f"config {str(options.config)!r}: unknown option {sorted(unknown)[0]!r}")
+        chosen |= loaded
+    given = {name: getattr(options, name) for name in (*DEFAULTS, *PLAIN)}
+    chosen |= {name: value for name, value in given.items() if value is not None}
+    for name in LISTS:
+        chosen[name] = words(chosen[name])
+    if options.set_task:
+        chosen["task_options"] = {**chosen.get("task_options", {}), **parse_task_options(options.set_task)}
+    keeps = [validation.read_keep(value) if isinstance(value, str) else value for value in chosen.pop("keep")]
+    return Config(
+        methods=expand_methods(chosen.pop("methods"), keeps),
+        corruptions=expand_corruptions([str(text) for text in chosen.pop("corrupt")]),
+        seeds=tuple(chosen.pop("seeds")),
+        **chosen,
+    )
+
+
+def default_folder(config: "Config") -> Path:
+    """A folder of its own for each configuration, so that the same command finds its run again."""
+    stored = json.dumps(config.to_json(), sort_keys=True)
+    model = Path(config.model).name
+    return Path("runs") / f"{config.task}-{model}-{hashlib.sha256(stored.encode()).hexdigest()[:8]}"
+
+
+def run_eval(options: argparse.Namespace) -> None:
+    from clustrs.cli.ask import quiet_transformers
+    from clustrs.evaluation import run as runner
+
+    config = configuration(options)
+    folder = options.output or default_folder(config)
+    engine: runner.Engine = runner.local
+    if options.engine == "ray":
+        from clustrs.evaluation.engines.ray import ray_engine
+
+        engine = ray_engine(options.address, options.workers)
+    quiet_transformers()
+    print(f"run: {folder}", file=sys.stderr)
+    runner.run(config, folder, engine, progress=not options.quiet)
+    show(folder)
+
+
+def show(folder: Path, judge: str | None = None, compare_with: str | None = None) -> None:
+    """The table in the terminal, and where the report is."""
+    from clustrs.evaluation.report import terminal_table, write_report
+    from clustrs.evaluation.results import load_run
+
+    run = load_run(folder, judge)
+    print(terminal_table(run))
+    print(f"\nreport: {write_report(folder, judge, compare_with)}")
+
+
+def run_report(options: argparse.Namespace) -> None:
+    show(options.folder, options.judge_model, options.compare_with)
+
+
+def run_judge(options: argparse.Namespace) -> None:
+    from clustrs.evaluation.judge import Judge
+    from clustrs.evaluation.verdicts import judge_run
+
+    judge = Judge(options.judge_model, options.judge_url, os.environ.get("OPENAI_API_KEY"))
+    summary = judge_run(options.folder, judge, options.judge_runs, options.concurrency)
+    print(f"judged {summary.judged}, reused {summary.reused}, failed {summary.failed}")
+    show(options.folder, options.judge_model)
+
+
+def run_export(options: argparse.Namespace) -> None:
+    from clustrs.evaluation.formats import export_run
+
+    for path in export_run(options.folder, options.format, options.output):
+        print(path)
+
+
+def run_import(options: argparse.Namespace) -> None:
+    from clustrs.evaluation.formats import import_predictions, import_run
+    from clustrs.evaluation.tasks import get_task
+
+    task = get_task(options.task, options.data)
+    import_run(task, import_predictions(options.file, options.format), options.name, options.output)
+    show(options.output)
+
+
+def run_corrupt(options: argparse.Namespace) -> None:
+    from clustrs.images.corruptions import Corruption
+    from clustrs.images.corruptions.contact_sheet import contact_sheet
+    from clustrs.images.open import open_image
+
+    if options.sheet == bool(options.corrupt):
+        raise ValueError("give --corrupt NAME:LEVEL for one image, or --sheet for all of them")
+    corruption = None if options.sheet else Corruption.parse(options.corrupt)
+    path = image_path(options.image)
+    image = open_image(path)
+    spoilt = (
+        corruption.apply(image, path.name, options.seed)
+        if corruption
+        else contact_sheet(image, path.name, options.seed)
+    )
+    try:
+        spoilt.save(options.output)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"--output {str(options.output)!r}: {error}") from None
+    print(options.output)

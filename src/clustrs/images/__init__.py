@@ -1,0 +1,1 @@
+"""Images: opened safely, corrupted by rule, drawn for tests."""

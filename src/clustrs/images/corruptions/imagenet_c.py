@@ -1,0 +1,229 @@
+"""The 15 families of ImageNet-C at five severities, for images of any size.
+
+What they do, and their constants, are those of the package `imagecorruptions`, which the tests compare with. That
+package breaks with current versions of numpy and scikit-image; of it, only the photographs of frost are used.
+"""
+
+import math
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from clustrs.images.corruptions import effects
+from clustrs.images.corruptions.filters import Pixels, bell, clouds, convolve, disk, displaced, magnify, smear
+
+GET_PHOTOGRAPHS = "pip install --no-deps imagecorruptions"
+PHOTOGRAPHS = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")
+
+
+def to_array(image: Image.Image) -> Pixels:
+    """Pixels as numbers from 0 to 1: [height, width, 3]."""
+    return np.asarray(image) / 255
+
+
+def to_bytes(pixels: Pixels) -> NDArray[np.uint8]:
+    """The 256 levels of numbers from 0 to 1: clipped and cut off, as in ImageNet-C, but blind to rounding errors."""
+    return (pixels.clip(0, 1) * 255 + 1e-6).astype(np.uint8)
+
+
+def to_image(pixels: Pixels) -> Image.Image:
+    return Image.fromarray(to_bytes(pixels))
+
+
+def gaussian_noise(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+    """Add independent normal noise to every pixel and channel."""
+    sigma = (0.08, 0.12, 0.18, 0.26, 0.38)[int(level) - 1]
+    pixels = to_array(image)
+    return to_image(pixels + sigma * random.standard_normal(pixels.shape))
+
+
+def shot_noise(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+    """Count so few photons that their number is uncertain."""
+    photons = (60, 25, 12, 5, 3)[int(level) - 1]
+    return to_image(random.poisson(to_array(image) * photons) / photons)
+
+
+def impulse_noise(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+    """Set single channels of single pixels to 0 or 1, as often the one as the other."""
+    share = (0.03, 0.06, 0.09, 0.17, 0.27)[int(level) - 1]
+    pixels = np.array(image)
+    hit = random.random(pixels.shape) <= share
+    bright = random.random(pixels.shape) <= 0.5
+    pixels[hit] = np.where(bright[hit], 255, 0)
+    return Image.fromarray(pixels)
+
+
+def defocus_blur(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+    """Spread every point over a disk."""
+    radius, sigma = ((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5))[int(level) - 1]
+    return to_image(convolve(to_array(image), disk(radius, sigma), "reflect"))
+
+
+def glass_blur(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+    """Blur, take every pixel from somewhere near it, blur again."""
+    sigma, far, rounds = ((0.7, 1, 2), (0.9, 2, 1), (1.0, 2, 3), (1.1, 3, 2), (1.5, 4, 2))[int(level) - 1]
+    weights = bell(sigma, int(4 * sigma + 0.5))
+    kernel = np.outer(weights, weights)
+    levels = to_bytes(convolve(to_array(image), kernel, "edge"))
+    for _ in range(rounds):
+        source = wandering(levels.shape[0], levels.shape[1], far, random)
+        levels = levels.reshape(-1, 3)[source].reshape(levels.shape)
+    return to_image(convolve(levels / 255, kernel, "edge"))
+
+
+def wandering(height: int, width: int, far: int, random: np.random.Generator) -> NDArray[np.int64]:
+    """Which pixel each pixel of [height * width] comes from, if one after the other copies a near one.
+
+    From the last to the first: who copies a pixel that has copied already gets what that one got. So each pixel
+    points to a copy or to an original, and doubling the pointers' reach leads all of them to originals.
+    """
+    size = height * width
+    here = np.arange(size).reshape(height, width)[far + 1 : height - far + 1, far + 1 : width - far + 1]
+    here = here[::-1, ::-1].ravel()
+    right, down = random.integers(-far, far, (here.size, 2)).T
+    there = here + down * width + right
+    copied = np.zeros(size, dtype=bool)
+    copied[here] = True
+    pointer = np.concatenate([np.arange(size) + size, np.arange(size) + size])  # copies, then originals
+    pointer[here] = np.where(copied[there] & (there > here), there, there + size)
+    while (pointer[:size] < size).any():
+        pointer = pointer[pointer]
+    return pointer[:size] - size
+
+
+def motion_blur(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+    """Blur to one side, at a random angle within 45 degrees of the horizontal."""
+    reach, sigma = ((10, 3), (15, 5), (15, 8), (15, 12), (20, 15))[int(level) - 1]
+    return to_image(smear(to_array(image), reach, sigma, math.radians(random.uniform(-45, 45))))
+
+
+def zoom_blur(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+    """The mean of the image and of ever larger versions of it."""
+    stop, step = ((1.11, 0.01), (1.16, 0.01), (1.21, 0.02), (1.26, 0.02), (1.31, 0.03))[int(level) - 1]
+    factors = np.arange(1, stop, step)
+    pixels = to_array(image)
+    height, width = pixels.shape[:2]
+    total = pixels.copy()
+    for factor in factors:
+        total += magnify(pixels, float(factor))[:height, :width]
+    return to_image(total / (len(factors) + 1))
+
+
+def snow(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+    """Whiten the image, and let smeared flakes fall over it from both sides."""
+    mean, sigma, size, least, reach, fade, own = (
+        (0.1, 0.3, 3, 0.5, 10, 4, 0.8),
+        (0.2, 0.3, 2, 0.5, 12, 4, 0.7),
+        (0.55, 0.3, 4, 0.9, 12, 8, 0.7),
+        (0.55, 0.3, 4.5, 0.85, 12, 8, 0.65),
+        (0.55, 0.3, 2.5, 0.85, 12, 12, 0.55),
+    )[int(level) - 1]
+    pixels = to_array(image)
+    height, width = pixels.shape[:2]
+    flakes = magnify(random.normal(mean, sigma, (height, width)), size)
+    flakes = np.where(flakes < least, 0, flakes.clip(0, 1))
+    flakes = smear(flakes, int(reach), fade, math.radians(random.uniform(-135, -45)))[:height, :width, None]
+    flakes = np.rint(flakes * 255) / 255
+    grey = pixels @ np.array([0.299, 0.587, 0.114])
+    whitened = own * pixels + (1 - own) * np.maximum(pixels, grey[..., None] * 1.5 + 0.5)
+    return to_image(whitened + flakes + flakes[::-1, ::-1])
+
+
+def frost_photographs() -> list[Path]:
+    """The photographs of frost, from the package `imagecorruptions` if it is installed (it is not imported)."""
+    package = find_spec("imagecorruptions")
+    folders = [Path(folder) / "frost" for folder in (package and package.submodule_search_locations) or []]
+    paths = [folder / name for folder in folders for name in PHOTOGRAPHS]
+    return paths if all(path.is_file() for path in paths) else []
+
+
+def frost(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+    """Lay a random part of a photograph of frost over the image."""
+    own, other = ((1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75))[int(level) - 1]
+    paths = frost_photographs()
+    if not paths:
+        raise ValueError(f"imagenet_c/frost needs the photographs of another package: {GET_PHOTOGRAPHS}")
+    with Image.open(paths[random.integers(len(paths))]) as file:
+        photograph = file.convert("RGB")
+    scale = 1.1 * max(1, image.width / photograph.width, image.height / photograph.height)
+    size = math.ceil(photograph.width * scale), math.ceil(photograph.height * scale)
+    ice = to_array(photograph.resize(size, Image.Resampling.BICUBIC))
+    top, left = random.integers(size[1] - image.height), random.integers(size[0] - image.width)
+    ice = ice[top : top + image.height, left : left + image.width]
+    return to_image(own * to_array(image) + other * ice)
+
+
+def fog(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+    """Add clouds, then bring the image back to the brightness it had at most."""
+    thickness, decay = ((1.5, 2), (2, 2), (2.5, 1.7), (2.5, 1.5), (3, 1.4))[int(level) - 1]
+    pixels = to_array(image)
+    height, width = pixels.shape[:2]
+    sky = clouds(2 ** (max(height, width, 2) - 1).bit_length(), decay, random)[:height, :width, None]
+    brightest = pixels.max()
+    return to_image((pixels + thickness * sky) * brightest / (brightest + thickness))
+
+
+def brightness(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+    """Add to the value of each pixel (its largest channel); hue and saturation stay."""
+    pixels = to_array(image)
+    value = pixels.max(axis=2, keepdims=True)
+    brighter = np.minimum(value + (0.1, 0.2, 0.3, 0.4, 0.5)[int(level) - 1], 1)
+    return to_image(np.where(value > 0, pixels * (brighter / np.where(value > 0, value, 1)), brighter))
+
+
+def contrast(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+    """Blend with the image's mean colour."""
+    own = (0.4, 0.3, 0.2, 0.1, 0.05)[int(level) - 1]
+    pixels = to_array(image)
+    return to_image(own * pixels + (1 - own) * pixels.mean(axis=(0, 1)))
+
+
+def elastic_transform(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+    """Push every pixel to a random place near it, neighbours to almost the same one."""
+    strength = 250 * (0.05, 0.065, 0.085, 0.1, 0.12)[int(level) - 1]
+    down, right = (0.01 * size for size in (image.height, image.width))
+    kernel = np.outer(bell(down, int(3 * down + 0.5)), bell(right, int(3 * right + 0.5)))
+    farthest = 0.005 * image.height
+    to_right, to_below = (
+        strength * convolve(random.uniform(-farthest, farthest, (image.height, image.width)), kernel, "symmetric")
+        for _ in range(2)
+    )
+    return to_image(displaced(to_array(image), to_below, to_right))
+
+
+def pixelate(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+    """Make the image small, and large again without interpolation."""
+    share = (0.6, 0.5, 0.4, 0.3, 0.25)[int(level) - 1]
+    small = max(1, int(image.width * share)), max(1, int(image.height * share))
+    return image.resize(small, Image.Resampling.BOX).resize(image.size, Image.Resampling.NEAREST)
+
+
+def jpeg_compression(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+    """Store as JPEG of low quality and read it back."""
+    return effects.jpeg(image, (25, 18, 15, 10, 7)[int(level) - 1], random)
+
+
+FAMILIES = {
+    effect.__name__: effect
+    for effect in (
+        gaussian_noise,
+        shot_noise,
+        impulse_noise,
+        defocus_blur,
+        glass_blur,
+        motion_blur,
+        zoom_blur,
+        snow,
+        frost,
+        fog,
+        brightness,
+        contrast,
+        elastic_transform,
+        pixelate,
+        jpeg_compression,
+    )
+}
+"""By name, in the order in which ImageNet-C lists them."""

@@ -1,0 +1,107 @@
+"""Questions about a scene, each with an answer of one word."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+from numpy.random import Generator
+
+from clustrs.images.scenes.scene import COLOURS, SHAPES, Scene, Thing
+
+KINDS = ("colour", "shape", "count", "count of a colour", "presence", "place", "digit", "size")
+APART = 20.0
+"""Centres must be so many pixels apart in the direction that is asked for."""
+RATIO = 1.5
+"""Areas must differ by this factor to be compared."""
+
+
+@dataclass(frozen=True)
+class Question:
+    kind: str
+    text: str
+    answer: str
+
+
+def only(things: Sequence[Thing], **wanted: str) -> Thing | None:
+    """The one object with these properties, if there is exactly one."""
+    found = [thing for thing in things if all(getattr(thing, key) == value for key, value in wanted.items())]
+    return found[0] if len(found) == 1 else None
+
+
+def pairs(things: Sequence[Thing]) -> list[Question]:
+    """Where one object lies from another, and which is the larger."""
+    found = []
+    for a, b in permutations(things, 2):
+        if abs(a.x - b.x) >= APART:
+            text = f"Is the {a.name} left or right of the {b.name}?"
+            found.append(Question("place", text, "left" if a.x < b.x else "right"))
+        if abs(a.y - b.y) >= APART:
+            text = f"Is the {a.name} above or below the {b.name}?"
+            found.append(Question("place", text, "above" if a.y < b.y else "below"))
+        if max(a.area, b.area) >= RATIO * min(a.area, b.area):
+            text = f"Is the {a.name} larger or smaller than the {b.name}?"
+            found.append(Question("size", text, "larger" if a.area > b.area else "smaller"))
+    return found
+
+
+def presence(things: Sequence[Thing]) -> list[Question]:
+    """Of what is absent, only pairs whose colour or shape is there: others are easily told."""
+    there = {(thing.colour, thing.shape) for thing in things}
+    colours, shapes = {colour for colour, _ in there}, {shape for _, shape in there}
+    return [
+        Question("presence", f"Is there a {colour} {shape}?", "yes" if (colour, shape) in there else "no")
+        for colour in COLOURS
+        for shape in SHAPES
+        if colour in colours or shape in shapes
+    ]
+
+
+def every(scene: Scene) -> list[Question]:
+    """All questions that can be asked about a scene, in a fixed order."""
+    things = scene.things
+    found = [Question("count", "How many objects are there?", str(len(things)))]
+    lone = [thing for shape in SHAPES if (thing := only(things, shape=shape))]
+    found += [Question("colour", f"What colour is the {thing.shape}?", thing.colour) for thing in lone]
+    for colour in COLOURS:
+        if thing := only(things, colour=colour):
+            found.append(Question("shape", f"What shape is the {colour} object?", thing.shape))
+        number = sum(thing.colour == colour for thing in things)
+        if number <= 3:
+            found.append(Question("count of a colour", f"How many {colour} objects are there?", str(number)))
+    marked = [thing for thing in things if thing.digit is not None]
+    found += [Question("digit", f"Which digit is on the {thing.name}?", str(thing.digit)) for thing in marked]
+    return found + presence(things) + pairs(things)
+
+
+def by_answer(questions: Sequence[Question]) -> dict[str, dict[str, list[Question]]]:
+    """Kind, then answer, then the questions."""
+    table: dict[str, dict[str, list[Question]]] = {}
+    for question in questions:
+        table.setdefault(question.kind, {}).setdefault(question.answer, []).append(question)
+    return table
+
+
+def draw_questions(scene: Scene, count: int, generator: Generator) -> list[Question]:
+    """Random questions: the kind first, then one of the answers it can have here, then the question."""
+    table = by_answer(every(scene))
+    chosen = []
+    kinds = list(table)
+    for _ in range(count):
+        answers = table[kinds[generator.integers(len(kinds))]]
+        group = list(answers.values())[generator.integers(len(answers))]
+        chosen.append(group[generator.integers(len(group))])
+    return chosen
+
+
+def lists(scene: Scene) -> list[Question]:
+    """Requests to list all objects in some order, with the digits on them. These have longer answers."""
+    orders: dict[str, Callable[[Thing], float]] = {
+        "from left to right": lambda thing: thing.x,
+        "from top to bottom": lambda thing: thing.y,
+        "from large to small": lambda thing: -thing.area,
+    }
+    found = []
+    for words, key in orders.items():
+        said = [t.name if t.digit is None else f"{t.name} {t.digit}" for t in sorted(scene.things, key=key)]
+        found.append(Question("list", f"List the objects {words}.", ", ".join(said)))
+    return found

@@ -1,0 +1,189 @@
+"""From a scene to pixels, with numpy alone: an uneven textured ground, clutter, then the objects."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from clustrs.images.scenes.scene import COLOURS, Scene, Thing
+
+Floats = NDArray[np.float32]
+PATCH = 8
+"""Side of the patches in which coverage is counted."""
+BLACK_ON = ("orange", "yellow", "cyan", "pink")
+GLYPHS = (
+    "01110 10001 10001 10001 10001 10001 01110",
+    "00100 01100 00100 00100 00100 00100 01110",
+    "01110 10001 00001 00110 01000 10000 11111",
+    "11111 00010 00100 00010 00001 10001 01110",
+    "00010 00110 01010 10010 11111 00010 00010",
+    "11111 10000 11110 00001 00001 10001 01110",
+    "00110 01000 10000 11110 10001 10001 01110",
+    "11111 00001 00010 00100 01000 01000 01000",
+    "01110 10001 10001 01110 10001 10001 01110",
+    "01110 10001 10001 01111 00001 00010 01100",
+)
+DIGITS = np.array([[[int(bit) for bit in row] for row in glyph.split()] for glyph in GLYPHS], np.float32)
+HEART = (1 + np.pi / 4) ** -0.5
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """`pixels`: (side, side, 3) bytes. `coverage`: (objects, rows, columns), how much of each patch an object covers.
+    `digits`: the same for the box of its digit."""
+
+    scene: Scene
+    pixels: NDArray[np.uint8]
+    coverage: Floats
+    digits: Floats
+
+
+def outside(shape: str, u: Floats, v: Floats) -> Floats:
+    """About the distance from the outline of a shape of area 1 around the origin, negative inside. `v` points down."""
+    if shape == "circle":
+        return np.hypot(u, v) - np.float32(np.pi**-0.5)
+    if shape == "square":
+        return np.maximum(abs(u), abs(v)) - np.float32(0.5)
+    if shape == "triangle":
+        radius = (4 / 27**0.5) ** 0.5
+        slope = np.float32(3**0.5 / 2) * abs(u) - np.float32(0.5) * v
+        return np.maximum(slope, v) - np.float32(radius / 2)
+    if shape == "star":
+        radius = (5 * np.sin(np.pi / 5) / 2) ** -0.5
+        sector = 2 * np.pi / 5
+        angle = np.arctan2(u, -v)
+        folded = abs(angle - sector * np.round(angle / sector))
+        distance = np.hypot(u, v)
+        tip, notch = np.array([radius, 0]), radius / 2 * np.array([np.cos(sector / 2), np.sin(sector / 2)])
+        along = (notch - tip) / np.hypot(*(notch - tip))
+        normal = np.array([along[1], -along[0]])
+        return (distance * (normal[0] * np.cos(folded) + normal[1] * np.sin(folded)) - normal @ tip).astype(np.float32)
+    if shape == "cross":
+        half = 0.5 / 5**0.5
+        wide, tall = abs(u), abs(v)
+        return np.minimum(np.maximum(wide - 3 * half, tall - half), np.maximum(wide - half, tall - 3 * half))
+    side = HEART
+    down = v - np.float32(0.06)
+    diamond = (abs(u) + abs(down)) / 2**0.5 - side / 2
+    lobes = np.hypot(abs(u) - side / 8**0.5, down + side / 8**0.5) - side / 2
+    return np.minimum(diamond, lobes).astype(np.float32)
+
+
+def upsampling(cells: int, side: int) -> Floats:
+    """(side, cells): linear interpolation from a coarse grid to pixels."""
+    at = np.linspace(0, cells - 1, side, dtype=np.float32)
+    return np.maximum(0, 1 - abs(at[:, None] - np.arange(cells, dtype=np.float32)))
+
+
+def smooth(cells: int, side: int, channels: int, generator: Generator) -> Floats:
+    """Normal noise on a coarse grid, interpolated."""
+    across = upsampling(cells, side)
+    grid = generator.standard_normal((channels, cells, cells), dtype=np.float32)
+    return np.moveaxis((across @ grid @ across.T).astype(np.float32), 0, -1)
+
+
+def ground(side: int, generator: Generator) -> Floats:
+    """An uneven, textured background in muted colours."""
+    value = generator.uniform(60, 190) + generator.normal(0, 12, 3)
+    canvas = np.broadcast_to(value.astype(np.float32), (side, side, 3)).copy()
+    canvas += np.float32(generator.uniform(5, 22)) * smooth(4, side, 3, generator) * np.float32(0.5)
+    canvas += np.float32(generator.uniform(5, 25)) * smooth(3, side, 1, generator)
+    canvas += np.float32(generator.uniform(0, 9)) * smooth(max(4, side // 5), side, 1, generator)
+    if generator.random() < 0.4:
+        angle, period, phase = generator.uniform(0, np.pi), generator.uniform(7, 30), generator.uniform(0, 2 * np.pi)
+        line = np.arange(side, dtype=np.float32) * np.float32(2 * np.pi / period)
+        waves = np.sin(line[:, None] * np.float32(np.sin(angle)) + line * np.float32(np.cos(angle)) + np.float32(phase))
+        canvas += np.float32(generator.uniform(2, 9)) * waves[..., None]
+    canvas += np.float32(generator.uniform(1, 5)) * generator.standard_normal((side, side, 1), dtype=np.float32)
+    return canvas
+
+
+def blend(canvas: Floats, alpha: Floats, colour: Floats, top: int, left: int) -> None:
+    height, width = alpha.shape
+    window = canvas[top : top + height, left : left + width]
+    window += alpha[..., None] * (colour - window)
+
+
+def box(x: float, y: float, reach: float, side: int) -> tuple[int, int, Floats, Floats]:
+    """Top, left and centred coordinates of the pixels around a point."""
+    left, right = max(0, int(x - reach - 1)), min(side, int(x + reach + 3))
+    top, bottom = max(0, int(y - reach - 1)), min(side, int(y + reach + 3))
+    across = np.arange(left, right, dtype=np.float32) + np.float32(0.5 - x)
+    down = np.arange(top, bottom, dtype=np.float32) + np.float32(0.5 - y)
+    return top, left, np.broadcast_to(across, (len(down), len(across))), down[:, None]
+
+
+def clutter(canvas: Floats, generator: Generator) -> None:
+    """Things that are not objects: specks of any colour, and strokes of a colour near the ground's."""
+    side = len(canvas)
+    palette = np.array(list(COLOURS.values()), np.float32)
+    for _ in range(generator.poisson(10 * side**2 / 192**2)):
+        x, y = generator.uniform(0, side, 2)
+        radius = generator.uniform(0.8, 2.6)
+        colour = (
+            palette[generator.integers(len(palette))] if generator.random() < 0.5 else generator.uniform(20, 235, 3)
+        )
+        top, left, u, v = box(x, y, radius, side)
+        blend(canvas, np.clip(0.5 + radius - np.hypot(u, v), 0, 1), np.asarray(colour, np.float32), top, left)
+    for _ in range(generator.poisson(4 * side**2 / 192**2)):
+        x, y = generator.uniform(0, side, 2)
+        length, angle, width = generator.uniform(8, 30), generator.uniform(0, np.pi), generator.uniform(0.5, 1.3)
+        top, left, u, v = box(x, y, length, side)
+        cos, sin = np.float32(np.cos(angle)), np.float32(np.sin(angle))
+        distance = np.maximum(abs(u * cos + v * sin) - np.float32(length), abs(v * cos - u * sin) - np.float32(width))
+        colour = canvas[int(y), int(x)] + np.float32(generator.choice([-1, 1]) * generator.uniform(20, 60))
+        blend(canvas, np.clip(0.5 - distance, 0, 1), colour, top, left)
+
+
+def glyph(digit: int, u: Floats, v: Floats, cell: float) -> Floats:
+    """How much of each pixel around a digit's centre is ink."""
+    ink = np.zeros(np.broadcast_shapes(u.shape, v.shape), np.float32)
+    for du, dv in ((-0.25, -0.25), (-0.25, 0.25), (0.25, -0.25), (0.25, 0.25)):
+        column = np.floor((u + np.float32(du)) / np.float32(cell) + np.float32(2.5)).astype(int)
+        row = np.floor((v + np.float32(dv)) / np.float32(cell) + np.float32(3.5)).astype(int)
+        inside = (column >= 0) & (column < 5) & (row >= 0) & (row < 7)
+        ink += np.where(inside, DIGITS[digit][np.clip(row, 0, 6), np.clip(column, 0, 4)], 0)
+    return np.float32(0.25) * ink
+
+
+def by_patch(alpha: Floats, top: int, left: int, side: int) -> Floats:
+    """The mean of `alpha` over each patch of the image."""
+    cells = side // PATCH
+    full = np.zeros((side, side), np.float32)
+    full[top : top + alpha.shape[0], left : left + alpha.shape[1]] = alpha
+    return full.reshape(cells, PATCH, cells, PATCH).mean((1, 3)).astype(np.float32)
+
+
+def draw_thing(canvas: Floats, thing: Thing, generator: Generator) -> tuple[Floats, Floats]:
+    """Draw an object; what it and its digit cover, patch by patch."""
+    side, scale = len(canvas), np.float32(thing.area**0.5)
+    top, left, u, v = box(thing.x, thing.y, thing.reach, side)
+    cos, sin = np.float32(np.cos(thing.angle)), np.float32(np.sin(thing.angle))
+    turned_u, turned_v = (
+        ((u * cos + v * sin) / scale).astype(np.float32),
+        ((v * cos - u * sin) / scale).astype(np.float32),
+    )
+    alpha = np.clip(0.5 - scale * outside(thing.shape, turned_u, turned_v), 0, 1).astype(np.float32)
+    base = np.asarray(COLOURS[thing.colour], np.float32) * np.float32(generator.uniform(0.85, 1.1))
+    base = base + generator.normal(0, 6, 3).astype(np.float32)
+    tilt = generator.uniform(-14, 14, 2).astype(np.float32) / scale
+    shade = (u * tilt[0] + v * tilt[1])[..., None]
+    blend(canvas, alpha, base + shade, top, left)
+    covered = by_patch(alpha, top, left, side)
+    if thing.digit is None:
+        return covered, np.zeros_like(covered)
+    cell = float(scale) / 11
+    tone = np.float32(generator.uniform(10, 40) if thing.colour in BLACK_ON else generator.uniform(220, 250))
+    blend(canvas, alpha * glyph(thing.digit, u, v, cell), np.full(3, tone, np.float32), top, left)
+    printed = ((abs(u) <= np.float32(2.5 * cell)) & (abs(v) <= np.float32(3.5 * cell))).astype(np.float32)
+    return covered, by_patch(printed, top, left, side)
+
+
+def draw(scene: Scene, generator: Generator) -> Drawing:
+    """Draw a scene; background, clutter and shading come from `generator`."""
+    canvas = ground(scene.side, generator)
+    clutter(canvas, generator)
+    covered = [draw_thing(canvas, thing, generator) for thing in scene.things]
+    pixels = np.clip(canvas + 0.5, 0, 255).astype(np.uint8)
+    return Drawing(scene, pixels, np.stack([a for a, _ in covered]), np.stack([b for _, b in covered]))

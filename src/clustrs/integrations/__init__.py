@@ -1,1 +1,0 @@
-"""Doors to other systems, each optional and imported only when it is used."""

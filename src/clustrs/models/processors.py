@@ -1,0 +1,38 @@
+"""OneVision's processor on machines without torchvision, which its video half needs and its image half does not."""
+
+from importlib.util import find_spec
+from typing import Any
+
+import transformers as tf
+
+
+class LlavaOnevisionProcessor(tf.LlavaOnevisionProcessor):  # type: ignore[misc]
+    """The processor for images only. It has the name of the whole one, so that what it saves reads as that."""
+
+    def __init__(
+        self,
+        image_processor: Any = None,
+        tokenizer: Any = None,
+        num_image_tokens: int | None = None,
+        vision_feature_select_strategy: str | None = None,
+        chat_template: str | None = None,
+        image_token: str = "<image>",
+        video_token: str = "<video>",
+        vision_aspect_ratio: str = "anyres_max_9",
+        **kwargs: Any,
+    ) -> None:
+        self.num_image_tokens = num_image_tokens
+        self.vision_feature_select_strategy = vision_feature_select_strategy
+        self.image_token = getattr(tokenizer, "image_token", None) or image_token
+        self.video_token = getattr(tokenizer, "video_token", None) or video_token
+        self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
+        self.video_token_id = tokenizer.convert_tokens_to_ids(self.video_token)
+        self.vision_aspect_ratio = vision_aspect_ratio
+        tf.ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
+
+
+def load_processor(source: str) -> Any:
+    """A folder's or a hub id's processor; OneVision's without its video half where torchvision is missing."""
+    if find_spec("torchvision") is None and tf.AutoConfig.from_pretrained(source).model_type == "llava_onevision":
+        return LlavaOnevisionProcessor.from_pretrained(source)
+    return tf.AutoProcessor.from_pretrained(source)

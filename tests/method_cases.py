@@ -1,0 +1,76 @@
+"""Inputs for the tests: random images, tame and nasty, and the methods to try on them."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from reference import Image
+from torch import Tensor
+
+from clustrs import EncoderStates
+
+METHODS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("clustrs", {}, {"tau": 0.3, "iterations": 2, "tolerance": 0.0, "clip": [0.2, 0.7], "salience": True, "seed": 7}),
+    ("clustrs", {"shrink": False}, {"distance": "euclidean", "shrink": False, "iterations": 1}),
+    ("clustrs", {"centroid": "huber"}, {"centroid": "huber", "tau": 2.0, "tolerance": 0.2, "seed": 2**40 + 3}),
+    ("fastervlm", {}, {}),
+    ("divprune", {}, {}),
+    ("visionzip", {}, {}),
+    ("vispruner", {}, {"important": 0.2}),
+    ("random", {}, {"seed": 5}),
+    ("grid", {}, {"columns": 1}),
+]
+"""A method's name, easy parameters, hard parameters: what the tests of all methods run over."""
+
+
+def draw_image(
+    seed: int,
+    n: int,
+    width: int,
+    *,
+    cls: bool = True,
+    duplicates: float = 0.0,
+    zero_attention: float = 0.0,
+    ties: bool = False,
+    offset: float = 0.0,
+) -> Image:
+    """Tokens in a few clumps. Shares of them repeat others, or get no attention; attention may have ties."""
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(max(1, n // 5), width)) * 3
+    tokens = centres[rng.integers(len(centres), size=n)] + rng.normal(size=(n, width)) + offset
+    hidden = rng.normal(size=(n + cls, 10))
+    keys = rng.normal(size=(n + cls, 4))
+    copied = rng.random(n) < duplicates
+    source = rng.integers(n, size=n)
+    for part, first in ((tokens, 0), (hidden, int(cls)), (keys, int(cls))):
+        part[first:][copied] = part[first:][source][copied]
+    attention = rng.random(n) ** 3
+    if ties:
+        attention = np.round(attention * 4) / 4
+    attention[rng.random(n) < zero_attention] = 0
+    projector = rng.normal(size=(10, width))
+    # what float32 can hold, so that both sides see the same numbers
+    image = Image(tokens, attention, hidden, keys, projector, cls)
+    return rounded(image, torch.float32)
+
+
+def tensors(images: list[Image], dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, EncoderStates]:
+    """A batch of images as the library takes it. They share the first one's projector."""
+
+    def batch(name: str) -> Tensor:
+        return torch.from_numpy(np.stack([getattr(image, name) for image in images])).to(dtype)
+
+    matrix = torch.from_numpy(images[0].projector).to(dtype)
+    states = EncoderStates(batch("hidden"), batch("keys"), lambda hidden: hidden @ matrix, images[0].cls)
+    return batch("tokens"), batch("attention"), states
+
+
+def rounded(image: Image, dtype: torch.dtype) -> Image:
+    """The image as it is after a conversion to `dtype`."""
+
+    def there_and_back(x: Any) -> Any:
+        return torch.from_numpy(x).to(dtype).double().numpy()
+
+    names = ("tokens", "attention", "hidden", "keys", "projector")
+    return replace(image, **{name: there_and_back(getattr(image, name)) for name in names})

@@ -1,0 +1,120 @@
+"""Attaching and removing: nothing is left behind, and mistakes are named."""
+
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import FAMILIES, Load, make_image, prepare
+
+from clustrs import ClustRS, get_method, list_methods
+
+
+def state(model: Any) -> dict[str, Any]:
+    """All that attaching could change: attributes of every module, hooks included."""
+    return {name: dict(module.__dict__) for name, module in model.named_modules()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_model_is_put_back(load: Load, family: str) -> None:
+    model, processor = load(family)
+    inputs = prepare(processor, ["<s>a <image> b"], [[make_image()]])
+    with torch.no_grad():
+        expected = model(**inputs).logits
+    before = state(model)
+    for name in list_methods():
+        method = get_method(name) if name == "none" else get_method(name, keep=3)
+        with method(model), torch.no_grad():
+            model(**inputs)
+            model.generate(**inputs, max_new_tokens=2)
+        handle = method.attach(model)
+        handle.remove()
+        handle.remove()
+        with pytest.raises(RuntimeError, match="in the middle"), method(model):
+            raise RuntimeError("in the middle")
+        with pytest.raises(Exception), method(model):  # noqa: B017, PT011
+            model(**{**inputs, "pixel_values": inputs["pixel_values"][..., :5]})
+    after = state(model)
+    assert before.keys() == after.keys()
+    for name in before:
+        assert before[name].keys() == after[name].keys(), name
+        assert all(before[name][key] is after[name][key] for key in before[name] if key != "_clustrs"), name
+    with torch.no_grad():
+        assert torch.equal(model(**inputs).logits, expected)
+
+
+def test_a_replaced_forward_comes_back(load: Load) -> None:
+    model, _ = load()
+    mine = model.forward
+    model.forward = mine
+    with ClustRS(keep=3)(model):
+        assert model.__dict__["forward"] is not mine
+    assert model.__dict__["forward"] is mine
+
+
+def test_attaching_twice(load: Load) -> None:
+    model, _ = load()
+    with ClustRS(keep=3)(model):
+        for again in (model, model.model):
+            with pytest.raises(ValueError, match="attached to this model already"):
+                ClustRS(keep=4).attach(again)
+    ClustRS(keep=4).attach(model).remove()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"scope": "images"}, "scope='images'"),
+        ({"crops": "none"}, "crops='none'"),
+        ({"positions": "old"}, "positions='old'"),
+    ],
+)
+def test_options(load: Load, options: dict[str, str], words: str) -> None:
+    model, _ = load()
+    with pytest.raises(ValueError, match=words):
+        ClustRS(keep=3).attach(model, **options)
+
+
+def test_other_models() -> None:
+    with pytest.raises(ValueError, match=r"'Linear' is not supported: known are llava, .* use select"):
+        ClustRS(keep=3).attach(torch.nn.Linear(2, 2))
+
+
+def test_inputs_that_cannot_be_pruned(load: Load) -> None:
+    model, processor = load()
+    inputs = prepare(processor, ["<s>a <image> b"], [[make_image()]])
+    embeds = model.get_input_embeddings()(inputs["input_ids"])
+    with ClustRS(keep=3)(model), torch.no_grad():
+        with pytest.raises(ValueError, match="input_ids is missing"):
+            model(pixel_values=inputs["pixel_values"])
+        with pytest.raises(ValueError, match="inputs_embeds"):
+            model(**inputs, inputs_embeds=embeds)
+        with pytest.raises(ValueError, match="attention_mask has shape"):
+            model(**{**inputs, "attention_mask": torch.ones(1, 3)})
+        cache = model(input_ids=inputs["input_ids"][:, :3], use_cache=True).past_key_values
+        with pytest.raises(ValueError, match="past_key_values"):
+            model(**inputs, past_key_values=cache)
+
+
+def test_peft(load: Load) -> None:
+    peft = pytest.importorskip("peft")
+    model, processor = load()
+    inputs = prepare(processor, ["<s>a <image> b"], [[make_image()]])
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    with torch.no_grad(), ClustRS(keep=3)(wrapped) as handle:
+        out = wrapped(**inputs, use_cache=True)
+        text = int((inputs["input_ids"] != model.config.image_token_id).sum())
+        assert out.past_key_values.get_seq_length() == text + 3
+        new = wrapped.generate(**inputs, max_new_tokens=3, do_sample=False)
+    assert new.shape[1] == inputs["input_ids"].shape[1] + 3
+    assert handle.last[0].kept == 3
+
+
+def test_seconds_and_last(load: Load) -> None:
+    model, processor = load()
+    inputs = prepare(processor, ["<s>a <image> b"], [[make_image()]])
+    with torch.no_grad(), ClustRS(keep=3)(model) as handle:
+        assert handle.last == []
+        model(**inputs)
+    assert set(handle.seconds) == {"vision", "scoring", "selection"}
+    assert all(value > 0 for value in handle.seconds.values())
+    assert handle.last[0].selection.tokens.shape == (3, 32)

@@ -1,0 +1,66 @@
+"""Images encoded once for several prompts and methods: the same answers as one by one."""
+
+from typing import Any
+
+import pytest
+import tiny_models
+import torch
+
+from clustrs import ClustRS, NoPruning, Pruner, VisionZip
+from clustrs.models import shared_encoding as sharing
+from clustrs.models.ask import ask
+from clustrs.models.prompts import chat_prompt
+
+METHODS = [NoPruning(), ClustRS(keep=5), VisionZip(keep=4)]
+CASES = [("llava", "clip"), ("llava_next", "clip"), ("llava_onevision", "siglip")]
+
+
+@pytest.mark.parametrize(("family", "tower"), CASES)
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_as_one_by_one(load: Any, family: str, tower: str, method: Pruner) -> None:
+    model, processor = load(family, tower)
+    images = [tiny_models.make_image(40, 60, seed) for seed in (1, 2, 3)]
+    words = [(0, "What is this?"), (2, "How many?"), (0, "Why so many of them?"), (1, "Who?"), (2, "What?")]
+    prompts = [(number, chat_prompt(processor, question)) for number, question in words]
+    batch = sharing.encode(model, processor, images, prompts)
+    assert batch.images[0] is batch.images[2]
+    assert batch.images[1] is batch.images[4]
+    assert len({id(image) for image in batch.images}) == 3
+    replies = sharing.reply(model, processor, batch, method, 6)
+    for (number, question), reply in zip(words, replies, strict=True):
+        alone = ask(model, processor, images[number], question, method, 6)
+        assert reply.text == alone.text
+        assert torch.equal(reply.image.selection.indices, alone.image.selection.indices)
+        assert reply.image.kept == alone.image.kept
+        assert reply.image.placeholders == alone.image.placeholders
+
+
+def test_one_prompt_of_a_batch(load: Any) -> None:
+    model, processor = load()
+    images = [tiny_models.make_image(40, 60, seed) for seed in (1, 2)]
+    prompts = [(0, chat_prompt(processor, "A?")), (1, chat_prompt(processor, "A much longer question?"))]
+    batch = sharing.encode(model, processor, images, prompts)
+    together = sharing.reply(model, processor, batch, ClustRS(keep=5), 6)
+    for row, expected in enumerate(together):
+        (alone,) = sharing.reply(model, processor, sharing.part(batch, row), ClustRS(keep=5), 6)
+        assert alone.text == expected.text
+
+
+def test_base_crops_alone(load: Any) -> None:
+    model, processor = load("llava_next", "clip")
+    prompts = [(0, chat_prompt(processor, "What?"))]
+    image = tiny_models.make_image(40, 60)
+    batch = sharing.encode(model, processor, [image], prompts, crops="base")
+    (reply,) = sharing.reply(model, processor, batch, ClustRS(keep=5), 4, crops="base")
+    alone = ask(model, processor, image, "What?", ClustRS(keep=5), 4, crops="base")
+    assert reply.text == alone.text
+    assert reply.image.grids == alone.image.grids
+    assert len(reply.image.grids) == 1
+
+
+def test_the_model_is_left_as_it_was(load: Any) -> None:
+    model, processor = load()
+    batch = sharing.encode(model, processor, [tiny_models.make_image()], [(0, chat_prompt(processor, "What?"))])
+    before = set(model.__dict__), set(model.model.__dict__)
+    sharing.reply(model, processor, batch, ClustRS(keep=5), 2)
+    assert (set(model.__dict__), set(model.model.__dict__)) == before

@@ -1,0 +1,99 @@
+"""Pruning done by hand, with as little of the library as possible: the oracle for the attached models."""
+
+from typing import Any
+
+import torch
+from tiny_models import GRID, PATCHES
+from torch import Tensor
+from transformers.models.llava_next.modeling_llava_next import get_anyres_image_grid_shape, unpad_image
+
+from clustrs import EncoderStates, Pruner, Selection
+
+
+def eager_scores(model: Any, pixels: Tensor, cls: bool) -> Tensor:
+    """Scores [crops, 16] as eager attention reports them, from the layer that the projector reads."""
+    inner = getattr(model, "model", model)
+    before = inner.vision_tower.config._attn_implementation
+    inner.vision_tower.set_attn_implementation("eager")
+    try:
+        out = inner.vision_tower(pixels, output_attentions=True, output_hidden_states=True)
+    finally:
+        inner.vision_tower.set_attn_implementation(before)
+    layer = inner.config.vision_feature_layer
+    attention = out.attentions[layer]
+    return attention[:, :, 0, 1:].mean(1) if cls else attention.mean((1, 2))
+
+
+def keys_of(model: Any, pixels: Tensor) -> Tensor:
+    """The key projections [crops, tokens, 8] of that layer, mean over heads."""
+    inner = getattr(model, "model", model)
+    found: list[Tensor] = []
+    stack = inner.vision_tower.encoder
+    block = (stack.layers if hasattr(stack, "layers") else stack.layer)[inner.config.vision_feature_layer]
+    attention = block.self_attn if hasattr(block, "self_attn") else block.attention
+    key = attention.k_proj if hasattr(attention, "k_proj") else attention.attention.key
+    hook = key.register_forward_hook(lambda module, args, out: found.append(out))
+    inner.vision_tower(pixels)
+    hook.remove()
+    return found[0].unflatten(-1, (4, -1)).mean(2)
+
+
+def anyres(model: Any, crops: Tensor, size: Any) -> Tensor:
+    """A map [crops, 16, C] of an anyres image, packed without newlines: base first, then the unpadded grid."""
+    inner = getattr(model, "model", model)
+    if len(crops) == 1:
+        return crops[0]
+    rows, columns = get_anyres_image_grid_shape(size, inner.config.image_grid_pinpoints, 28)
+    grid = torch.zeros(crops.shape[-1], rows * GRID, columns * GRID)
+    for number, crop in enumerate(crops[1:]):
+        y, x = number // columns * GRID, number % columns * GRID
+        for place, value in enumerate(crop):
+            grid[:, y + place // GRID, x + place % GRID] = value
+    grid = unpad_image(grid, size)
+    return torch.cat([crops[0], grid.flatten(1).T])
+
+
+def select(model: Any, method: Pruner, inputs: dict[str, Any], cls: bool, base_only: bool = False) -> Selection:
+    """What a method keeps of the only image of a call."""
+    inner = getattr(model, "model", model)
+    pixels = inputs["pixel_values"].flatten(0, -4)
+    with torch.no_grad():
+        hidden = inner.vision_tower(pixels, output_hidden_states=True).hidden_states[inner.config.vision_feature_layer]
+        first = int(cls)
+        tokens = inner.multi_modal_projector(hidden[:, first:])
+        parts = [
+            tokens,
+            eager_scores(model, pixels, cls)[..., None],
+            hidden[:, first:],
+            keys_of(model, pixels)[:, first:],
+        ]
+        if "image_sizes" in inputs:
+            parts = [anyres(model, part, inputs["image_sizes"][0]) for part in parts]
+        else:
+            parts = [part[0] for part in parts]
+        if base_only:
+            parts = [part[:PATCHES] for part in parts]
+        tokens, scores, patches, keys = parts
+        states = EncoderStates(
+            torch.cat([hidden[0, :first], patches]),
+            torch.cat([keys_of(model, pixels)[0, :first], keys]),
+            inner.multi_modal_projector,
+            cls,
+        )
+        return method.select(tokens, scores[:, 0], states)
+
+
+def embeddings(model: Any, ids: Tensor, rows: list[Tensor]) -> Tensor:
+    """[1, S', D]: the text's embeddings, and each image's rows in place of its run of placeholders."""
+    inner = getattr(model, "model", model)
+    table = inner.get_input_embeddings()
+    parts, image, inside = [], iter(rows), False
+    for token in ids[0]:
+        if token == inner.config.image_token_id:
+            if not inside:
+                parts.append(next(image))
+            inside = True
+        else:
+            parts.append(table(token[None]))
+            inside = False
+    return torch.cat(parts)[None]
