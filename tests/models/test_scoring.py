@@ -1,5 +1,6 @@
 """Attention scores: as eager attention reports them, from the right layer, without a heads x N x N tensor."""
 
+import threading
 from typing import Any
 
 import oracle
@@ -9,7 +10,8 @@ from tiny_models import PATCHES, TOWERS, Load
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from clustrs.models import scoring as towers
+from clustrs.models.adapters import get_adapter, towers
+from clustrs.models.scoring import _attend, attention_scores, listen
 
 
 class Largest(TorchDispatchMode):
@@ -33,45 +35,95 @@ def test_scores_are_those_of_eager_attention(load: Load, tower: str, feature_lay
     model, _ = load("llava", tower, attn_implementation=running)
     pixels = torch.randn(3, 3, 28, 28)
     vision = model.model.vision_tower
-    cls = towers.has_cls(vision)
     with torch.no_grad():
-        hidden_states = vision(pixels, output_hidden_states=True).hidden_states
-    layer, at = towers.layer_before(vision, feature_layer)
-    scores, keys = towers.look(layer, hidden_states[at], cls)
+        untouched = vision(pixels, output_hidden_states=True).hidden_states
+        with listen(towers.attention_layer(vision, feature_layer), towers.reduction(vision)) as listener:
+            hidden_states = vision(pixels, output_hidden_states=True).hidden_states
+    scores, keys = towers.heard(listener)
+    assert all(torch.equal(a, b) for a, b in zip(untouched, hidden_states, strict=True)), "listening changes nothing"
     model.config.vision_feature_layer = feature_layer if feature_layer < 0 else feature_layer - len(hidden_states)
-    expected = oracle.eager_scores(model, pixels, cls)
+    expected = oracle.eager_scores(model, pixels, towers.has_cls(vision))
     torch.testing.assert_close(scores, expected.detach(), atol=1e-6, rtol=1e-4)
+    assert float((scores - expected).abs().max()) <= 1e-6
     torch.testing.assert_close(keys, oracle.keys_of(model, pixels).detach(), atol=1e-5, rtol=1e-4)
     assert scores.shape == (3, PATCHES)
 
 
-@pytest.mark.parametrize("cls", [True, False])
-def test_half_precision_scores_are_float32(cls: bool) -> None:
-    layer = towers.Layer(torch.nn.Identity(), torch.nn.Identity(), torch.nn.Identity(), 4, 0.5)
-    hidden = torch.randn(2, 10, 8).bfloat16()
-    scores, keys = towers.look(layer, hidden, cls)
-    assert scores.dtype == keys.dtype == torch.float32
-    assert torch.equal(scores, towers.look(layer, hidden.float(), cls)[0])
+@pytest.mark.parametrize("reduction", ["cls", "received"])
+def test_half_precision_scores_are_float32(reduction: Any) -> None:
+    query, key = torch.randn(2, 2, 4, 10, 8).bfloat16()
+    scores = attention_scores(query, key, 0.5, reduction)
+    assert scores.dtype == torch.float32
+    assert torch.equal(scores, attention_scores(query.float(), key.float(), 0.5, reduction))
 
 
-@pytest.mark.parametrize("cls", [True, False])
-def test_nothing_as_large_as_heads_times_n_squared(cls: bool) -> None:
-    heads, n, width = 16, 729, 32
-    linear = torch.nn.Linear(width, width)
-    layer = towers.Layer(torch.nn.LayerNorm(width), linear, linear, heads, 1.0)
+@pytest.mark.parametrize("reduction", ["cls", "received"])
+def test_nothing_as_large_as_heads_times_n_squared(reduction: Any) -> None:
+    heads, n = 16, 729
+    query, key = torch.randn(2, 1, heads, n, 2)
     with Largest() as seen:
-        towers.look(layer, torch.randn(1, n, width), cls)
+        attention_scores(query, key, 1.0, reduction)
     assert seen.numel <= heads * n * n / 8
     with Largest() as whole:
-        towers.attend(torch.randn(1, heads, n, 2), torch.randn(1, heads, n, 2), 1.0)
+        _attend(query, key, 1.0, None)
     assert whole.numel >= heads * n * n, "the counter must see what it looks for"
+
+
+@pytest.mark.parametrize("reduction", ["cls", "received"])
+@pytest.mark.parametrize("kind", ["bool", "additive"])
+def test_masks_and_grouped_keys(reduction: Any, kind: str) -> None:
+    """A masked-out key gets nothing; fewer key heads than query heads are shared among them."""
+    query, key = torch.randn(2, 4, 20, 8), torch.randn(2, 2, 20, 8)
+    seen = torch.rand(2, 1, 20, 20) > 0.3
+    seen[..., 0] = True
+    mask = seen if kind == "bool" else torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+    logits = torch.einsum("bhqd,bhkd->bhqk", query, key.repeat_interleave(2, 1)) * 0.3
+    weights = logits.masked_fill(~seen, -torch.inf).softmax(-1)
+    expected = weights[:, :, 0, 1:].mean(1) if reduction == "cls" else weights.mean((1, 2))
+    torch.testing.assert_close(attention_scores(query, key, 0.3, reduction, mask), expected)
+
+
+def test_two_threads_hear_their_own(load: Load) -> None:
+    """One model, many threads: each hears its own call, and the layer is put back after the last."""
+    model, _ = load()
+    vision = model.model.vision_tower
+    layer: Any = towers.attention_layer(vision, -2)
+    config = layer.config
+    inputs = [torch.randn(1, 3, 28, 28) for _ in range(8)]
+    with torch.no_grad():
+        expected = [oracle.eager_scores(model, pixels, True) for pixels in inputs]
+    wrong: list[int] = []
+
+    def work(i: int) -> None:
+        with torch.no_grad():
+            for _ in range(5):
+                with listen(layer, "cls") as listener:
+                    vision(inputs[i])
+                if not torch.allclose(towers.heard(listener)[0], expected[i], atol=1e-6):
+                    wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert layer.config is config
+
+
+def test_a_layer_that_is_not_called(load: Load) -> None:
+    model, _ = load()
+    with listen(towers.attention_layer(model.model.vision_tower, -2), "cls") as listener:
+        pass
+    with pytest.raises(ValueError, match="heard 0 times"):
+        towers.heard(listener)
 
 
 def test_layers_that_do_not_exist(load: Load) -> None:
     model, _ = load()
     for wrong in (0, 4, -4):
         with pytest.raises(ValueError, match=f"vision_feature_layer={wrong}"):
-            towers.layer_before(model.model.vision_tower, wrong)
+            towers.attention_layer(model.model.vision_tower, wrong)
 
 
 def test_other_towers(load: Load) -> None:
@@ -80,3 +132,4 @@ def test_other_towers(load: Load) -> None:
     tower.config.model_type = "pixtral"
     with pytest.raises(ValueError, match=r"'pixtral' is not supported: known are clip_vision_model, dinov2"):
         towers.has_cls(tower)
+    assert get_adapter(model).model_types == ("llava",)

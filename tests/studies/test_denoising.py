@@ -14,7 +14,7 @@ from studies.study_command import outcomes
 from clustrs import ClustRS
 from clustrs.images.corruptions import Corruption
 from clustrs.images.open import open_image
-from clustrs.models.candidates import Candidates
+from clustrs.models.adapters import VisualTokens as Candidates
 from clustrs.studies import closeness, denoising
 from clustrs.studies.images import Eyes, StudyImage
 from clustrs.studies.outcome import Outcome

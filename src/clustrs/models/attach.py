@@ -1,33 +1,35 @@
 """Attach a method to a transformers model, and take it off again.
 
-While it is attached, `forward` and `generate` prune: the image features come out with k rows a image, and the
-placeholders in the prompt, and all that runs along with them, are compacted to fit. Everything else is the model's own.
+While it is attached, `forward` and `generate` are called with two things changed: the image features are already there
+and have k rows per image (`mm_encoder_outputs`), and the prompt is compacted to fit. All else is the model's own.
 """
 
 import functools
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from clustrs import validation
-from clustrs.models import generation
-from clustrs.models.candidates import FAMILIES, Candidates, Clock, opener, video_frames
-from clustrs.models.compaction import Kept, Prompts, compact
-from clustrs.models.select import choose
-from clustrs.pruners import checks
+from clustrs.models import generation, scoring
+from clustrs.models.adapters import VisualTokens, get_adapter
+from clustrs.models.adapters.base import Clock, Crops, Modality
+from clustrs.models.compaction import Compaction, KeptTokens, compact, take_slots
+from clustrs.models.select import Scope, select_tokens
 from clustrs.pruners.base import Pruner
-from clustrs.pruners.selection import Selection
+from clustrs.pruners.selection import Layout, Selection
 
+Positions = Literal["compact", "original"]
 MARK = "_clustrs_handle"
+MODALITIES: tuple[Modality, ...] = ("image", "video")
 MISSING_IDS = "input_ids is missing: the placeholders of the images are found in it"
-PIXELS = ("pixel_values", "pixel_values_videos")
-CONSUMED = (*PIXELS, "image_sizes", "batch_num_images", "vision_feature_layer", "vision_feature_select_strategy")
-"""Arguments that are used up when the images are encoded."""
 FOLLOWERS = {"labels": -100, "token_type_ids": 0, "mm_token_type_ids": 0}
 """Per-token arguments that are compacted along with the prompt, and what they have on padding."""
 
@@ -36,23 +38,47 @@ FOLLOWERS = {"labels": -100, "token_type_ids": 0, "mm_token_type_ids": 0}
 class ImageSelection:
     """What was kept of one image (or video), and where it lies.
 
-    `attention`, `crop`, `row` and `column` [N] belong to the tokens that could be kept: their scores, the crop (or
-    frame) they are in, and their place in its grid. `grids` has the rows and columns of each crop; crop 0 is the whole
-    image. `placeholders` is how many visual tokens the model would have been fed, `kept` how many it was.
+    `scores` and `layout` belong to the tokens that could be kept. `grids` has the height and width of each tile in
+    tokens; tile 0 is the whole image (or the first frame). `placeholders` is how many visual tokens the model would
+    have been fed, `kept` how many it was.
     """
 
     selection: Selection
-    attention: Tensor
-    crop: Tensor
-    row: Tensor
-    column: Tensor
+    scores: Tensor
+    layout: Layout
     grids: list[tuple[int, int]]
     placeholders: int
     kept: int
 
+    attention = property(lambda self: self.scores)
+    crop = property(lambda self: self.layout.tile)
+    row = property(lambda self: self.layout.y)
+    column = property(lambda self: self.layout.x)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a KV cache holds: the prompt that was given [B, S], how it was compacted, and how many images it had."""
+
+    input_ids: Tensor
+    compaction: Compaction
+    images: int
+
+
+class PrunedOutputs(dict[str, Any]):
+    """`mm_encoder_outputs` that are pruned already."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """What one call kept of each image, and its seconds."""
+
+    last: list[ImageSelection]
+    seconds: dict[str, float]
+
 
 def unwrap(model: Any) -> Any:
-    """The transformers model inside PEFT, DistributedDataParallel or torch.compile."""
+    """The transformers model inside a pipeline, PEFT, DistributedDataParallel or torch.compile."""
     while True:
         if hasattr(model, "get_base_model"):
             model = model.get_base_model()
@@ -60,45 +86,84 @@ def unwrap(model: Any) -> Any:
             model = model.module
         elif hasattr(model, "_orig_mod"):
             model = model._orig_mod
+        elif not isinstance(model, nn.Module) and isinstance(getattr(model, "model", None), nn.Module):
+            model = model.model
         else:
             return model
 
 
-class Handle:
-    """A method attached to a model. `remove` (or leaving the `with` block) puts the model back as it was."""
+class Wrapper:
+    """Stands in the place of a model's `forward` or `generate`. Once its handle is removed it does nothing of its own,
+    whoever still holds it. A deep copy of the model has a wrapper and a handle of its own."""
 
-    def __init__(self, method: Pruner, model: Any, *, scope: str, crops: str, positions: str) -> None:
+    def __init__(self, handle: "Handle", module: Any, name: str) -> None:
+        self.handle, self.name = handle, name
+        self.original: Callable[..., Any] = getattr(module, name)
+        self.signature = inspect.signature(self.original)
+        functools.update_wrapper(self, self.original)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.handle.attached or self.handle.nested():
+            return self.original(*args, **kwargs)
+        call = self.handle.call_forward if self.name == "forward" else self.handle.call_generate
+        return call(self, args, kwargs)
+
+    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """All arguments by name."""
+        if not args:
+            return dict(kwargs)
+        bound = dict(self.signature.bind_partial(*args, **kwargs).arguments)
+        for parameter in self.signature.parameters.values():
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                bound.update(bound.pop(parameter.name, {}))
+        return bound
+
+
+class Handle:
+    """A method attached to a model. `remove` (or leaving the `with` block) puts the model back as it was.
+
+    `last` and `seconds` are those of the last call in this thread: what was kept of each image, and how long vision
+    tower, scoring and selection took.
+    """
+
+    def __init__(self, method: Pruner, model: Any, *, scope: Scope, crops: Crops, positions: Positions) -> None:
         validation.choice("scope", scope, ("image", "crop"))
         validation.choice("crops", crops, ("all", "base"))
         validation.choice("positions", positions, ("compact", "original"))
         self.method, self.scope, self.crops, self.positions = method, scope, crops, positions
         self.model = unwrap(model)
-        kind = getattr(getattr(self.model, "config", None), "model_type", type(self.model).__name__)
-        self.inner: Any = getattr(self.model, "model", self.model)
-        if kind not in FAMILIES or not hasattr(self.inner, "vision_tower"):
-            known = ", ".join(FAMILIES)
-            raise ValueError(
-                f"a model of type {kind!r} is not supported: known are {known}; for others use select(...)"
-            )
+        self.adapter = get_adapter(self.model)
+        self.inner: Any = self.adapter.inner
         if MARK in self.model.__dict__ or MARK in self.inner.__dict__:
             raise ValueError("a method is attached to this model already: remove it first (handle.remove())")
-        self.open = opener(kind, crops)
-        self.ready: list[Candidates] | None = None
-        """The images of the next call, already encoded, one for each placeholder in order; `vlm.sharing` sets it."""
-        self.last: list[ImageSelection] = []
-        self.seconds: dict[str, float] = {}
-        self._before: list[tuple[Any, str, Any]] = []
-        for module, name, wrapper in self._doors():
-            self._before.append((module, name, module.__dict__.get(name)))
-            setattr(module, name, wrapper)
+        self.attached = True
+        self._thread = threading.local()
+        self._latest = Results([], {})
+        self._turns: WeakKeyDictionary[Any, Turn] = WeakKeyDictionary()
+        self._layer = self.adapter.listened_layer()
+        scoring.acquire(self._layer)
+        self._before: list[tuple[Any, str, Any, Any]] = []
+        doors = [(self.inner, "forward")]
+        if self.model is not self.inner:
+            doors += [(self.model, "forward"), (self.model, "generate")]
+        for module, name in doors:
+            self._put(module, name, Wrapper(self, module, name))
         for module in {id(m): m for m in (self.model, self.inner)}.values():
-            self._before.append((module, MARK, None))
-            module.__dict__[MARK] = self
+            self._put(module, MARK, self)
+
+    def _put(self, module: Any, name: str, value: Any) -> None:
+        self._before.append((module, name, module.__dict__.get(name), value))
+        module.__dict__[name] = value
 
     def remove(self) -> None:
-        """Put the model back exactly as it was. Doing so twice does no harm."""
+        """Put the model back exactly as it was; what others have set meanwhile stays. Doing so twice does no harm."""
+        if self.attached:
+            self.attached = False
+            scoring.release(self._layer)
         while self._before:
-            module, name, before = self._before.pop()
+            module, name, before, ours = self._before.pop()
+            if module.__dict__.get(name) is not ours:
+                continue
             if before is None:
                 del module.__dict__[name]
             else:
@@ -112,143 +177,305 @@ class Handle:
     ) -> None:
         self.remove()
 
-    def _doors(self) -> list[tuple[Any, str, Callable[..., Any]]]:
-        doors = [(self.inner, "forward", self._forward(self.inner.forward))]
-        if self.model is not self.inner:
-            doors.append((self.model, "forward", self._forward(self.model.forward)))
-            doors.append((self.model, "generate", self._generate(self.model.generate)))
-        return doors
+    def __repr__(self) -> str:
+        state = "attached to" if self.attached else "removed from"
+        options = f"scope={self.scope!r}, crops={self.crops!r}, positions={self.positions!r}"
+        return f"<Handle: {self.method!r} {state} {type(self.model).__name__}, {options}>"
 
-    def _forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        signature = inspect.signature(original)
-        rest = next(p.name for p in signature.parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD)
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: they start without results and without caches."""
+        state = dict(self.__dict__)
+        for name in ("_thread", "_latest", "_turns"):
+            del state[name]
+        return state
 
-        @functools.wraps(original)
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            arguments = dict(signature.bind_partial(*args, **kwargs).arguments)
-            arguments.update(arguments.pop(rest, {}))
-            if not self._has_images(arguments):
-                return original(*args, **kwargs)
-            mask = arguments.get("attention_mask")
-            pad_left = isinstance(mask, Tensor) and mask.dim() == 2 and bool((mask[:, 0] == 0).any())
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._thread = threading.local()
+        self._latest = Results([], {})
+        self._turns = WeakKeyDictionary()
+
+    @property
+    def last(self) -> list[ImageSelection]:
+        """What the last call kept of each image; of this thread's calls, if it made any."""
+        return self._current().last
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """How long vision tower, scoring and selection took in that call."""
+        return self._current().seconds
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        """Marks calls that the model makes of itself in this thread: what they are given is pruned already."""
+        if torch.compiler.is_compiling():
+            yield
+            return
+        before = getattr(self._thread, "inside", False)
+        self._thread.inside = True
+        try:
+            yield
+        finally:
+            self._thread.inside = before
+
+    def nested(self) -> bool:
+        """Whether the model is calling itself."""
+        return not torch.compiler.is_compiling() and getattr(self._thread, "inside", False)
+
+    def _current(self) -> Results:
+        return getattr(self._thread, "results", self._latest)
+
+    def call_forward(self, wrapper: Wrapper, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`forward` with its images pruned; later steps with the cache of a pruned prompt get a mask that fits."""
+        arguments = wrapper.arguments(args, kwargs)
+        if not self._has_images(arguments):
+            turn = self._turn(arguments)
+            if turn is not None:
+                self._continue_forward(turn, arguments)
+                with self._inside():
+                    return wrapper.original(**arguments)
+            return wrapper.original(*args, **kwargs)
+        prompt = self._checked_ids(arguments)
+        mask = arguments.get("attention_mask")
+        pad_left = mask is not None and not torch.compiler.is_compiling() and bool((mask[:, 0] == 0).any())
+        given = arguments.pop("position_ids", None)
+        compaction, images = self.prune(arguments, pad_left)
+        self._set_positions(arguments, compaction, given, prompt)
+        if arguments.get("logits_to_keep") is not None:
+            arguments["logits_to_keep"] = _moved_indices(arguments["logits_to_keep"], compaction)
+        with self._inside():
+            out = wrapper.original(**arguments)
+        self._remember(getattr(out, "past_key_values", None), prompt, compaction, images)
+        return out
+
+    def call_generate(self, wrapper: Wrapper, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`generate` with the images of the prompt pruned, without gradients, as the model's own."""
+        inputs, *rest = args or (None,)
+        arguments = {**kwargs, "input_ids": inputs} if inputs is not None else dict(kwargs)
+        has_images = self._has_images(arguments)
+        turn = self._turn(arguments)
+        if not has_images and turn is None:
+            return wrapper.original(*args, **kwargs)
+        if rest:
+            raise ValueError("generate: give everything but the prompt by name while a method is attached")
+        return self.generate(None, original=wrapper.original, **arguments)
+
+    @torch.no_grad()
+    def generate(
+        self, encoded: list[VisualTokens] | None, *, original: Callable[..., Any] | None = None, **arguments: Any
+    ) -> Any:
+        """The model's `generate`, with images that are encoded already: one for each image of the prompts, in order."""
+        generation.refuse_unsupported(arguments)
+        original = original or self._original_generate()
+        prompt = self._checked_ids(arguments)
+        if arguments.get("attention_mask") is None:
+            config = generation.effective(self.model, arguments)
+            arguments["attention_mask"] = generation.default_mask(prompt, config)
+        turn = self._turn(arguments)
+        if turn is not None:
+            compaction, images = self._continue_generate(turn, arguments), turn.images
+        else:
+            self._refuse_cache(arguments)
             given = arguments.pop("position_ids", None)
-            prompts = self._prune(arguments, pad_left, positions=given)
-            if self.positions == "original":
-                arguments["position_ids"] = prompts.original
-            elif given is not None:
-                arguments["position_ids"] = prompts.original - prompts.moved
-            arguments.update(inputs_embeds=prompts.inputs_embeds, attention_mask=prompts.attention_mask)
-            return original(**arguments)
+            mask = arguments["attention_mask"]
+            compaction, images = self.prune(arguments, pad_left=True, encoded=encoded)
+            counted = (mask.cumsum(-1) - 1).clamp(min=0) if self.positions == "original" else None
+            self._set_positions(arguments, compaction, given, prompt, counted)
+        with self._inside():
+            out = generation.run(original, self.model, prompt, arguments)
+        self._remember(getattr(out, "past_key_values", None), prompt, compaction, images)
+        return out
 
-        return forward
-
-    def _generate(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def generate(inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
-            if not self._has_images(kwargs):
-                return original(inputs, *args, **kwargs) if inputs is not None else original(*args, **kwargs)
-            if args:
-                raise ValueError("generate: give everything but the prompt by name while a method is attached")
-            if inputs is not None:
-                kwargs["input_ids"] = inputs
-            ids = kwargs.get("input_ids")
-            config = generation.effective(self.model, kwargs)
-            if not isinstance(ids, Tensor):
-                raise ValueError(MISSING_IDS)
-            if kwargs.get("attention_mask") is None:
-                kwargs["attention_mask"] = generation.default_mask(ids, config)
-            given = kwargs.pop("position_ids", None)
-            counted = given if given is not None else (kwargs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
-            prompts = self._prune(kwargs, pad_left=True, positions=counted)
-            if self.positions == "original":
-                kwargs["position_ids"] = prompts.original
-            elif given is not None:
-                kwargs["position_ids"] = prompts.original - prompts.moved
-            kwargs.update(input_ids=prompts.input_ids, inputs_embeds=prompts.inputs_embeds)
-            kwargs.update(attention_mask=prompts.attention_mask)
-            return generation.run(original, self.model, ids, prompts.input_ids, kwargs)
-
-        return generate
+    def _original_generate(self) -> Callable[..., Any]:
+        wrapper = self.model.__dict__.get("generate")
+        return wrapper.original if isinstance(wrapper, Wrapper) else self.model.generate
 
     def _has_images(self, arguments: dict[str, Any]) -> bool:
-        if arguments.get("mm_encoder_outputs"):
+        ready = arguments.get("mm_encoder_outputs")
+        if ready and not isinstance(ready, PrunedOutputs):
             raise ValueError("mm_encoder_outputs: ready-made features can't be pruned, give pixel_values")
-        return self.ready is not None or any(arguments.get(name) is not None for name in PIXELS)
+        return not ready and any(arguments.get(name) is not None for name in self.adapter.pixel_arguments)
 
-    def _prune(self, arguments: dict[str, Any], pad_left: bool, positions: Tensor | None) -> Prompts:
-        """Encode and prune the images, compact the prompt; takes out of `arguments` what is used up.
-
-        `positions` are the position ids of the whole prompt; None means that they count from 0.
-        """
-        ids = arguments.pop("input_ids", None)
+    def _checked_ids(self, arguments: dict[str, Any]) -> Tensor:
+        ids, mask = arguments.get("input_ids"), arguments.get("attention_mask")
         if not isinstance(ids, Tensor):
             raise ValueError(MISSING_IDS)
         if arguments.get("inputs_embeds") is not None:
             raise ValueError("inputs_embeds: give input_ids alone, with images")
-        mask = arguments.get("attention_mask")
         if mask is not None and (mask.dim() != 2 or mask.shape != ids.shape):
-            raise ValueError(f"attention_mask has shape {checks.shape(mask)}: {checks.shape(ids)} goes with input_ids")
+            raise ValueError(f"attention_mask has shape {list(mask.shape)}: {list(ids.shape)} goes with input_ids")
+        return ids
+
+    def _refuse_cache(self, arguments: dict[str, Any]) -> None:
         cache = arguments.get("past_key_values")
         if cache is not None and cache.get_seq_length() > 0:
-            raise ValueError("past_key_values: images can't be added to a cache that holds something")
+            raise ValueError(
+                "past_key_values: images can't be added to a cache that holds something else than a prompt which was "
+                "pruned by this handle; leave the cache out"
+            )
+
+    def prune(
+        self, arguments: dict[str, Any], pad_left: bool, encoded: list[VisualTokens] | None = None
+    ) -> tuple[Compaction, int]:
+        """Encode and prune the images, compact the prompt and what runs along with it, in place.
+
+        Gives how the prompt was compacted, and how many images there are.
+        """
+        self._refuse_cache(arguments)
+        ids = arguments["input_ids"]
         clock = Clock(ids.device)
-        self.last = []
-        images = []
-        for pixels, token, opened in (
-            ("pixel_values", "image_token_id", self.open),
-            ("pixel_values_videos", "video_token_id", video_frames),
-        ):
-            ready = self.ready if pixels == "pixel_values" else None
-            if ready is not None or arguments.get(pixels) is not None:
-                candidates = opened(self.inner, arguments, clock) if ready is None else ready
-                with clock.time("selection"):
-                    kept = self._keep(candidates, video=opened is video_frames)
-                images.append((getattr(self.inner.config, token), kept))
-        self.ready, self.seconds = None, clock.seconds
-        for name in CONSUMED:
+        if encoded is None:
+            encoded = self.adapter.encode(arguments, clock, self.crops)
+        with clock.time("selection"):
+            kept, last = self._keep(encoded)
+        groups: dict[Modality, list[KeptTokens]] = {}
+        for image, tokens in zip(encoded, kept, strict=True):
+            groups.setdefault(image.modality, []).append(tokens)
+        images = [(self.adapter.placeholder(modality), group) for modality, group in groups.items()]
+        compaction = compact(ids, arguments.get("attention_mask"), images, pad_left=pad_left)
+        self._latest = Results(last, clock.seconds)
+        if not torch.compiler.is_compiling():
+            self._thread.results = self._latest
+        for name in (*self.adapter.pixel_arguments, *self.adapter.consumed):
             arguments.pop(name, None)
-        if positions is None:
-            positions = torch.arange(ids.shape[1], device=ids.device)
-        embeddings = self.inner.get_input_embeddings()(ids)
-        prompts = compact(
-            ids,
-            embeddings,
-            mask,
-            images,
-            positions=positions.expand_as(ids),
-            pad_id=generation.pad_id(self.model, avoid=[token for token, _ in images]),
-            pad_left=pad_left,
+        arguments["mm_encoder_outputs"] = PrunedOutputs(
+            {m: self.adapter.outputs([tokens.features for tokens in group], m) for m, group in groups.items()}
         )
+        self._shorten(arguments, compaction, [token for token, _ in images])
+        return compaction, len(encoded)
+
+    def _shorten(self, arguments: dict[str, Any], compaction: Compaction, placeholders: list[int]) -> None:
+        """Compact the ids and all that runs along with them."""
+        pad = generation.pad_id(self.model, avoid=placeholders)
+        arguments["input_ids"] = compaction.follow(arguments["input_ids"], pad)
+        arguments["attention_mask"] = compaction.mask
         for name, filler in FOLLOWERS.items():
             if arguments.get(name) is not None:
-                arguments[name] = prompts.follow(arguments[name], filler)
-        return prompts
+                arguments[name] = compaction.follow(arguments[name], filler)
 
-    def _keep(self, candidates: list[Candidates], video: bool) -> list[Kept]:
-        scope = "image" if video else self.scope
-        different = list({id(image): image for image in candidates}.values())
-        chosen = choose(self.method, different, self.inner.multi_modal_projector, scope=scope)
-        choice = {id(image): one for image, one in zip(different, chosen, strict=True)}
-        kept = []
-        for image in candidates:
-            selection, everything = choice[id(image)]
-            if everything:
-                places = torch.arange(len(image.whole), device=image.whole.device)
-                rows = image.whole
-            else:
-                places = image.rows[selection.indices.clamp(min=0)]
-                rows = selection.tokens
-            kept.append(Kept(rows, places, image.placeholders))
-            self.last.append(
-                ImageSelection(
-                    selection,
-                    attention=image.attention,
-                    crop=image.crop,
-                    row=image.row,
-                    column=image.column,
-                    grids=image.grids,
-                    placeholders=image.placeholders,
-                    kept=len(rows),
-                )
+    def _set_positions(
+        self,
+        arguments: dict[str, Any],
+        compaction: Compaction,
+        given: Tensor | None,
+        prompt: Tensor,
+        counted: Tensor | None = None,
+    ) -> None:
+        """Position ids for the compacted prompt, where the model would not count them right by itself."""
+        if self.positions == "original":
+            whole = given if given is not None else counted
+            if whole is None:
+                whole = torch.arange(prompt.shape[1], device=prompt.device)
+            arguments["position_ids"] = compaction.positions(whole.expand(*whole.shape[:-2], *prompt.shape))
+        elif given is not None:
+            positions = compaction.follow(given.expand(*given.shape[:-2], *prompt.shape), 0)
+            arguments["position_ids"] = positions - compaction.dropped
+
+    def _keep(self, encoded: list[VisualTokens]) -> tuple[list[KeptTokens], list[ImageSelection]]:
+        """What is kept of each image; one that is asked about several times is selected from once."""
+        different = list({id(image): image for image in encoded}.values())
+        chosen = select_tokens(self.method, different, self.scope)
+        results = {
+            id(image): (self._kept(image, selection, everything), selection)
+            for image, (selection, everything) in zip(different, chosen, strict=True)
+        }
+        kept, last = [], []
+        for image in encoded:
+            tokens, selection = results[id(image)]
+            kept.append(tokens)
+            count = len(tokens.features)
+            last.append(
+                ImageSelection(_detached(selection), image.scores, image.layout, image.grids, image.slots, count)
             )
-        return kept
+        return kept, last
+
+    def _kept(self, image: VisualTokens, selection: Selection, everything: bool) -> KeptTokens:
+        if everything:
+            slots = torch.arange(len(image.features), device=image.features.device)
+            return KeptTokens(image.features, slots, slots, image.slots)
+        slots, own = take_slots(selection.indices, image.candidates, image.slots)
+        return KeptTokens(selection.tokens, slots, own, image.slots)
+
+    def _turn(self, arguments: dict[str, Any]) -> Turn | None:
+        """What the cache of a call holds, if it is the cache of a prompt that was pruned here."""
+        cache = arguments.get("past_key_values")
+        if cache is None or torch.compiler.is_compiling():
+            return None
+        return self._turns.get(cache)
+
+    def _remember(self, cache: Any, prompt: Tensor, compaction: Compaction, images: int) -> None:
+        if cache is not None and not torch.compiler.is_compiling():
+            self._turns[cache] = Turn(prompt, compaction, images)
+
+    def _continue_forward(self, turn: Turn, arguments: dict[str, Any]) -> None:
+        """The caller's mask and positions, which count the whole prompt, as they fit the cache of the compacted one."""
+        ids = arguments.get("input_ids")
+        new = ids.shape[1] if ids is not None else arguments["inputs_embeds"].shape[1]
+        held = arguments["past_key_values"].get_seq_length()
+        before = turn.compaction
+        mask = arguments.get("attention_mask")
+        ahead = held + new - before.mask.shape[1]
+        whole = before.extended(before.width + ahead)
+        if mask is None:
+            arguments["attention_mask"] = whole.mask
+        elif mask.dim() == 2 and mask.shape[1] == whole.width:
+            arguments["attention_mask"] = whole.follow(mask, 0)
+        elif mask.dim() == 2 and mask.shape[1] != held + new:
+            raise ValueError(
+                f"attention_mask has shape {list(mask.shape)}: {whole.width} columns go with the prompt as given, "
+                f"{held + new} with what is left of it after pruning"
+            )
+        positions = arguments.get("position_ids")
+        if positions is not None and self.positions == "compact":
+            arguments["position_ids"] = positions - whole.dropped[:, -1:]
+        elif positions is None and self.positions == "original":
+            columns = torch.arange(whole.width - new, whole.width, device=whole.source.device)
+            arguments["position_ids"] = columns.expand(len(whole.source), new)
+
+    def _continue_generate(self, turn: Turn, arguments: dict[str, Any]) -> Compaction:
+        """The next turn of a conversation: the longer prompt, compacted as the cache is."""
+        ids, known = arguments["input_ids"], turn.input_ids
+        width = known.shape[1]
+        if len(ids) != len(known) or ids.shape[1] <= width or not torch.equal(ids[:, :width], known):
+            raise ValueError("past_key_values: the prompt must begin with the one that the cache was made with")
+        tokens = [self.adapter.placeholder(m) for m in MODALITIES if hasattr(self.adapter.config, f"{m}_token_id")]
+        if any(bool((ids[:, width:] == token).any()) for token in tokens):
+            raise ValueError("past_key_values: a new image can't be added to the cache; leave the cache out")
+        compaction = turn.compaction.extended(ids.shape[1])
+        mask = arguments["attention_mask"]
+        compaction = replace(compaction, mask=compaction.follow(mask, 0))
+        for name in (*self.adapter.pixel_arguments, *self.adapter.consumed):
+            arguments.pop(name, None)
+        self._shorten(arguments, compaction, tokens)
+        if self.positions == "original":
+            counted = (mask.cumsum(-1) - 1).clamp(min=0)
+            arguments["position_ids"] = compaction.positions(counted)
+        return compaction
+
+
+def _detached(selection: Selection) -> Selection:
+    parts = {name: getattr(selection, name) for name in ("tokens", "centroids", "alpha")}
+    return replace(selection, **{name: part.detach() for name, part in parts.items() if part is not None})
+
+
+def _moved_indices(wanted: Any, compaction: Compaction) -> Any:
+    """`logits_to_keep`: positions in the prompt that was given, as positions in the compacted one."""
+    if not isinstance(wanted, Tensor):
+        return wanted
+    if wanted.dtype == torch.bool:
+        moved = compaction.follow(wanted, False)
+        if int(moved.sum()) != int(wanted.sum()):
+            raise ValueError("logits_to_keep: it names a visual token that was dropped, or padding")
+        return moved
+    width, batch = compaction.width, len(compaction.source)
+    rows = wanted.expand(batch, -1) if wanted.dim() == 1 else wanted
+    rows = torch.where(rows < 0, rows + width, rows)
+    if bool(((rows < 0) | (rows >= width)).any()):
+        raise ValueError(f"logits_to_keep: give positions from 0 to {width - 1}")
+    new = torch.full((batch, width), -1, device=rows.device)
+    row, column = compaction.valid.nonzero().unbind(1)
+    new[row, compaction.source[row, column]] = column
+    moved = new.gather(1, rows)
+    if bool((moved < 0).any()):
+        raise ValueError("logits_to_keep: it names a visual token that was dropped, or padding")
+    return moved[0] if wanted.dim() == 1 and bool((moved == moved[0]).all()) else moved

@@ -47,14 +47,24 @@ class Streamer:
     """Hands the caller's own prompt to a streamer in place of the compacted one, which comes first."""
 
     def __init__(self, inner: Any, prompt: Tensor) -> None:
-        self.inner, self.prompt = inner, prompt
+        self.inner = inner
+        self.prompt: Tensor | None = prompt
 
     def put(self, value: Tensor) -> None:
         self.inner.put(value if self.prompt is None else self.prompt.cpu())
-        self.prompt = None  # type: ignore[assignment]
+        self.prompt = None
 
     def end(self) -> None:
         self.inner.end()
+
+
+def refuse_unsupported(kwargs: dict[str, Any]) -> None:
+    """An error for ways of generating that cannot work on a compacted prompt."""
+    if kwargs.get("assistant_model") is not None:
+        raise ValueError(
+            "assistant_model: assisted decoding is not supported while a method is attached, because the assistant "
+            "would see another prompt; leave it out, or remove the method (handle.remove())"
+        )
 
 
 def shorten(kwargs: dict[str, Any], model: Any, by: int) -> None:
@@ -75,16 +85,16 @@ def shorten(kwargs: dict[str, Any], model: Any, by: int) -> None:
         kwargs["generation_config"] = config
 
 
-def run(original: Callable[..., Any], model: Any, prompt: Tensor, compacted: Tensor, kwargs: dict[str, Any]) -> Any:
-    """Call the model's own `generate`, and put the caller's prompt back in front of what it returns."""
-    by = prompt.shape[1] - compacted.shape[1]
-    shorten(kwargs, model, by)
+def run(original: Callable[..., Any], model: Any, prompt: Tensor, kwargs: dict[str, Any]) -> Any:
+    """Call the model's own `generate` on compacted ids, and put the caller's prompt in front of what it returns."""
+    width = kwargs["input_ids"].shape[1]
+    shorten(kwargs, model, prompt.shape[1] - width)
     if kwargs.get("streamer") is not None:
         kwargs["streamer"] = Streamer(kwargs["streamer"], prompt)
     out = original(**kwargs)
     sequences = out if isinstance(out, Tensor) else out.sequences
     repeated = prompt.repeat_interleave(len(sequences) // len(prompt), 0)
-    full = torch.cat([repeated.to(sequences.device), sequences[:, compacted.shape[1] :]], 1)
+    full = torch.cat([repeated.to(sequences.device), sequences[:, width:]], 1)
     if isinstance(out, Tensor):
         return full
     out.sequences = full

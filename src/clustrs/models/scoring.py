@@ -1,92 +1,204 @@
-"""How much a vision tower attends to each patch, from the q and k projections of one layer.
+"""How much a vision tower attends to each token, heard at transformers' attention interface.
 
-The attention matrix itself is never asked for, so the tower may run on SDPA or FlashAttention, and never held whole.
+The one attention layer whose output the projector reads gets an attention function of ours for the length of a call.
+It hands queries and keys (with their norms and rotary embedding) to whoever listens in this thread, and then calls the
+model's own implementation. So the tower may run on SDPA or FlashAttention, no attention matrix is asked for or held
+whole, and no family needs its own copy of the projections.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
-HAS_CLS = {"clip_vision_model": True, "dinov2": True, "siglip_vision_model": False}
-"""Supported towers by `config.model_type`, and whether their first token is a CLS token."""
-QUERIES = 64
-"""How many queries are looked at together when the attention of all of them is wanted."""
+PREFIX = "clustrs|"
+"""Before the name of the implementation that the listening function calls in the end."""
+QUERY_BLOCK = 64
+"""How many queries are scored together when the attention of all of them counts."""
 
-
-@dataclass(frozen=True)
-class Layer:
-    """One attention layer: its norm, its projections, its number of heads, its scale."""
-
-    norm: Callable[[Tensor], Tensor]
-    query: Callable[[Tensor], Tensor]
-    key: Callable[[Tensor], Tensor]
-    heads: int
-    scale: float
-
-    def split(self, projected: Tensor) -> Tensor:
-        """[B, N, width] to [B, heads, N, width / heads], in float32."""
-        return projected.float().unflatten(-1, (self.heads, -1)).transpose(1, 2)
+Reduction = Literal["cls", "received"]
+"""What a token's score is: the attention of the CLS token, or what it receives from all tokens on average."""
 
 
-def has_cls(tower: nn.Module) -> bool:
-    """Whether the first token of a tower is a CLS token; an error for a tower that is not known."""
-    kind = getattr(tower.config, "model_type", type(tower).__name__)
-    if kind not in HAS_CLS:
-        known = ", ".join(HAS_CLS)
-        raise ValueError(f"vision tower {kind!r} is not supported: known are {known}; for others use select(...)")
-    return HAS_CLS[kind]
+@dataclass
+class Listener:
+    """Collects scores [B, N] and head-averaged keys [B, N, K] of every call of one attention layer."""
+
+    layer: nn.Module
+    reduction: Reduction
+    scores: list[Tensor] = field(default_factory=list)
+    keys: list[Tensor] = field(default_factory=list)
+
+    def hear(self, query: Tensor, key: Tensor, scaling: float, mask: Tensor | None) -> None:
+        self.scores.append(attention_scores(query, key, scaling, self.reduction, mask))
+        self.keys.append(key.detach().float().mean(1))
 
 
-def layers(tower: nn.Module) -> Sequence[Any]:
-    """The encoder's layers, first to last."""
-    encoder: Any = getattr(tower, "vision_model", tower).encoder
-    return encoder.layers if hasattr(encoder, "layers") else encoder.layer
+class _Tracing:
+    """Stands in for the context variable while `torch.compile` traces, which it cannot look into."""
+
+    listener: Listener | None = None
 
 
-def layer_before(tower: nn.Module, feature_layer: int) -> tuple[Layer, int]:
-    """The layer whose output is `hidden_states[feature_layer]`, and the index of its input in `hidden_states`."""
-    stack = layers(tower)
-    number = feature_layer - 1 if feature_layer >= 0 else len(stack) + feature_layer
-    if not 0 <= number < len(stack):
-        raise ValueError(f"vision_feature_layer={feature_layer}: no layer of the {len(stack)} makes that output")
-    block = stack[number]
-    if hasattr(block, "self_attn"):
-        own = block.self_attn
-        return Layer(block.layer_norm1, own.q_proj, own.k_proj, own.num_heads, own.scale), number
-    attention = block.attention
-    if hasattr(attention, "q_proj"):
-        query, key = attention.q_proj, attention.k_proj
-    else:  # DINOv2 up to transformers 5.17
-        attention = attention.attention
-        query, key = attention.query, attention.key
-    return Layer(block.norm1, query, key, attention.num_attention_heads, attention.scaling), number
+_listener: ContextVar[Listener | None] = ContextVar("clustrs_listener", default=None)
+_lock = threading.Lock()
 
 
 @torch.no_grad()
-def look(layer: Layer, hidden: Tensor, cls: bool) -> tuple[Tensor, Tensor]:
-    """Scores [B, patches] and keys [B, N, K], the mean over heads, of a layer's input [B, N, width].
+def attention_scores(
+    query: Tensor, key: Tensor, scaling: float, reduction: Reduction, mask: Tensor | None = None
+) -> Tensor:
+    """Scores [B, N] of softmax attention with queries and keys [B, heads, N, d], in float32, mean over heads.
 
-    With a CLS token: the CLS row of the attention, patches only. Without: what each token receives, mean over queries.
+    "cls": the first token's attention to the others (not renormalised). "received": what each token receives, mean over
+    all queries, in blocks of queries.
     """
-    with torch.autocast(hidden.device.type, enabled=False):
-        normed = layer.norm(hidden)
-        keys = layer.split(layer.key(normed))
-        queries = layer.split(layer.query(normed[:, :1] if cls else normed))
-        if cls:
-            scores = attend(queries, keys, layer.scale)[:, :, 0, 1:].mean(1)
-        else:
-            n = queries.shape[2]
-            step = max(1, min(QUERIES, n // 8))
-            scores = torch.zeros_like(keys[:, 0, :, 0])
-            for block in queries.split(step, 2):
-                scores += attend(block, keys, layer.scale).sum((1, 2))
-            scores /= n * layer.heads
-    return scores, keys.mean(1)
+    with torch.autocast(query.device.type, enabled=False):
+        keys = key.float()
+        if keys.shape[1] != query.shape[1]:
+            keys = keys.repeat_interleave(query.shape[1] // keys.shape[1], 1)
+        if reduction == "cls":
+            return _attend(query[:, :, :1], keys, scaling, _rows(mask, 0, 1))[:, :, 0, 1:].mean(1)
+        n = query.shape[2]
+        step = max(1, min(QUERY_BLOCK, n // 8))
+        scores = torch.zeros_like(keys[:, 0, :, 0])
+        for start in range(0, n, step):
+            block = query[:, :, start : start + step]
+            scores += _attend(block, keys, scaling, _rows(mask, start, start + step)).sum((1, 2))
+        return scores / (n * query.shape[1])
 
 
-def attend(queries: Tensor, keys: Tensor, scale: float) -> Tensor:
-    """Softmax attention of some queries [B, heads, Q, d] over all keys."""
-    return (queries @ keys.mT * scale).softmax(-1)
+def _attend(query: Tensor, keys: Tensor, scaling: float, mask: Tensor | None) -> Tensor:
+    logits = query.float() @ keys.mT * scaling
+    if mask is not None:
+        logits = logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask
+    return logits.softmax(-1)
+
+
+def _rows(mask: Tensor | None, start: int, stop: int) -> Tensor | None:
+    """The rows of a [B or 1, 1, queries or 1, keys] mask that belong to some queries."""
+    return mask if mask is None or mask.shape[-2] == 1 else mask[..., start:stop, :]
+
+
+@contextmanager
+def listen(layer: nn.Module, reduction: Reduction) -> Iterator[Listener]:
+    """Listen to one attention layer, in this thread, until the block ends."""
+    listener = Listener(layer, reduction)
+    if torch.compiler.is_compiling():
+        _Tracing.listener = listener
+        yield listener
+        _Tracing.listener = None
+        return
+    token = _listener.set(listener)
+    try:
+        with listening(layer):
+            yield listener
+    finally:
+        _listener.reset(token)
+
+
+class ListeningConfig:
+    """A layer's config, but for the name of the attention implementation, which leads to the listening function."""
+
+    def __init__(self, config: Any) -> None:
+        self.__dict__["wrapped"] = config
+        self.__dict__["users"] = 0
+
+    @property
+    def _attn_implementation(self) -> str:
+        return _registered(self.__dict__["wrapped"]._attn_implementation or "eager")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "wrapped" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.__dict__["wrapped"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.__dict__["wrapped"], name, value)
+
+
+@contextmanager
+def listening(layer: Any) -> Iterator[None]:
+    """Route a layer's attention through the listening function; several threads may do so at once."""
+    acquire(layer)
+    try:
+        yield
+    finally:
+        release(layer)
+
+
+def acquire(layer: Any) -> None:
+    """Begin to route a layer's attention through the listening function; `release` ends it."""
+    with _lock:
+        if not isinstance(layer.config, ListeningConfig):
+            layer.config = ListeningConfig(layer.config)
+        layer.config.__dict__["users"] += 1
+
+
+def release(layer: Any) -> None:
+    with _lock:
+        config = layer.config
+        if isinstance(config, ListeningConfig):
+            config.__dict__["users"] -= 1
+            if config.__dict__["users"] <= 0:
+                layer.config = config.__dict__["wrapped"]
+
+
+def _registered(implementation: str) -> str:
+    """The name under which transformers finds the listening function for an implementation."""
+    name = PREFIX + implementation
+    if name not in ALL_ATTENTION_FUNCTIONS:
+        AttentionInterface.register(name, _listening_function(implementation))
+    return name
+
+
+def _listening_function(implementation: str) -> Callable[..., Any]:
+    def attention(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    ) -> Any:
+        listener = _Tracing.listener if torch.compiler.is_compiling() else _listener.get()
+        if listener is not None and listener.layer is module:
+            scaling = kwargs.get("scaling")
+            scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+            listener.hear(query, key, scaling, None if _is_flash(implementation) else attention_mask)
+        original, seen = _original(implementation, module), module
+        if _is_flash(implementation):  # it looks the kernel up by the name in the module's config
+            seen = _PlainView(module)  # type: ignore[assignment]
+        return original(seen, query, key, value, attention_mask, **kwargs)
+
+    return attention
+
+
+def _is_flash(implementation: str) -> bool:
+    return "flash" in implementation
+
+
+def _original(implementation: str, module: nn.Module) -> Callable[..., Any]:
+    """The model's own attention function; the eager one stands in the file that defines the layer."""
+    if implementation != "eager":
+        return ALL_ATTENTION_FUNCTIONS[implementation]
+    for kind in type(module).__mro__:
+        function = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
+        if function is not None:
+            return function
+    raise ValueError(
+        f"the eager attention of {type(module).__name__} was not found: load the model with attn_implementation='sdpa'"
+    )
+
+
+class _PlainView:
+    """A layer as it is without the listening function."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._module, name)
+        return found.__dict__["wrapped"] if name == "config" and isinstance(found, ListeningConfig) else found

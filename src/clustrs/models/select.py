@@ -1,76 +1,100 @@
 """Which tokens of which images: budgets over whole images or single crops, batched where sizes agree."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from clustrs.models.candidates import Candidates
+from clustrs.models.adapters.base import VisualTokens
 from clustrs.pruners.base import Pruner
-from clustrs.pruners.selection import EncoderStates, Selection
+from clustrs.pruners.selection import EncoderStates, Layout, Selection
+
+Scope = Literal["image", "crop"]
 
 
-def choose(method: Pruner, images: list[Candidates], projector: Any, *, scope: str) -> list[tuple[Selection, bool]]:
+def select_tokens(method: Pruner, images: Sequence[VisualTokens], scope: Scope) -> list[tuple[Selection, bool]]:
     """A selection for each image, and whether nothing had to go.
 
-    With scope "image" one budget covers all crops of a image, with "crop" each crop has its own.
+    With scope "image" one budget covers all crops of an image, with "crop" each crop has its own. A video has one.
     """
-    groups: list[tuple[int, Tensor, int]] = []
+    groups: list[tuple[int, Tensor | None, int]] = []
     for i, image in enumerate(images):
-        members = torch.arange(len(image.rows), device=image.rows.device)
-        if scope == "image":
-            groups.append((i, members, 0))
+        if scope == "image" or image.modality == "video" or len(image.grids) == 1:
+            groups.append((i, None, 0))
         else:
-            groups += [(i, members[image.crop == c], int(c)) for c in image.crop.unique()]
-    selections = select_groups(method, images, groups, projector)
-    choices = []
+            tile = image.layout.tile
+            groups += [(i, (tile == t).nonzero()[:, 0], int(t)) for t in tile.unique()]
+    selections = _select_groups(method, images, groups)
+    results = []
     for i, image in enumerate(images):
-        mine = [(g[1], s) for g, s in zip(groups, selections, strict=True) if g[0] == i]
-        everything = all(len(s.indices) == len(members) and s.merged is None for members, s in mine)
-        choices.append((joined(mine, len(image.rows)), everything))
-    return choices
+        parts = [(g[1], s) for g, s in zip(groups, selections, strict=True) if g[0] == i]
+        n = len(image.candidates)
+        everything = all(
+            len(s.indices) == (n if members is None else len(members)) and s.merged is None for members, s in parts
+        )
+        results.append((_joined(parts, n), everything))
+    return results
 
 
-def select_groups(
-    method: Pruner, images: list[Candidates], groups: list[tuple[int, Tensor, int]], projector: Any
+def _select_groups(
+    method: Pruner, images: Sequence[VisualTokens], groups: list[tuple[int, Tensor | None, int]]
 ) -> list[Selection]:
     """Select in each group of candidates; groups of one size go together."""
     results: dict[int, Selection] = {}
     sizes: dict[int, list[int]] = {}
-    for g, (_, members, _) in enumerate(groups):
-        sizes.setdefault(len(members), []).append(g)
-    for these in sizes.values():
-        parts = [inputs(images[i], members, crop) for i, members, crop in (groups[g] for g in these)]
-        tokens, attention, hidden, keys = (torch.stack(part) for part in zip(*parts, strict=True))
-        states = EncoderStates(hidden, keys, projector, cls=hidden.shape[1] > tokens.shape[1])
-        batch = method.select(tokens, attention, states)
-        for b, g in enumerate(these):
-            results[g] = batch.image(b)
+    for g, (i, members, _) in enumerate(groups):
+        sizes.setdefault(len(images[i].candidates if members is None else members), []).append(g)
+    for batch in sizes.values():
+        parts = [_inputs(images[groups[g][0]], groups[g][1], groups[g][2]) for g in batch]
+        tokens, scores, tile, y, x, hidden, keys = (
+            None if part[0] is None else torch.stack(part)  # type: ignore[arg-type]
+            for part in zip(*parts, strict=True)
+        )
+        assert tokens is not None
+        assert tile is not None
+        assert y is not None
+        assert x is not None
+        cls = hidden is not None and hidden.shape[1] > tokens.shape[1]
+        states = EncoderStates(hidden, keys, images[groups[batch[0]][0]].project, cls)
+        selection = method.select(tokens, scores, states, layout=Layout(tile, y, x))
+        for b, g in enumerate(batch):
+            results[g] = selection.image(b)
     return [results[g] for g in range(len(groups))]
 
 
-def inputs(image: Candidates, members: Tensor, crop: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Tokens, attention, hidden states and keys of some candidates, with the CLS token of one crop in front."""
-    hidden = torch.cat([image.cls_hidden[crop], image.hidden[members]])
-    keys = torch.cat([image.cls_keys[crop], image.keys[members]])
-    return image.whole[image.rows[members]], image.attention[members], hidden, keys
+def _inputs(image: VisualTokens, members: Tensor | None, tile: int) -> tuple[Tensor | None, ...]:
+    """Tokens, scores, layout, hidden states and keys of some candidates, with the CLS token of one tile in front."""
+    layout = image.layout
+
+    def some(part: Tensor) -> Tensor:
+        return part if members is None else part[members]
+
+    def with_cls(cls: Tensor | None, part: Tensor | None) -> Tensor | None:
+        if part is None:
+            return None
+        return some(part) if cls is None else torch.cat([cls[tile], some(part)])
+
+    hidden, keys = with_cls(image.cls_hidden, image.hidden), with_cls(image.cls_keys, image.keys)
+    return some(image.tokens), some(image.scores), some(layout.tile), some(layout.y), some(layout.x), hidden, keys
 
 
-def joined(parts: list[tuple[Tensor, Selection]], n: int) -> Selection:
-    """The selections of a image's groups as one, with indices and labels over all its n candidates."""
-    if len(parts) == 1:
+def _joined(parts: list[tuple[Tensor | None, Selection]], n: int) -> Selection:
+    """The selections of an image's groups as one, with indices and labels over all its n candidates."""
+    if parts[0][0] is None:
         return parts[0][1]
     indices, start = [], 0
     labels = torch.full((n,), -1, device=parts[0][0].device)
     for group, selection in parts:
+        assert group is not None
         indices.append(torch.where(selection.indices < 0, -1, group[selection.indices.clamp(min=0)]))
         if selection.labels is not None:
             labels[group] = torch.where(selection.labels < 0, -1, selection.labels + start)
         start += len(selection.indices)
 
     def cat(name: str) -> Tensor | None:
-        found = [getattr(selection, name) for _, selection in parts]
-        return None if any(part is None for part in found) else torch.cat(found)
+        values = [getattr(selection, name) for _, selection in parts]
+        return None if any(value is None for value in values) else torch.cat(values)
 
     tokens = cat("tokens")
     assert tokens is not None

@@ -8,20 +8,19 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from clustrs.models.adapters import VisualTokens, get_adapter
+from clustrs.models.adapters.base import Clock, Crops
 from clustrs.models.attach import ImageSelection
-from clustrs.models.candidates import Candidates, Clock, opener
 from clustrs.pruners import Pruner
-
-PER_IMAGE = ("pixel_values", "image_sizes", "batch_num_images")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Prompts with one image each; prompts about the same image share its `Candidates`."""
+    """Prompts with one image each; prompts about the same image share its `VisualTokens`."""
 
     input_ids: Tensor
     attention_mask: Tensor
-    images: list[Candidates]
+    images: list[VisualTokens]
 
 
 @dataclass(frozen=True)
@@ -33,40 +32,38 @@ class Reply:
 
 
 def encode(
-    model: Any, processor: Any, images: Sequence[Image.Image], prompts: Sequence[tuple[int, str]], crops: str = "all"
+    model: Any, processor: Any, images: Sequence[Image.Image], prompts: Sequence[tuple[int, str]], crops: Crops = "all"
 ) -> Batch:
-    """Run the vision tower over `images`. A prompt is the number of its image and the text, with a placeholder."""
-    shown = [images[number] for number, _ in prompts]
-    one_each = model.config.model_type == "llava_onevision"
+    """Run the vision tower over `images`. A prompt is the index of its image and the text, with a placeholder."""
+    adapter = get_adapter(model)
     inputs = processor(
-        images=[[image] for image in shown] if one_each else shown,
+        images=adapter.batch_images([images[index] for index, _ in prompts]),
         text=[text for _, text in prompts],
         padding=True,
         return_tensors="pt",
     ).to(model.device, model.dtype)
-    first = {number: place for place, (number, _) in reversed(list(enumerate(prompts)))}
-    rows = torch.tensor(sorted(first.values()), device=model.device)
-    arguments = {name: inputs[name][rows] for name in PER_IMAGE if name in inputs}
+    first = {index: row for row, (index, _) in reversed(list(enumerate(prompts)))}
+    rows = sorted(first.values())
     with torch.inference_mode():
-        encoded = opener(model.config.model_type, crops)(model.model, arguments, Clock(model.device))
-    by_place = dict(zip(rows.tolist(), encoded, strict=True))
-    each = [by_place[first[number]] for number, _ in prompts]
-    return Batch(inputs["input_ids"], inputs["attention_mask"], each)
+        encoded = adapter.encode(adapter.take_images(dict(inputs), rows), Clock(model.device), crops)
+    by_row = dict(zip(rows, encoded, strict=True))
+    return Batch(inputs["input_ids"], inputs["attention_mask"], [by_row[first[index]] for index, _ in prompts])
 
 
-def reply(model: Any, processor: Any, batch: Batch, method: Pruner, max_new_tokens: int, **options: str) -> list[Reply]:
+def reply(model: Any, processor: Any, batch: Batch, method: Pruner, max_new_tokens: int, **options: Any) -> list[Reply]:
     """Greedy answers to all prompts of a batch, with the tokens that `method` leaves. Options are those of `attach`."""
     with method(model, **options) as handle, torch.inference_mode():
-        handle.ready = batch.images
-        output = model.generate(
+        output = handle.generate(
+            batch.images,
             input_ids=batch.input_ids,
             attention_mask=batch.attention_mask,
             max_new_tokens=max_new_tokens,
             do_sample=False,
         )
+        selections = handle.last
     new = output[:, batch.input_ids.shape[1] :]
     texts = processor.batch_decode(new, skip_special_tokens=True)
-    return [Reply(text.strip(), image) for text, image in zip(texts, handle.last, strict=True)]
+    return [Reply(text.strip(), image) for text, image in zip(texts, selections, strict=True)]
 
 
 def part(batch: Batch, row: int) -> Batch:

@@ -9,7 +9,7 @@ from torch import Tensor
 from clustrs import validation
 from clustrs.ops.picking import rows_at
 from clustrs.pruners import checks
-from clustrs.pruners.selection import EncoderStates, Selection
+from clustrs.pruners.selection import EncoderStates, Layout, Selection
 
 if TYPE_CHECKING:
     from clustrs.models.attach import Handle
@@ -45,6 +45,7 @@ class Pruner:
         attention: Tensor | None = None,
         states: EncoderStates | None = None,
         *,
+        layout: "Layout | None" = None,
         check: bool | None = None,
     ) -> Selection:
         """Keep the tokens that the method chooses, of one image [N, D] or of each in a batch [B, N, D].

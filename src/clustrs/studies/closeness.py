@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from clustrs.evaluation.metrics import Estimate, estimates
 from clustrs.images.corruptions import Corruption
-from clustrs.models.candidates import Candidates
+from clustrs.models.adapters import VisualTokens as Candidates
 from clustrs.pruners import Selection
 
 CHANGES = ("after", "constant", "bound", "centroid")

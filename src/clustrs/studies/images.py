@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
@@ -12,10 +11,10 @@ from clustrs.images.corruptions import Corruption
 from clustrs.images.open import open_image
 from clustrs.images.scenes import examples
 from clustrs.models import shared_encoding as sharing
-from clustrs.models.candidates import Candidates
+from clustrs.models.adapters import VisualTokens as Candidates
 from clustrs.models.load import load_model
 from clustrs.models.prompts import chat_prompt
-from clustrs.models.select import choose
+from clustrs.models.select import select_tokens
 from clustrs.pruners import Pruner, Selection
 
 
@@ -58,10 +57,8 @@ class Eyes:
     def see(self, images: Sequence[StudyImage]) -> list[Candidates]:
         """Tokens, attention, hidden states and keys of each image."""
         prompts = [(i, chat_prompt(self.processor, "?")) for i in range(len(images))]
-        crops = "all" if self.model.config.model_type == "llava" else "base"
-        return sharing.encode(self.model, self.processor, [p.image for p in images], prompts, crops).images
+        return sharing.encode(self.model, self.processor, [p.image for p in images], prompts, crops="base").images
 
     def choose(self, method: Pruner, seen: Sequence[Candidates]) -> list[Selection]:
         """What a method keeps of each image."""
-        projector: Any = self.model.model.multi_modal_projector
-        return [selection for selection, _ in choose(method, list(seen), projector, scope="image")]
+        return [selection for selection, _ in select_tokens(method, list(seen), scope="image")]

@@ -1,0 +1,136 @@
+"""What a family of models has to say about its images: their visual tokens, and where these go in the prompt."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from clustrs.pruners.selection import Layout
+
+Crops = Literal["all", "base"]
+Modality = Literal["image", "video"]
+
+
+@dataclass(frozen=True)
+class VisualTokens:
+    """One image or video before pruning.
+
+    `features` [M, D] are the rows that the unpruned model would feed (or the base crop's part of them); `candidates`
+    [N] are those of the rows that compete to be kept: newlines do not. `scores`, `layout`, `hidden` [N, H] and `keys`
+    [N, K] belong to the candidates; `cls_hidden` and `cls_keys` [tiles, 1 or 0, ...] to the tiles. `grids` has the
+    height and width of each tile in tokens. `project` maps hidden states to features. `planes` [L, M, D] are further
+    features of every row, for models that feed some into later layers. `slots` is how many placeholders of the prompt
+    belong to it.
+    """
+
+    features: Tensor
+    candidates: Tensor
+    scores: Tensor
+    layout: Layout
+    grids: list[tuple[int, int]]
+    slots: int
+    hidden: Tensor | None = None
+    keys: Tensor | None = None
+    cls_hidden: Tensor | None = None
+    cls_keys: Tensor | None = None
+    project: Callable[[Tensor], Tensor] | None = None
+    planes: Tensor | None = None
+    modality: Modality = "image"
+
+    @property
+    def tokens(self) -> Tensor:
+        """The features [N, D] of the candidates."""
+        return self.features[self.candidates]
+
+    whole = property(lambda self: self.features)
+    rows = property(lambda self: self.candidates)
+    attention = property(lambda self: self.scores)
+    crop = property(lambda self: self.layout.tile)
+    row = property(lambda self: self.layout.y)
+    column = property(lambda self: self.layout.x)
+
+    def detached(self) -> "VisualTokens":
+        """The same without a graph behind it."""
+        parts = {name: getattr(self, name) for name in ("features", "hidden", "keys", "cls_hidden", "cls_keys")}
+        return replace(self, **{name: part.detach() for name, part in parts.items() if part is not None})
+
+
+class Clock:
+    """Seconds by part of the work. Waits for an accelerator, so that each part gets its own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.seconds = {"vision": 0.0, "scoring": 0.0, "selection": 0.0}
+
+    @contextmanager
+    def time(self, part: str) -> Iterator[None]:
+        if torch.compiler.is_compiling():
+            yield
+            return
+        start = self._now()
+        yield
+        self.seconds[part] += self._now() - start
+
+    def _now(self) -> float:
+        if self.device.type not in ("cpu", "meta"):
+            torch.accelerator.synchronize()
+        return perf_counter()
+
+
+class Adapter:
+    """How one family of models is opened. Found by `config.model_type`; one object for each attached model.
+
+    `inner` is the model without its language head. A subclass names its `model_types` and says how images are encoded;
+    where it is silent, the prompt has one placeholder token for each visual token, and positions count from 0.
+    """
+
+    model_types: ClassVar[tuple[str, ...]] = ()
+    pixel_arguments: ClassVar[tuple[str, ...]] = ("pixel_values",)
+    """Arguments of `forward` that bring images or videos."""
+    consumed: ClassVar[tuple[str, ...]] = ()
+    """Further arguments that are used up when these are encoded."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.config = inner.config
+
+    def listened_layer(self) -> Any:
+        """The attention layer whose output the projector reads."""
+        raise NotImplementedError(f"{type(self).__name__} must say which layer is listened to")
+
+    def encode(self, inputs: dict[str, Any], clock: Clock, crops: Crops = "all") -> list[VisualTokens]:
+        """Encode all images and videos of a call, images first, each in the order of its placeholders."""
+        raise NotImplementedError(f"{type(self).__name__} must define encode")
+
+    def placeholder(self, modality: Modality) -> int:
+        """The token id that stands for a visual token in the prompt."""
+        return int(getattr(self.config, f"{modality}_token_id"))
+
+    def positions(self, inputs: dict[str, Any]) -> Tensor | None:
+        """Position ids [..., B, S] of the original prompt where the family computes its own; None where it counts."""
+        return None
+
+    def outputs(self, features: Sequence[Tensor], modality: Modality) -> Any:
+        """What `mm_encoder_outputs` takes for the pruned features [k, D] of each image or video."""
+        from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+        return BaseModelOutputWithPooling(pooler_output=list(features))
+
+    def take_images(self, inputs: dict[str, Any], indices: Sequence[int]) -> dict[str, Any]:
+        """The arguments that bring images, for some of the images alone."""
+        names = (*self.pixel_arguments, *self.consumed)
+        return {name: inputs[name][list(indices)] for name in names if isinstance(inputs.get(name), Tensor)}
+
+    def batch_images(self, images: Sequence[Any]) -> list[Any]:
+        """Images of prompts with one image each, as the family's processor wants them."""
+        return list(images)
+
+
+def setting(config: Any, inputs: dict[str, Any], name: str) -> Any:
+    """An argument of the call, or the model's configured value."""
+    given = inputs.get(name)
+    return getattr(config, name) if given is None else given

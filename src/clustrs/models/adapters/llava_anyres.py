@@ -1,0 +1,208 @@
+"""LLaVA-NeXT and LLaVA-OneVision: a base crop, a grid of crops with newlines, and OneVision's videos.
+
+The model's own code packs the crops of an image: unpads, scales down, adds newlines. Scores, hidden states, keys and
+the places of the tokens are packed by the same code, as further channels.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clustrs.models.adapters import towers
+from clustrs.models.adapters.base import Clock, Crops, Modality, VisualTokens
+from clustrs.models.adapters.llava import EncodedCrops, LlavaAdapter
+from clustrs.models.adapters.registry import register_adapter
+from clustrs.pruners.selection import Layout
+
+REAL, BASE, Y, X, SCORE = range(5)
+"""Channels before the hidden states and keys: a token or a newline, of the base crop or not, its place, its score."""
+FIXED = 5
+
+
+@register_adapter
+class LlavaNextAdapter(LlavaAdapter):
+    """LLaVA-NeXT."""
+
+    model_types = ("llava_next",)
+    consumed = (*LlavaAdapter.consumed, "batch_num_images")
+
+    def encode(self, inputs: dict[str, Any], clock: Clock, crops: Crops = "all") -> list[VisualTokens]:
+        if inputs.get("pixel_values") is None:
+            return []
+        self.check(inputs)
+        if inputs.get("image_sizes") is None:
+            raise ValueError("image_sizes is missing: give it with pixel_values, as the processor does")
+        counts = self.crop_counts(inputs)
+        return self.base_crops(inputs, counts, clock) if crops == "base" else self.all_crops(inputs, counts, clock)
+
+    def crop_counts(self, inputs: dict[str, Any]) -> list[int]:
+        """How many crops each image has."""
+        from transformers.models.llava_next.modeling_llava_next import image_size_to_num_patches
+
+        pinpoints, side = self.config.image_grid_pinpoints, self.config.vision_config.image_size
+        return [image_size_to_num_patches(size, pinpoints, side) for size in inputs["image_sizes"]]
+
+    def packing(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Arguments of the model's own packing."""
+        strategy = inputs.get("vision_feature_select_strategy") or self.config.vision_feature_select_strategy
+        return {"vision_feature_select_strategy": strategy}
+
+    def all_crops(self, inputs: dict[str, Any], counts: list[int], clock: Clock) -> list[VisualTokens]:
+        with clock.time("vision"), self.listen(inputs) as listener:
+            out = self.inner.get_image_features(
+                pixel_values=inputs["pixel_values"],
+                image_sizes=inputs["image_sizes"],
+                return_dict=True,
+                **self.given(inputs),
+            )
+        with clock.time("scoring"), torch.no_grad():
+            encoded = self.crops(inputs, out.hidden_states, listener)
+            columns = [self.grid_columns(size, n) for size, n in zip(inputs["image_sizes"], counts, strict=True)]
+            starts = [sum(counts[:i]) for i in range(len(counts))]
+            channels = [channel_map(encoded, n, c, s) for n, c, s in zip(counts, columns, starts, strict=True)]
+            newline = channels[0].new_full((channels[0].shape[-1],), -1)
+            packed, _ = self.inner.pack_image_features(
+                channels, inputs["image_sizes"], image_newline=newline, **self.packing(inputs)
+            )
+            parts = zip(packed, out.pooler_output, counts, columns, starts, strict=True)
+            return [self.unpack(p, features, encoded, n, c, s) for p, features, n, c, s in parts]
+
+    def unpack(
+        self, packed: Tensor, features: Tensor, encoded: EncodedCrops, crops: int, columns: int, start: int
+    ) -> VisualTokens:
+        """One image from its packed channels [M, ...]; its tiles are the base crop and the grid's crops."""
+        candidates = (packed[:, REAL] > 0).nonzero()[:, 0]
+        real, side, width = packed[candidates], encoded.side, encoded.hidden.shape[-1]
+        base = real[:, BASE] > 0.5
+        y, x = real[:, Y].round().long(), real[:, X].round().long()
+        tile = torch.where(base, 0, 1 + (y // side) * columns + x // side)
+        return VisualTokens(
+            features,
+            candidates,
+            real[:, SCORE],
+            Layout(tile, torch.where(base, y, y % side), torch.where(base, x, x % side)),
+            [(side, side)] * crops,
+            len(packed),
+            real[:, FIXED : FIXED + width].to(encoded.hidden.dtype),
+            real[:, FIXED + width :],
+            encoded.cls_hidden[start : start + crops],
+            encoded.cls_keys[start : start + crops],
+            self.inner.multi_modal_projector,
+        )
+
+    def base_crops(self, inputs: dict[str, Any], counts: list[int], clock: Clock) -> list[VisualTokens]:
+        """The base crops alone go through the tower."""
+        pixels = inputs["pixel_values"]
+        starts = [sum(counts[:i]) for i in range(len(counts))]
+        pixels = pixels[starts] if pixels.dim() == 4 else pixels[:, 0]
+        tower = self.inner.vision_tower
+        with clock.time("vision"), self.listen(inputs) as listener:
+            hidden_states = tower(pixels, output_hidden_states=True, return_dict=True).hidden_states
+            first = int(towers.has_cls(tower))
+            read = [hidden_states[i][:, first:] for i in self.feature_layers(inputs)]
+            features = self.inner.multi_modal_projector(torch.cat(read, -1))
+        with clock.time("scoring"), torch.no_grad():
+            encoded = self.crops(inputs, hidden_states, listener)
+            shapes = [encoded.scores.new_zeros(count, encoded.side**2, 1) for count in counts]
+            _, lengths = self.inner.pack_image_features(
+                shapes, inputs["image_sizes"], image_newline=encoded.scores.new_zeros(1), **self.packing(inputs)
+            )
+            return [self.single_crop(features[i], encoded, i, int(n)) for i, n in enumerate(lengths)]
+
+    def grid_columns(self, image_size: Any, crops: int) -> int:
+        """How many crops lie side by side in an image of some height and width."""
+        if crops == 1:
+            return 1
+        from transformers.models.llava_next.modeling_llava_next import get_anyres_image_grid_shape
+
+        pinpoints, side = self.config.image_grid_pinpoints, self.config.vision_config.image_size
+        return int(get_anyres_image_grid_shape(image_size, pinpoints, side)[1])
+
+
+@register_adapter
+class LlavaOnevisionAdapter(LlavaNextAdapter):
+    """LLaVA-OneVision: several images in a prompt have a base crop each and nothing else; videos are pooled."""
+
+    model_types = ("llava_onevision",)
+    pixel_arguments = ("pixel_values", "pixel_values_videos")
+    consumed = (*LlavaNextAdapter.consumed, "image_sizes_videos", "vision_aspect_ratio")
+    feature_arguments = (*LlavaNextAdapter.feature_arguments, "batch_num_images", "vision_aspect_ratio")
+
+    def crop_counts(self, inputs: dict[str, Any]) -> list[int]:
+        counts = super().crop_counts(inputs)
+        if inputs.get("batch_num_images") is None:
+            return counts
+        together = [int(n) for n in inputs["batch_num_images"] for _ in range(int(n))]
+        return [count if n == 1 else 1 for count, n in zip(counts, together, strict=True)]
+
+    def packing(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        return {"vision_aspect_ratio": inputs.get("vision_aspect_ratio") or self.config.vision_aspect_ratio}
+
+    def encode(self, inputs: dict[str, Any], clock: Clock, crops: Crops = "all") -> list[VisualTokens]:
+        images = super().encode(inputs, clock, crops)
+        return images if inputs.get("pixel_values_videos") is None else images + self.videos(inputs, clock)
+
+    def videos(self, inputs: dict[str, Any], clock: Clock) -> list[VisualTokens]:
+        """Pooled frames, one newline at the end; a frame stands as a tile.
+
+        Pooling mixes places, so these are counted anew; scores, hidden states and keys are pooled as the features are.
+        """
+        pixels = inputs["pixel_values_videos"]
+        self.check(inputs)
+        given = {name: value for name, value in self.given(inputs).items() if name in LlavaAdapter.feature_arguments}
+        with clock.time("vision"), self.listen(inputs) as listener:
+            out = self.inner.get_video_features(pixels, return_dict=True, **given)
+        with clock.time("scoring"), torch.no_grad():
+            encoded = self.crops(inputs, out.hidden_states, listener)
+            count, frames = pixels.shape[:2]
+            return [self.video(out.pooler_output[i], encoded, frames, i * frames) for i in range(count)]
+
+    def video(self, features: Tensor, encoded: EncodedCrops, frames: int, start: int) -> VisualTokens:
+        pooled = self.inner.apply_pooling(channel_map(encoded, frames, 1, start))
+        cells, width = pooled.shape[1], encoded.hidden.shape[-1]
+        side = int(cells**0.5)
+        index = torch.arange(frames * cells, device=pooled.device)
+        flat = pooled.flatten(0, 1)
+        return VisualTokens(
+            features,
+            index,
+            flat[:, SCORE],
+            Layout(index // cells, index % cells // side, index % side),
+            [(side, side)] * frames,
+            len(features),
+            flat[:, FIXED : FIXED + width].to(encoded.hidden.dtype),
+            flat[:, FIXED + width :],
+            encoded.cls_hidden[start : start + frames],
+            encoded.cls_keys[start : start + frames],
+            self.inner.multi_modal_projector,
+            modality="video",
+        )
+
+    def outputs(self, features: Any, modality: Modality) -> Any:
+        out = super().outputs(features, modality)
+        if modality == "video":  # the model wants one tensor
+            lengths = {len(video) for video in out.pooler_output}
+            out.pooler_output = (
+                torch.stack(out.pooler_output) if len(lengths) == 1 else torch.cat(out.pooler_output)[None]
+            )
+        return out
+
+    def batch_images(self, images: Any) -> list[Any]:
+        return [[image] for image in images]
+
+
+def channel_map(encoded: EncodedCrops, crops: int, columns: int, start: int) -> Tensor:
+    """Channels [crops, side * side, ...] of one image, to be packed as its features are.
+
+    Crop 0 is the base; the others lie in a grid of `columns`, and have their places in that grid's coordinates.
+    """
+    side, stop = encoded.side, start + crops
+    cell = torch.arange(side * side, device=encoded.scores.device)
+    crop = torch.arange(crops, device=cell.device)[:, None]
+    tile = (crop - 1).clamp(min=0)
+    y = cell // side + (tile // columns) * side
+    x = cell % side + (tile % columns) * side
+    fixed = torch.stack([torch.ones_like(y), (crop == 0).expand_as(y), y, x], -1).float()
+    scores, hidden, keys = (part[start:stop].float() for part in (encoded.scores, encoded.hidden, encoded.keys))
+    return torch.cat([fixed, scores[..., None], hidden, keys], -1)
