@@ -14,6 +14,15 @@ settings.register_profile("explore", common, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests marked gpu where there is no CUDA device."""
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+
+
 @pytest.fixture(scope="session")
 def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
     """Folders of saved tiny models, each built once."""

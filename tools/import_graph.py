@@ -74,17 +74,20 @@ def find_imports(graph: grimp.ImportGraph, contract: Contract) -> set[Import]:
 def upward_imports(imports: set[Import], contract: Contract) -> list[Import]:
     """Return the imports that break the order of the rooms."""
     level = {room: index for index, room in enumerate(contract.rooms)}
+    unlisted = len(level)
     broken = [
-        edge for edge in imports if not edge.exempt and level.get(edge.imported, -1) >= level.get(edge.importer, -1)
+        edge
+        for edge in imports
+        if not edge.exempt and level.get(edge.imported, unlisted) >= level.get(edge.importer, -1)
     ]
     return sorted(broken, key=lambda edge: (edge.importer, edge.imported))
 
 
 def draw(rooms: list[str], imports: set[Import]) -> str:
-    """Draw a staircase of rooms, lowest at the top; each import runs along its importer's column into the imported room.
+    """Draw a staircase of rooms, lowest at the top; an import runs along its importer's column into the imported room.
 
-    Imports of rooms higher up leave a box at the top and enter the other one from the right; the rest (the exempt ones,
-    dashed, and those that break the order) leave at the bottom and enter from the left.
+    Imports in the right order leave a box at the top and enter the other one from the right. Those against the order
+    (exempt: blue and dashed, otherwise red) leave it at the bottom and enter from the left.
     """
     level = {room: index for index, room in enumerate(rooms)}
     width = 2 * MARGIN + (len(rooms) - 1) * COLUMN + BOX_WIDTH
