@@ -7,6 +7,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from judge_server import Reply, Server
 
+# Tests need no network: a model that is not on this machine is missing at once, without attempts to download it.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
 # The same examples on every run; HYPOTHESIS_PROFILE=explore looks for new ones.
 common = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", common, derandomize=True, max_examples=120)
