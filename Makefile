@@ -2,10 +2,23 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
+OLDEST := .venv-oldest/bin
+OLDEST_STAMP := .venv-oldest/.ready
+OLDEST_TRANSFORMERS := 5.18
 
-.PHONY: setup demo test test-oldest lint bench train clean
+# Tests run in this many processes, with one thread each; `make test WORKERS=0` runs them one after the other.
+WORKERS ?= auto
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist loadgroup
 
-setup: $(STAMP)
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast test-oldest lint format graph bench train clean
+
+help: ## List the targets.
+	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
+		printf '%-12s %s\n' "$$target" "$$text"; \
+	done
+
+setup: $(STAMP) ## Create .venv with everything that development needs.
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"Python 3.11 or newer is needed, {sys.executable} is {v.major}.{v.minor}: make PYTHON=python3.11 ...")'
@@ -15,33 +28,48 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: setup ## How well do the methods answer when images are noisy? The embedded model, a table and a report.
+demo: setup ## Measure every method on noisy images with the embedded model: a table and a report.
 	$(BIN)/clustrs eval --config demo --output out/demo
 
-test: setup ## All tests.
-	$(BIN)/python -m pytest
+test: setup ## Run all tests, in parallel.
+	$(PYTEST)
 
-test-oldest: ## The tests with models again, with the oldest transformers that is supported, in .venv-oldest.
+test-fast: setup ## Run the tests that are not marked slow, in parallel.
+	$(PYTEST) -m 'not slow'
+
+$(OLDEST_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-oldest
-	.venv-oldest/bin/python -m pip install --quiet --constraint constraints.txt torch
-	.venv-oldest/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' 'transformers==5.18.*'
-	.venv-oldest/bin/python -m pytest tests/models tests/test_embedded.py tests/cli/test_ask.py
+	$(OLDEST)/python -m pip install --quiet --upgrade pip
+	$(OLDEST)/python -m pip install --quiet --constraint constraints.txt torch
+	$(OLDEST)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' 'transformers==$(OLDEST_TRANSFORMERS).*'
+	@touch $@
 
-lint: setup ## Style, formatting, types.
+test-oldest: $(OLDEST_STAMP) ## Run the tests that use models with the oldest supported transformers, in .venv-oldest.
+	$(subst $(BIN),$(OLDEST),$(PYTEST)) tests/models tests/test_embedded.py tests/cli/test_ask.py
+
+lint: setup ## Check style, formatting, the order of imports between rooms, and types.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
 
-bench: setup ## Selection against the matrix product it cannot do without; whole models, end to end.
+format: setup ## Format the code and fix what ruff can fix.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+graph: setup ## Draw which rooms import from which into docs/images/import-graph.svg.
+	$(BIN)/python tools/import_graph.py
+
+bench: setup ## Time the selections, and whole models end to end.
 	$(BIN)/python benchmarks/selection.py
 	$(BIN)/python benchmarks/end_to_end.py
 
-train: setup ## The embedded models, from nothing: hours. Stop it when you like, it goes on from its checkpoints.
+train: setup ## Train the embedded models from scratch: hours. A stopped training resumes from its last checkpoint.
 	for family in llava onevision; do \
 		for part in encoder language export; do $(BIN)/python -m recipes.train $$family $$part || exit 1; done; \
 		$(BIN)/python -m recipes.measure mini-$$family || exit 1; \
 	done
 	$(BIN)/python -m recipes.card
 
-clean:
-	rm -rf .venv build dist out runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: ## Remove the environments, caches, builds and results.
+	rm -rf .venv .venv-oldest build dist out runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

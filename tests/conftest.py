@@ -7,11 +7,23 @@ import pytest
 from hypothesis import HealthCheck, settings
 from judge_server import Reply, Server
 
+# Tests need no network: a model that is not on this machine is missing at once, without attempts to download it.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
 # The same examples on every run; HYPOTHESIS_PROFILE=explore looks for new ones.
 common = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", common, derandomize=True, max_examples=120)
 settings.register_profile("explore", common, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests marked gpu where there is no CUDA device."""
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
 
 
 @pytest.fixture(scope="session")

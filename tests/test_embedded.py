@@ -88,6 +88,7 @@ def right(loaded: tuple[Any, Any], method: Any, images: int) -> float:
     return sum(good) / len(good)
 
 
+@pytest.mark.slow
 def test_answers_mean_something(loaded: tuple[Any, Any]) -> None:
     """On twenty images; the whole measurement is `python -m recipes.measure`."""
     everything = right(loaded, NoPruning(), 20)

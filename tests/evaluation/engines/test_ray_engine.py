@@ -15,6 +15,7 @@ from clustrs.evaluation.report import write_report
 from clustrs.evaluation.store import key_of, read_answers
 
 ray = pytest.importorskip("ray")
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
