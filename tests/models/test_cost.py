@@ -1,7 +1,7 @@
 """Counted costs against torch's own counter and the real cache, on small models of the real classes.
 
 Everything agrees exactly: both count matrix products and convolutions only, attention in full. SDPA runs with its
-"math" backend here, because torch's counter does not know the fused kernel of the CPU. Older transformers (5.16)
+"math" backend here, because torch's counter does not know the fused kernel of the CPU. Older transformers
 multiply positions and frequencies of the rotary embedding as matrices, which torch then counts: see `angles`.
 """
 
@@ -29,7 +29,9 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from clustrs.models.cost import Cost, count_cost, decoder_flops, kv_cache_bytes, projector_flops, vision_flops
+from clustrs.models.adapters.llava import projector_flops
+from clustrs.models.adapters.towers import tower_flops
+from clustrs.models.cost import Cost, count_cost, decoder_flops, kv_cache_bytes
 
 CROP: dict[str, Any] = {
     "hidden_size": 24,
@@ -100,7 +102,7 @@ def test_every_part_agrees_with_torchs_counter(family: Any, implementation: str)
     config, text, cached = model.config, 5, 11
     pixels = torch.randn(1, 3, 30, 30)
     measured, features = flops(lambda: model.model.vision_tower(pixels, output_hidden_states=True))
-    assert measured == vision_flops(config.vision_config)
+    assert measured == tower_flops(config.vision_config)
 
     layers = family[5] if isinstance(family[5], list) else [family[5]]
     tokens = torch.cat([features.hidden_states[layer] for layer in layers], -1)
@@ -121,7 +123,7 @@ def test_every_part_agrees_with_torchs_counter(family: Any, implementation: str)
     assert measured - angles(model, 1) == decoder_flops(config.text_config, 1, cached=cached)
 
     assert count_cost(config, text, 6) == Cost(
-        vision=vision_flops(config.vision_config),
+        vision=tower_flops(config.vision_config),
         projector=projector_flops(config),
         prefill=decoder_flops(config.text_config, cached),
         decode=decoder_flops(config.text_config, 1, cached=cached),
@@ -163,7 +165,7 @@ def test_what_cannot_be_counted_is_refused() -> None:
     with pytest.raises(ValueError, match=r"text_config: model_type 'gpt2' .* accepted: llama, mistral, qwen2"):
         decoder_flops(GPT2Config(), 1)
     with pytest.raises(ValueError, match="vision_config: model_type 'gpt2'"):
-        vision_flops(GPT2Config())
+        tower_flops(GPT2Config())
     with pytest.raises(ValueError, match="visual_tokens=-1"):
         count_cost(config, 1, -1)
     with pytest.raises(ValueError, match="crops=0"):

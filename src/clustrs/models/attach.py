@@ -23,6 +23,7 @@ from clustrs.models.adapters import VisualTokens, get_adapter
 from clustrs.models.adapters.base import Clock, Crops, Modality
 from clustrs.models.compaction import Compaction, KeptTokens, compact, take_slots
 from clustrs.models.select import Scope, select_tokens
+from clustrs.models.turns import Turn, moved_indices
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.selection import Layout, Selection
 
@@ -54,15 +55,6 @@ class ImageSelection:
     crop = property(lambda self: self.layout.tile)
     row = property(lambda self: self.layout.y)
     column = property(lambda self: self.layout.x)
-
-
-@dataclass(frozen=True)
-class Turn:
-    """What a KV cache holds: the prompt that was given [B, S], how it was compacted, and how many images it had."""
-
-    input_ids: Tensor
-    compaction: Compaction
-    images: int
 
 
 class PrunedOutputs(dict[str, Any]):
@@ -231,7 +223,7 @@ class Handle:
         if not self._has_images(arguments):
             turn = self._turn(arguments)
             if turn is not None:
-                self._continue_forward(turn, arguments)
+                turn.continue_forward(arguments, compact_positions=self.positions == "compact")
                 with self._inside():
                     return wrapper.original(**arguments)
             return wrapper.original(*args, **kwargs)
@@ -242,7 +234,7 @@ class Handle:
         compaction, images = self.prune(arguments, pad_left)
         self._set_positions(arguments, compaction, given, prompt)
         if arguments.get("logits_to_keep") is not None:
-            arguments["logits_to_keep"] = _moved_indices(arguments["logits_to_keep"], compaction)
+            arguments["logits_to_keep"] = moved_indices(arguments["logits_to_keep"], compaction)
         with self._inside():
             out = wrapper.original(**arguments)
         self._remember(getattr(out, "past_key_values", None), prompt, compaction, images)
@@ -273,7 +265,7 @@ class Handle:
             arguments["attention_mask"] = generation.default_mask(prompt, config)
         turn = self._turn(arguments)
         if turn is not None:
-            compaction, images = self._continue_generate(turn, arguments), turn.images
+            compaction, images = self._next_turn(turn, arguments), turn.images
         else:
             self._refuse_cache(arguments)
             given = arguments.pop("position_ids", None)
@@ -407,75 +399,19 @@ class Handle:
         if cache is not None and not torch.compiler.is_compiling():
             self._turns[cache] = Turn(prompt, compaction, images)
 
-    def _continue_forward(self, turn: Turn, arguments: dict[str, Any]) -> None:
-        """The caller's mask and positions, which count the whole prompt, as they fit the cache of the compacted one."""
-        ids = arguments.get("input_ids")
-        new = ids.shape[1] if ids is not None else arguments["inputs_embeds"].shape[1]
-        held = arguments["past_key_values"].get_seq_length()
-        before = turn.compaction
-        mask = arguments.get("attention_mask")
-        ahead = held + new - before.mask.shape[1]
-        whole = before.extended(before.width + ahead)
-        if mask is None:
-            arguments["attention_mask"] = whole.mask
-        elif mask.dim() == 2 and mask.shape[1] == whole.width:
-            arguments["attention_mask"] = whole.follow(mask, 0)
-        elif mask.dim() == 2 and mask.shape[1] != held + new:
-            raise ValueError(
-                f"attention_mask has shape {list(mask.shape)}: {whole.width} columns go with the prompt as given, "
-                f"{held + new} with what is left of it after pruning"
-            )
-        positions = arguments.get("position_ids")
-        if positions is not None and self.positions == "compact":
-            arguments["position_ids"] = positions - whole.dropped[:, -1:]
-        elif positions is None and self.positions == "original":
-            columns = torch.arange(whole.width - new, whole.width, device=whole.source.device)
-            arguments["position_ids"] = columns.expand(len(whole.source), new)
-
-    def _continue_generate(self, turn: Turn, arguments: dict[str, Any]) -> Compaction:
+    def _next_turn(self, turn: Turn, arguments: dict[str, Any]) -> Compaction:
         """The next turn of a conversation: the longer prompt, compacted as the cache is."""
-        ids, known = arguments["input_ids"], turn.input_ids
-        width = known.shape[1]
-        if len(ids) != len(known) or ids.shape[1] <= width or not torch.equal(ids[:, :width], known):
-            raise ValueError("past_key_values: the prompt must begin with the one that the cache was made with")
-        tokens = [self.adapter.placeholder(m) for m in MODALITIES if hasattr(self.adapter.config, f"{m}_token_id")]
-        if any(bool((ids[:, width:] == token).any()) for token in tokens):
-            raise ValueError("past_key_values: a new image can't be added to the cache; leave the cache out")
-        compaction = turn.compaction.extended(ids.shape[1])
-        mask = arguments["attention_mask"]
-        compaction = replace(compaction, mask=compaction.follow(mask, 0))
+        mask, config = arguments["attention_mask"], self.adapter.config
+        placeholders = [self.adapter.placeholder(m) for m in MODALITIES if hasattr(config, f"{m}_token_id")]
+        compaction = turn.continue_prompt(arguments["input_ids"], mask, placeholders)
         for name in (*self.adapter.pixel_arguments, *self.adapter.consumed):
             arguments.pop(name, None)
-        self._shorten(arguments, compaction, tokens)
+        self._shorten(arguments, compaction, placeholders)
         if self.positions == "original":
-            counted = (mask.cumsum(-1) - 1).clamp(min=0)
-            arguments["position_ids"] = compaction.positions(counted)
+            arguments["position_ids"] = compaction.positions((mask.cumsum(-1) - 1).clamp(min=0))
         return compaction
 
 
 def _detached(selection: Selection) -> Selection:
     parts = {name: getattr(selection, name) for name in ("tokens", "centroids", "alpha")}
     return replace(selection, **{name: part.detach() for name, part in parts.items() if part is not None})
-
-
-def _moved_indices(wanted: Any, compaction: Compaction) -> Any:
-    """`logits_to_keep`: positions in the prompt that was given, as positions in the compacted one."""
-    if not isinstance(wanted, Tensor):
-        return wanted
-    if wanted.dtype == torch.bool:
-        moved = compaction.follow(wanted, False)
-        if int(moved.sum()) != int(wanted.sum()):
-            raise ValueError("logits_to_keep: it names a visual token that was dropped, or padding")
-        return moved
-    width, batch = compaction.width, len(compaction.source)
-    rows = wanted.expand(batch, -1) if wanted.dim() == 1 else wanted
-    rows = torch.where(rows < 0, rows + width, rows)
-    if bool(((rows < 0) | (rows >= width)).any()):
-        raise ValueError(f"logits_to_keep: give positions from 0 to {width - 1}")
-    new = torch.full((batch, width), -1, device=rows.device)
-    row, column = compaction.valid.nonzero().unbind(1)
-    new[row, compaction.source[row, column]] = column
-    moved = new.gather(1, rows)
-    if bool((moved < 0).any()):
-        raise ValueError("logits_to_keep: it names a visual token that was dropped, or padding")
-    return moved[0] if wanted.dim() == 1 and bool((moved == moved[0]).all()) else moved

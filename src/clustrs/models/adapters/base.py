@@ -93,6 +93,8 @@ class Adapter:
     """Arguments of `forward` that bring images or videos."""
     consumed: ClassVar[tuple[str, ...]] = ()
     """Further arguments that are used up when these are encoded."""
+    counts_vision: ClassVar[bool] = False
+    """Whether `vision_flops` is defined."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -124,6 +126,11 @@ class Adapter:
         """The arguments that bring images, for some of the images alone."""
         names = (*self.pixel_arguments, *self.consumed)
         return {name: inputs[name][list(indices)] for name in names if isinstance(inputs.get(name), Tensor)}
+
+    @classmethod
+    def vision_flops(cls, config: Any) -> tuple[int, int]:
+        """FLOPs of the tower and of the projector for one crop, from the model's config."""
+        raise NotImplementedError(f"{cls.__name__} does not count the FLOPs of its vision tower")
 
     def batch_images(self, images: Sequence[Any]) -> list[Any]:
         """Images of prompts with one image each, as the family's processor wants them."""

@@ -30,6 +30,7 @@ class LlavaAdapter(Adapter):
     """LLaVA-1.5, with a CLIP, SigLIP or DINOv2 tower."""
 
     model_types = ("llava",)
+    counts_vision = True
     consumed = ("image_sizes", "vision_feature_layer", "vision_feature_select_strategy")
     feature_arguments = ("vision_feature_layer", "vision_feature_select_strategy")
 
@@ -66,6 +67,10 @@ class LlavaAdapter(Adapter):
     def listen(self, inputs: dict[str, Any]) -> Any:
         return scoring.listen(self.listened_layer(inputs), towers.reduction(self.inner.vision_tower))
 
+    @classmethod
+    def vision_flops(cls, config: Any) -> tuple[int, int]:
+        return towers.tower_flops(config.vision_config), projector_flops(config)
+
     def encode(self, inputs: dict[str, Any], clock: Clock, crops: Crops = "all") -> list[VisualTokens]:
         self.check(inputs)
         with clock.time("vision"), self.listen(inputs) as listener:
@@ -95,3 +100,12 @@ class LlavaAdapter(Adapter):
             encoded.cls_keys[index : index + 1],
             self.inner.multi_modal_projector,
         )
+
+
+def projector_flops(config: Any) -> int:
+    """FLOPs of the projector for one crop; takes the whole model's config. It sees every token: pruning comes after."""
+    patches, extra = towers.tower_tokens(config.vision_config)
+    tokens = patches + extra - (config.vision_feature_select_strategy == "default")
+    layers = 1 if isinstance(config.vision_feature_layer, int) else len(config.vision_feature_layer)
+    out = config.text_config.hidden_size
+    return 2 * tokens * out * (layers * config.vision_config.hidden_size + out)

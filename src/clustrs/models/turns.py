@@ -1,0 +1,76 @@
+"""Later calls on the KV cache of a pruned prompt: what callers count in the prompt they gave, as it fits the cache."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clustrs.models.compaction import Compaction
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a KV cache holds: the prompt that was given [B, S], how it was compacted, and how many images it had."""
+
+    input_ids: Tensor
+    compaction: Compaction
+    images: int
+
+    def continue_forward(self, arguments: dict[str, Any], compact_positions: bool) -> None:
+        """Make the caller's mask and positions, which count the whole prompt, fit the cache of the compacted one."""
+        ids = arguments.get("input_ids")
+        new = ids.shape[1] if ids is not None else arguments["inputs_embeds"].shape[1]
+        held = arguments["past_key_values"].get_seq_length()
+        before = self.compaction
+        whole = before.extended(before.width + held + new - before.mask.shape[1])
+        mask = arguments.get("attention_mask")
+        if mask is None:
+            arguments["attention_mask"] = whole.mask
+        elif mask.dim() == 2 and mask.shape[1] == whole.width:
+            arguments["attention_mask"] = whole.follow(mask, 0)
+        elif mask.dim() == 2 and mask.shape[1] != held + new:
+            raise ValueError(
+                f"attention_mask has shape {list(mask.shape)}: {whole.width} columns go with the prompt as given, "
+                f"{held + new} with what is left of it after pruning"
+            )
+        positions = arguments.get("position_ids")
+        if positions is not None and compact_positions:
+            arguments["position_ids"] = positions - whole.dropped[:, -1:]
+        elif positions is None and not compact_positions:
+            columns = torch.arange(whole.width - new, whole.width, device=whole.source.device)
+            arguments["position_ids"] = columns.expand(len(whole.source), new)
+
+    def continue_prompt(self, input_ids: Tensor, mask: Tensor, placeholders: list[int]) -> Compaction:
+        """Compact the longer prompt of the next turn as the cache is."""
+        width = self.input_ids.shape[1]
+        begins = len(input_ids) == len(self.input_ids) and torch.equal(input_ids[:, :width], self.input_ids)
+        if input_ids.shape[1] <= width or not begins:
+            raise ValueError("past_key_values: the prompt must begin with the one that the cache was made with")
+        if any(bool((input_ids[:, width:] == token).any()) for token in placeholders):
+            raise ValueError("past_key_values: a new image can't be added to the cache; leave the cache out")
+        compaction = self.compaction.extended(input_ids.shape[1])
+        return replace(compaction, mask=compaction.follow(mask, 0))
+
+
+def moved_indices(requested: Any, compaction: Compaction) -> Any:
+    """`logits_to_keep`: positions in the prompt that was given, as positions in the compacted one."""
+    if not isinstance(requested, Tensor):
+        return requested
+    if requested.dtype == torch.bool:
+        moved = compaction.follow(requested, False)
+        if int(moved.sum()) != int(requested.sum()):
+            raise ValueError("logits_to_keep: it names a visual token that was dropped, or padding")
+        return moved
+    width, batch = compaction.width, len(compaction.source)
+    rows = requested.expand(batch, -1) if requested.dim() == 1 else requested
+    rows = torch.where(rows < 0, rows + width, rows)
+    if bool(((rows < 0) | (rows >= width)).any()):
+        raise ValueError(f"logits_to_keep: give positions from 0 to {width - 1}")
+    new = torch.full((batch, width), -1, device=rows.device)
+    row, column = compaction.valid.nonzero().unbind(1)
+    new[row, compaction.source[row, column]] = column
+    moved = new.gather(1, rows)
+    if bool((moved < 0).any()):
+        raise ValueError("logits_to_keep: it names a visual token that was dropped, or padding")
+    return moved[0] if requested.dim() == 1 and bool((moved == moved[0]).all()) else moved
