@@ -17,8 +17,7 @@ def build(root: Path, images: int = 4, questions: int = 2) -> Path:
     entries = []
     for number in range(images):
         tiny_models.make_image(40, 50, number).save(root / f"{number}.png")
-        for i in range(questions):
-            entries.append(entry(number, i))
+        entries += [entry(number, i) for i in range(questions)]
     write(root, entries)
     return root
 

@@ -1,6 +1,7 @@
 """What a run measures: the grid of methods, corruptions and seeds, and what else decides the answers."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import product
@@ -81,12 +82,13 @@ class Config:
 
 
 def convert(name: str, value: Any, hint: Any) -> Any:
-    """A value of the type that an option has; lists become tuples."""
+    """A value of the type that an option has, in the form in which JSON would give it back."""
     if get_origin(hint) is Literal:
         validation.choice(name, value, get_args(hint))
     try:
-        return msgspec.convert(value, hint)
-    except (msgspec.ValidationError, RecursionError) as error:
+        plain = json.loads(json.dumps(os.fspath(value) if isinstance(value, os.PathLike) else value))
+        return msgspec.convert(plain, hint)
+    except (ValueError, TypeError, RecursionError) as error:
         message = str(error)
         raise ValueError(f"{name}={excerpt(value)}: {message[:1].lower()}{message[1:]}") from None
 

@@ -70,16 +70,17 @@ def typed_lines(path: Path, kind: type[T]) -> Iterator[tuple[str, T]]:
 
 def drop_torn_line(file: BinaryIO) -> None:
     """Cut off a last line without an end, which a killed process left."""
-    end = file.seek(0, os.SEEK_END)
+    size = end = file.seek(0, os.SEEK_END)
     while end > 0:
         start = max(0, end - BLOCK)
         file.seek(start)
-        found = file.read(end - start).rfind(b"\n")
-        if found >= 0:
-            end = start + found + 1
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
             break
         end = start
-    file.truncate(end)
+    if end < size:
+        file.truncate(end)
     file.seek(end)
 
 
