@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,14 @@ def test_a_template_that_fails_on_one_question(root: Path, tmp_path: Path) -> No
     run(config(root), tmp_path / "run", progress=False)
     assert set(errors(tmp_path / "run")) == {f"{number}-1" for number in range(3)}
     assert all("no such words" in error for error in errors(tmp_path / "run").values())
+
+
+def test_a_template_that_is_wrong_is_one_line_for_a_single_question_too(run: Run, root: Path) -> None:
+    (root / "model" / "chat_template.jinja").write_text("{% if %}")
+    code, out, err = run("ask", root / "0.png", "Why?", "--model", root / "model")
+    assert (code, out) == (2, "")
+    assert "the model's chat template failed: " in err
+    assert err.count("\n") == 1
 
 
 def test_memory_errors_of_a_corruption_are_one_failure(
@@ -218,7 +226,7 @@ class Strange:
     scale = 100.0
 
     def __init__(self, *items: Item) -> None:
-        self.items = list(items)
+        self.items: Sequence[Item] = items
 
     def open(self, image: str) -> Image.Image:
         if image == "raises":

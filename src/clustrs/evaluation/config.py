@@ -227,7 +227,8 @@ def parse_yaml(text: str) -> Any:
 
     for event in yaml.parse(text, yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
-            raise ValueError(f"line {event.start_mark.line + 1} has the alias *{event.anchor}: write the value out")
+            line = event.start_mark.line + 1 if event.start_mark else "?"
+            raise ValueError(f"line {line} has the alias *{event.anchor}: write the value out")
     return yaml.safe_load(text)
 
 

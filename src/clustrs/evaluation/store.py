@@ -122,7 +122,7 @@ class RunFolder:
     def _read(self, config: Config, items: Sequence[str], retry: bool) -> set[str]:
         """Take in the answers so far; returns the names of the images that those which stay are about."""
         methods = {identity(describe_method(make_method(stored))) for stored in config.methods}
-        known = (set(items), methods, set(config.corruptions), set(config.seeds))
+        known: tuple[set[Any], ...] = (set(items), methods, set(config.corruptions), set(config.seeds))
         about: set[str] = set()
         for where, record in self._records():
             key = key_of(record)
