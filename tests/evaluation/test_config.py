@@ -25,8 +25,8 @@ def config(**changes: Any) -> Config:
 
 
 def test_methods_are_spelled_out_at_every_budget() -> None:
-    found = expand_methods(["none", "clustrs", "random keep=3", "clustrs tau=2 shrink=false"], [16, 0.25])
-    assert [(method["name"], method["keep"]) for method in found] == [
+    methods = expand_methods(["none", "clustrs", "random keep=3", "clustrs tau=2 shrink=false"], [16, 0.25])
+    assert [(method["name"], method["keep"]) for method in methods] == [
         ("none", 1.0),
         ("clustrs", 16),
         ("clustrs", 0.25),
@@ -34,8 +34,8 @@ def test_methods_are_spelled_out_at_every_budget() -> None:
         ("clustrs", 16),
         ("clustrs", 0.25),
     ]
-    assert [method.get("tau") for method in found] == [None, 1.0, 1.0, None, 2, 2]
-    assert make_method(found[-1]).to_dict()["shrink"] is False
+    assert [method.get("tau") for method in methods] == [None, 1.0, 1.0, None, 2, 2]
+    assert make_method(methods[-1]).to_dict()["shrink"] is False
     assert {method["name"] for method in expand_methods(["all"], [16])} == set(list_methods())
     assert expand_methods(["clustrs", "clustrs tau=1.0"], [16]) == expand_methods(["clustrs"], [16])
 
@@ -88,9 +88,9 @@ def test_every_ready_configuration_is_valid() -> None:
     ready = [Path(name) for name in sorted(shipped_configs())]
     assert len(ready) >= 8
     for name in ready:
-        found = configuration(parser().parse_args(["eval", "--config", str(name)]))
-        assert found.methods
-        assert found.corruptions
+        made = configuration(parser().parse_args(["eval", "--config", str(name)]))
+        assert made.methods
+        assert made.corruptions
 
 
 def test_a_configuration_file(tmp_path: Path) -> None:
@@ -99,9 +99,9 @@ def test_a_configuration_file(tmp_path: Path) -> None:
 
     file = tmp_path / "mine.yaml"
     file.write_text("task: scenes\nmethods: [none, clustrs tau=2]\nkeep: [16, 0.5]\ncorrupt: gaussian\nbatch-size: 5\n")
-    found = configuration(parser().parse_args(["eval", "--config", str(file), "--limit", "3", "--keep", "8,9"]))
-    assert (found.batch_size, found.limit, len(found.corruptions)) == (5, 3, 5)
-    assert [method["keep"] for method in found.methods] == [1.0, 8, 9]
+    made = configuration(parser().parse_args(["eval", "--config", str(file), "--limit", "3", "--keep", "8,9"]))
+    assert (made.batch_size, made.limit, len(made.corruptions)) == (5, 3, 5)
+    assert [method["keep"] for method in made.methods] == [1.0, 8, 9]
     for text, message in (
         ("- a", "give a mapping"),
         ("a: [", "is not YAML"),

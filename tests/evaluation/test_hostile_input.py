@@ -299,3 +299,30 @@ def test_paths_that_are_not_text(original: Path, tmp_path: Path) -> None:
     assert (summary.answers, summary.failed) == (12, 0)
     assert run(config(original, data=str(data)), tmp_path / "run", progress=False).reused == 12
     assert json.loads((tmp_path / "run" / "config.json").read_text())["data"] == str(data)
+
+
+LONG = "x" * 5000
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("eval", "--config", LONG),
+        ("eval", "--model", LONG),
+        ("eval", "--model", f"/{LONG}"),
+        ("eval", "--model", "~nobody-of-that-name/x"),
+        ("eval", "--task", LONG),
+        ("eval", "--task", "custom", "--data", LONG),
+        ("eval", "-o", LONG),
+        ("eval", "--limit", "9" * 400),
+        ("eval", "--seeds", "9" * 400),
+        ("report", LONG),
+        ("ask", LONG, "Why?"),
+    ],
+    ids=lambda words: " ".join(words)[:24],
+)
+def test_names_and_numbers_that_are_too_long(run: Run, words: tuple[str, ...]) -> None:
+    code, out, err = run(*words)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith("clustrs: ")
+    assert "Traceback" not in err

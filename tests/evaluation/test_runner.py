@@ -36,14 +36,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model, and a task of our own with five images, one of them broken and one missing."""
     root = tmp_path_factory.mktemp("run")
     tiny_models.build("llava", "clip", root / "model")
-    rows = []
+    entries = []
     for number in range(5):
         tiny_models.make_image(40, 50, number).save(root / f"{number}.png")
         common = {"image": f"{number}.png", "answer": "x"}
-        rows += [{"id": f"{number}-{i}", "question": f"Why {i}?", **common} for i in range(2)]
+        entries += [{"id": f"{number}-{i}", "question": f"Why {i}?", **common} for i in range(2)]
     (root / "3.png").write_bytes((root / "3.png").read_bytes()[:200])
     (root / "4.png").unlink()
-    (root / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (root / "questions.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     return root
 
 
@@ -144,6 +144,7 @@ def test_resumes_after_any_torn_record(made: Path, whole: Path, tmp_path: Path, 
     assert answers(tmp_path) == answers(whole)
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(made: Path, whole: Path, tmp_path: Path) -> None:
     """SIGKILL, three times, then to the end: the same answers."""
     moments = random.Random(0)

@@ -164,21 +164,21 @@ def expand_corruptions(given: Sequence[str]) -> tuple[str, ...]:
 
 def differences(stored: Mapping[str, Any], requested: Mapping[str, Any], within: str = "") -> list[str]:
     """What a configuration has that another has not, in words."""
-    found = []
+    changes = []
     for key in sorted({*stored, *requested}):
         before, now = stored.get(key), requested.get(key)
         if before == now:
             continue
         if isinstance(before, dict) and isinstance(now, dict):
-            found += differences(before, now, f"{within}{key}/")
+            changes += differences(before, now, f"{within}{key}/")
         elif isinstance(before, list) and isinstance(now, list):
             gone = [json.dumps(value) for value in before if value not in now]
             new = [json.dumps(value) for value in now if value not in before]
             parts = [f"without {', '.join(gone)}"] * bool(gone) + [f"with {', '.join(new)}"] * bool(new)
-            found.append(f"{within}{key}: now {' and '.join(parts) or 'in another order'}")
+            changes.append(f"{within}{key}: now {' and '.join(parts) or 'in another order'}")
         else:
-            found.append(f"{within}{key}: was {json.dumps(before)}, now {json.dumps(now)}")
-    return found
+            changes.append(f"{within}{key}: was {json.dumps(before)}, now {json.dumps(now)}")
+    return changes
 
 
 TEXTS = list[str] | str
@@ -204,8 +204,8 @@ SETTINGS: dict[str, Any] = {
 def read_settings(path: Path) -> dict[str, Any]:
     """The options in a YAML file, named as on the command line; a name without a file is one that ships with us."""
     shipped = shipped_configs()
-    source = path if path.is_file() else shipped.get(path.as_posix(), path)
-    if not source.is_file():
+    source = path if os.path.isfile(path) else shipped.get(path.as_posix(), path)
+    if not os.path.isfile(source):  # unlike Path.is_file, also for names that are too long
         raise ValueError(f"config {str(path)!r}: there is no such file; ready ones are {', '.join(sorted(shipped))}")
     try:
         loaded = parse_yaml(source.read_text(encoding="utf-8"))

@@ -189,15 +189,15 @@ def write_whole(path: Path, text: str) -> None:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The configuration of a run, and what is stored beside it."""
-    path = folder / "config.json"
-    if not path.is_file():
+    path = Path(folder) / "config.json"
+    if not os.path.isfile(path):  # unlike Path.is_file, also for names that are too long
         raise ValueError(f"run {str(folder)!r}: there is no config.json, it is not the folder of a run")
     return read_object(path)
 
 
 def read_answers(folder: Path) -> Iterator[AnswerRecord]:
     """The answers so far; a torn last line is left out."""
-    path = folder / "answers.jsonl"
-    if path.exists():
+    path = Path(folder) / "answers.jsonl"
+    if os.path.exists(path):
         for _, record in typed_lines(path, AnswerRecord):
             yield record

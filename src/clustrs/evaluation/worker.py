@@ -50,8 +50,8 @@ def units(config: Config, task: Task, done: set[Key]) -> list[Unit]:
                 if (task.items[item].id, described, corruption, seed) not in done
             ]
             if missing:
-                items, wanted = ({pair[i] for pair in missing} for i in (0, 1))
-                left.append(Unit(corruption, seed, tuple(sorted(items)), tuple(sorted(wanted))))
+                items, requested = ({pair[i] for pair in missing} for i in (0, 1))
+                left.append(Unit(corruption, seed, tuple(sorted(items)), tuple(sorted(requested))))
     return left
 
 

@@ -1,7 +1,6 @@
 """Open an image file safely: one clear error for whatever is wrong with it."""
 
 import os
-from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -21,8 +20,8 @@ class ImageTooLarge(ValueError):
 def open_image(path: str | os.PathLike[str]) -> Image.Image:
     """The image in a file, upright and in RGB. A ValueError says what is wrong with a file that has none."""
     where = f"image {str(path)!r}"
-    if not Path(path).is_file():
-        raise ValueError(f"{where}: {'not a file' if Path(path).exists() else 'there is no such file'}")
+    if not os.path.isfile(path):  # unlike Path.is_file, also for names that are too long
+        raise ValueError(f"{where}: {'not a file' if os.path.exists(path) else 'there is no such file'}")
     try:
         with Image.open(path, formats=FORMATS) as file:
             check_size(where, file.size)

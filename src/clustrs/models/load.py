@@ -1,5 +1,6 @@
 """Load a model and its processor: an embedded one, a folder, or an id of the Hugging Face hub."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ ADVICE = "give a folder that save_pretrained wrote (model and processor), or an 
 
 def folder_of(model_id: str) -> Path | None:
     """The folder of an embedded model, or the one that is given; None for an id of the Hugging Face hub."""
-    expanded = model_folder(model_id) if model_id in MODELS else Path(model_id).expanduser()
-    if expanded.exists():
+    expanded = model_folder(model_id) if model_id in MODELS else Path(os.path.expanduser(model_id))
+    if os.path.exists(expanded):  # unlike Path.exists, also for names that are too long
         return expanded
     if model_id.startswith((".", "/", "~")) or model_id.count("/") > 1:
         raise ValueError(f"model {model_id!r}: there is no such folder")

@@ -1,4 +1,4 @@
-"""The grid over Ray: the same record as the local engine's, also when a node dies in the middle."""
+"""The grid over Ray: the same records as the local engine's, also when a node dies in the middle."""
 
 import json
 from collections.abc import Iterator
@@ -15,18 +15,19 @@ from clustrs.evaluation.report import write_report
 from clustrs.evaluation.store import key_of, read_answers
 
 ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     root = tmp_path_factory.mktemp("task")
     tiny_models.build("llava", "clip", root / "model")
-    rows = []
+    entries = []
     for number in range(12):
         tiny_models.make_image(40, 50, number).save(root / f"{number}.png")
-        rows.append({"id": str(number), "image": f"{number}.png", "question": f"Why {number}?", "answer": "x"})
-    (root / "5.png").write_text("no image")
-    (root / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        entries.append({"id": str(number), "image": f"{number}.png", "question": f"Why {number}?", "answer": "x"})
+    (root / "5.png").write_text("not an image")
+    (root / "questions.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     return Config(
         task="custom",
         data=str(root),

@@ -59,7 +59,7 @@ def from_hub(hub: str, limit: int | None) -> MMVet:
     """The hub has an image for each question, without a name: it gets the question's."""
     rows, records = hub_rows(hub, None, ADVICE)
     items = gather(hub, ((entry, from_row(entry)) for entry in records))
-    return MMVet(items[:limit], Hub(rows, {item.image: number for number, item in enumerate(items)}))
+    return MMVet(items[:limit], Hub(rows, {item.image: index for index, item in enumerate(items)}))
 
 
 def from_row(entry: Entry) -> Item:

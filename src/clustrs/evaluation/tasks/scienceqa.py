@@ -49,7 +49,7 @@ def bare(text: str) -> str:
 
 
 def chosen(text: str, letters: Sequence[str] = LETTERS) -> str | None:
-    """The letter that an answer names: it alone, before ". ", or in a single "The answer is X" that goes on.
+    """The letter that an answer names: it alone, before ". ", or in a single "The answer is X" with something after it.
 
     LLaVA's pattern ends with an unescaped full stop, so any character may follow the letter, but one must.
     """
@@ -122,11 +122,10 @@ def count_choices(text: str) -> int:
 
 
 def from_hub(hub: str, limit: int | None) -> ScienceQA:
-    """The hub's rows have no ids: they get their numbers."""
+    """The questions of the hub, whose rows have no ids: they get their indices."""
     rows, records = hub_rows(hub, CONFIG, ADVICE)
-    found = ((entry, from_row(f"row-{number:04}", entry)) for number, entry in enumerate(records))
-    items = gather(hub, found)
-    return ScienceQA(items[:limit], Hub(rows, {item.image: number for number, item in enumerate(items)}))
+    items = gather(hub, ((entry, from_row(f"row-{index:04}", entry)) for index, entry in enumerate(records)))
+    return ScienceQA(items[:limit], Hub(rows, {item.image: index for index, item in enumerate(items)}))
 
 
 def from_row(key: str, entry: Entry) -> Item:
