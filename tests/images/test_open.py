@@ -28,7 +28,7 @@ def test_no_other_program_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(subprocess, "Popen", start)
     for name in ("a.eps", "a.png"):
         Image.new("RGB", (4, 3)).save(tmp_path / name, format="EPS")
-        with pytest.raises(ValueError, match=r"not an image in a format that is read here \(PNG, JPEG"):
+        with pytest.raises(ValueError, match=r"not an image in any format that is read here \(PNG, JPEG"):
             open_image(tmp_path / name)
 
 

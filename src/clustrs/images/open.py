@@ -33,7 +33,7 @@ def open_image(path: str | os.PathLike[str]) -> Image.Image:
                 raise ValueError("it has 32-bit pixels, give 8 or 16 bits")
             return image.convert("RGB")
     except UnidentifiedImageError:
-        raise ValueError(f"{where}: not an image in a format that is read here ({', '.join(FORMATS)})") from None
+        raise ValueError(f"{where}: not an image in any format that is read here ({', '.join(FORMATS)})") from None
     except ImageTooLarge:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
