@@ -254,7 +254,7 @@ def bad_images(folder: Path) -> dict[str, Path]:
     Image.new("F", (4, 4)).save(folder / "float.tiff")
     return {
         "not an image in any format": folder / "text.png",
-        "not a image in any": folder / "empty.png",
+        "not an image in any": folder / "empty.png",
         "could not be read: ": folder / "cut.png",
         "32-bit pixels": folder / "float.tiff",
         "there is no such file": folder / "missing.png",
