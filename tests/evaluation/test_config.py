@@ -141,7 +141,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("task: 2001-99-99", "is not YAML"),
         ("a: &x [*x]", "line 1 has the alias ..: write the value out"),
         (BOMB, "line 2 has the alias ..: write the value out"),
-        ("[" * 5000, "is not YAML"),
+        ("[" * 5000, "is not YAML: nested more than 20 deep"),
         ("1: 2", "give a mapping"),
         ("methods: ['']", "methods: give at least one"),
         ('a: "\\ud800"', "unknown option 'a'|is not YAML"),

@@ -308,18 +308,18 @@ LONG = "x" * 5000
     "words",
     [
         ("eval", "--config", LONG),
-        ("eval", "--model", LONG),
-        ("eval", "--model", f"/{LONG}"),
-        ("eval", "--model", "~nobody-of-that-name/x"),
+        ("eval", "--limit", "1", "--model", LONG),
+        ("eval", "--limit", "1", "--model", f"/{LONG}"),
+        ("eval", "--limit", "1", "--model", "~nobody-of-that-name/x"),
         ("eval", "--task", LONG),
         ("eval", "--task", "custom", "--data", LONG),
-        ("eval", "-o", LONG),
+        ("eval", "--limit", "1", "-o", LONG),
         ("eval", "--limit", "9" * 400),
         ("eval", "--seeds", "9" * 400),
         ("report", LONG),
         ("ask", LONG, "Why?"),
     ],
-    ids=lambda words: " ".join(words)[:24],
+    ids=lambda words: " ".join(words)[:32],
 )
 def test_names_and_numbers_that_are_too_long(run: Run, words: tuple[str, ...]) -> None:
     code, out, err = run(*words)

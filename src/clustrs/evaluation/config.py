@@ -18,6 +18,8 @@ from clustrs.pruners import Pruner, get_method, list_methods, method_class
 CLEAN = "clean"
 LARGEST = 2**63 - 1
 """Of integers: what files and other programs can hold."""
+DEEPEST = 20
+"""Levels of a configuration file."""
 
 Scope = Literal["image", "crop"]
 Crops = Literal["all", "base"]
@@ -222,10 +224,15 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str) -> Any:
-    """What a YAML text says. Aliases are refused: a few lines of them can stand for billions of values."""
+    """What a YAML text says. Aliases are refused, a few lines of them can stand for billions of values, and so is deep
+    nesting, for which the parser takes very long."""
     import yaml
 
+    depth = 0
     for event in yaml.parse(text, yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise ValueError(f"nested more than {DEEPEST} deep")
         if isinstance(event, yaml.AliasEvent):
             line = event.start_mark.line + 1 if event.start_mark else "?"
             raise ValueError(f"line {line} has the alias *{event.anchor}: write the value out")
