@@ -39,7 +39,7 @@ def root(original: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("size", [(65500, 2), (2, 65500)])
 def test_a_long_image_is_one_failure(root: Path, tmp_path: Path, size: tuple[int, int]) -> None:
-    """472 bytes, for which the processor would ask for 12 GB."""
+    """A file of some hundred bytes, for which the processor would ask for gigabytes."""
     Image.new("1", size).save(root / "1.png")
     assert (root / "1.png").stat().st_size < 20_000
     summary = run(config(root), tmp_path / "run", progress=False)
