@@ -1,4 +1,4 @@
-"""Small files of each task, with mistakes in them where wanted."""
+"""Small files of each task, with mistakes in them where a test asks for them."""
 
 import json
 from pathlib import Path

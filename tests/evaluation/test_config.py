@@ -1,5 +1,8 @@
 """What a run's configuration accepts, and how it is spelled out."""
 
+import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +25,8 @@ def config(**changes: Any) -> Config:
 
 
 def test_methods_are_spelled_out_at_every_budget() -> None:
-    found = expand_methods(["none", "clustrs", "random keep=3", "clustrs tau=2 shrink=false"], [16, 0.25])
-    assert [(method["name"], method["keep"]) for method in found] == [
+    methods = expand_methods(["none", "clustrs", "random keep=3", "clustrs tau=2 shrink=false"], [16, 0.25])
+    assert [(method["name"], method["keep"]) for method in methods] == [
         ("none", 1.0),
         ("clustrs", 16),
         ("clustrs", 0.25),
@@ -31,8 +34,8 @@ def test_methods_are_spelled_out_at_every_budget() -> None:
         ("clustrs", 16),
         ("clustrs", 0.25),
     ]
-    assert [method.get("tau") for method in found] == [None, 1.0, 1.0, None, 2, 2]
-    assert make_method(found[-1]).to_dict()["shrink"] is False
+    assert [method.get("tau") for method in methods] == [None, 1.0, 1.0, None, 2, 2]
+    assert make_method(methods[-1]).to_dict()["shrink"] is False
     assert {method["name"] for method in expand_methods(["all"], [16])} == set(list_methods())
     assert expand_methods(["clustrs", "clustrs tau=1.0"], [16]) == expand_methods(["clustrs"], [16])
 
@@ -85,9 +88,9 @@ def test_every_ready_configuration_is_valid() -> None:
     ready = [Path(name) for name in sorted(shipped_configs())]
     assert len(ready) >= 8
     for name in ready:
-        found = configuration(parser().parse_args(["eval", "--config", str(name)]))
-        assert found.methods
-        assert found.corruptions
+        made = configuration(parser().parse_args(["eval", "--config", str(name)]))
+        assert made.methods
+        assert made.corruptions
 
 
 def test_a_configuration_file(tmp_path: Path) -> None:
@@ -96,9 +99,9 @@ def test_a_configuration_file(tmp_path: Path) -> None:
 
     file = tmp_path / "mine.yaml"
     file.write_text("task: scenes\nmethods: [none, clustrs tau=2]\nkeep: [16, 0.5]\ncorrupt: gaussian\nbatch-size: 5\n")
-    found = configuration(parser().parse_args(["eval", "--config", str(file), "--limit", "3", "--keep", "8,9"]))
-    assert (found.batch_size, found.limit, len(found.corruptions)) == (5, 3, 5)
-    assert [method["keep"] for method in found.methods] == [1.0, 8, 9]
+    made = configuration(parser().parse_args(["eval", "--config", str(file), "--limit", "3", "--keep", "8,9"]))
+    assert (made.batch_size, made.limit, len(made.corruptions)) == (5, 3, 5)
+    assert [method["keep"] for method in made.methods] == [1.0, 8, 9]
     for text, message in (
         ("- a", "give a mapping"),
         ("a: [", "is not YAML"),
@@ -109,3 +112,84 @@ def test_a_configuration_file(tmp_path: Path) -> None:
             configuration(parser().parse_args(["eval", "--config", str(file)]))
     with pytest.raises(ValueError, match="ready ones are"):
         read_settings(Path("nothing"))
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join(['*' + old] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("limit: three", "limit='three': expected `int`, got `str`"),
+        ("limit: 1.5", "limit=1.5: expected `int`"),
+        ("task: [scenes]", "task=.'scenes'.: expected `str`"),
+        ("task: 2001-01-01", "task=datetime.date"),
+        ("seeds: {a: 1}", "seeds="),
+        ("seeds: [one]", "seeds="),
+        ("methods: [3]", "methods="),
+        ("methods: {name: clustrs}", "methods="),
+        ("methods: [{keep: 3}]", "give its name"),
+        ("corrupt: [gaussian: 0.5]", "corrupt="),
+        ("keep: [[16]]", "keep="),
+        ("task-options: 3", "task_options=3: expected `object`"),
+        ("scope: page", "scope='page': give one of 'image', 'crop'"),
+        ("batch-size: true", "batch_size=True"),
+        ("seeds: [" + "9" * 400 + "]", "seeds=9999"),
+        ("limit: " + "9" * 5000, "is not YAML"),
+        ("task: 2001-99-99", "is not YAML"),
+        ("a: &x [*x]", "line 1 has the alias ..: write the value out"),
+        (BOMB, "line 2 has the alias ..: write the value out"),
+        ("[" * 5000, "is not YAML: nested more than 20 deep"),
+        ("1: 2", "give a mapping"),
+        ("methods: ['']", "methods: give at least one"),
+        ('a: "\\ud800"', "unknown option 'a'|is not YAML"),
+    ],
+    ids=lambda value: value[:24],
+)
+def test_wrong_configuration_files_are_one_line(
+    run: Callable[..., tuple[int, str, str]], tmp_path: Path, text: str, message: str
+) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    code, out, err = run("eval", "--config", tmp_path / "mine.yaml", "--set-task", "a=1", "-o", tmp_path / "run")
+    assert (code, out) == (2, "")
+    assert re.search(message, err), err
+    assert err.startswith("clustrs: ")
+    assert err.count("\n") == 1
+    assert len(err) < 600
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task": 3}, "task=3: expected `str`, got `int`"),
+        ({"limit": "3"}, "limit='3': expected `int | null`, got `str`"),
+        ({"limit": 10**400}, "limit=1000.*give an integer of at least 1"),
+        ({"seeds": (2**63,)}, "seeds=9223372036854775808: give integers from 0 to 9223372036854775807"),
+        ({"seeds": ("0",)}, "seeds="),
+        ({"methods": ("none",)}, "methods="),
+        ({"task_options": [1]}, "task_options="),
+        ({"crops": 1}, "crops=1: give one of 'all', 'base'"),
+        ({"positions": "compct"}, "did you mean 'compact'"),
+    ],
+)
+def test_wrong_types(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config(**changes)
+
+
+def test_one_json_form(tmp_path: Path) -> None:
+    """Lists and tuples are the same, paths are strings, and what JSON gives back is the same configuration."""
+    one = config(methods=expand_methods(["clustrs"], [4]), data=tmp_path, seeds=[0, 1])
+    assert one.seeds == (0, 1)
+    assert one.data == str(tmp_path)
+    assert Config.from_json(json.loads(json.dumps(one.to_json()))) == one
+    assert one.methods[0]["clip"] == [0.1, 0.95]
+    assert set(one.to_json()) - set(one.decisive()) == {"batch_size"}
+
+
+def test_differences_name_what_is_inside() -> None:
+    before, now = {"model_files": {"a": "1", "b": "2"}}, {"model_files": {"a": "1", "b": "3"}}
+    assert differences(before, now) == ['model_files/b: was "2", now "3"']

@@ -144,8 +144,8 @@ def test_judged(tmp_path: Path) -> None:
     ("scoring", "bad", "message"),
     [
         ("exact", "{", "not JSON"),
-        ("exact", "[1]", "no JSON object"),
-        ("exact", "null", "no JSON object"),
+        ("exact", "[1]", "not a JSON object"),
+        ("exact", "null", "not a JSON object"),
         ("exact", '{"image": "a", "image": "b"}', "the key 'image' occurs twice"),
         ("exact", "[" * 100_000, "nested too deeply|not JSON"),
         ("exact", line(image=...), "image is missing"),

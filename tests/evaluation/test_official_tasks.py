@@ -56,10 +56,10 @@ def test_mmvet_own_folder(tmp_path: Path) -> None:
         ("", "mm-vet.json: not JSON"),
         ("{", r"mm-vet.json: not JSON \(.*line 1 column 2"),
         ("[" * 100_000, "nested too deeply|not JSON"),
-        ("[]", "no JSON object"),
+        ("[]", "not a JSON object"),
         ("{}", "no questions"),
         ('{"q": {}, "q": {}}', "the key 'q' occurs twice"),
-        ({"q": 3}, "entry 'q': 3 is no JSON object"),
+        ({"q": 3}, "entry 'q': 3 is not a JSON object"),
         ({"q": vet(question=...)}, "entry 'q': question is missing"),
         ({"q": vet(question="  ")}, "question is '  '"),
         ({"q": vet(answer=5)}, "answer is 5: give a string"),
@@ -158,7 +158,7 @@ def test_llava_gets_what_its_own_script_sends(tmp_path: Path) -> None:
 
 def test_scienceqa_own_folder(tmp_path: Path) -> None:
     entries = [
-        science("1", "Without a image?\nA. x\nB. y", "A", image=None),
+        science("1", "Without an image?\nA. x\nB. y", "A", image=None),
         science("2", "<image>\nWhich?\nA. x\nB. y", "B"),
         science("3", "A. is no choice here\nWhich?\nA. x\nB. y\nC. z\n<image>", "C"),
     ]
@@ -201,10 +201,10 @@ def test_scienceqa_no_image_present(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({}, "it is no list"),
+        ({}, "it is not a list"),
         ([], "no questions"),
         ([science("1", "?\nA. x\nB. y", "A", image=None)], "no questions"),
-        ([3], "entry 1: 3 is no JSON object"),
+        ([3], "entry 1: 3 is not a JSON object"),
         (
             [science("1", "?\nA. x\nB. y", "A"), science("1", "!\nA. x\nB. y", "B")],
             "entry 2: the id '1' occurs twice",

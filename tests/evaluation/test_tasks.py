@@ -128,7 +128,7 @@ def test_scenes_no_folder_and_no_other_images(tmp_path: Path) -> None:
 
 
 class Rows:
-    """As much of `datasets.Dataset` as is used; decoding a image is counted."""
+    """As much of `datasets.Dataset` as is used; decoding an image is counted."""
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
         self.rows = rows

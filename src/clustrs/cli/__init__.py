@@ -31,10 +31,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; 0 is success, 2 a mistake of the user's, told in one line."""
+    """Run a command; 0 is success, 2 a mistake of the user's, told in one line. A command may have codes of its own."""
     try:
         options = parser().parse_args(argv)
-        options.run(options)
+        return options.run(options) or 0
     except ValueError as error:
         return complain(str(error))
     except ModuleNotFoundError as error:
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         extra = "ray" if error.name.startswith("ray") else "cli"
         return complain(f"{error.name} is not installed: pip install 'clustrs[{extra}]'")
     except KeyboardInterrupt:
-        complain("stopped; what was recorded is kept, the same command goes on")
+        complain("stopped; what was recorded is kept, the same command resumes")
         return 130
     except BrokenPipeError:  # whoever read the output has had enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -132,7 +132,7 @@ class Question:
         from clustrs.images.corruptions import Corruption
         from clustrs.images.open import open_image
         from clustrs.models import plot as drawing
-        from clustrs.models.load import load_model
+        from clustrs.models.load import load_model, quiet_transformers
 
         self.options = options
         validation.choice("--scope", options.scope, ("image", "crop"))
@@ -177,14 +177,6 @@ class Question:
         names = ("image", "question", "model", "scope", "crops", "positions")
         corruption = {**asdict(self.corruption), "seed": self.options.seed} if self.corruption else None
         return {**{name: getattr(self.options, name) for name in names}, "corruption": corruption}
-
-
-def quiet_transformers() -> None:
-    """Keep progress bars and warnings of the loading out of the way of the answer."""
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
 
 
 def answer_json(method: "Pruner", answer: "Answer") -> dict[str, Any]:

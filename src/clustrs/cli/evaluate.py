@@ -19,7 +19,14 @@ examples:
   clustrs eval --corrupt clean gaussian --keep 16 50 144 --methods none clustrs fastervlm
   clustrs eval --task mmvet --data mm-vet --model llava-hf/llava-1.5-7b-hf --methods none "clustrs tau=2" -o runs/tau
   clustrs eval --config paper/mmvet-gaussian --data mm-vet
-Stopped or killed, the same command goes on where it was. What is in a --config file can be overridden by options.
+Stopped or killed, the same command resumes where it was, and asks again what failed. What is in a --config file can be
+overridden by options.
+
+exit status:
+  0  every question has an answer
+  2  nothing was run, or the run had to stop; one line says why
+  3  the run is complete, but some answers failed: the report counts them, the same command asks them again
+  130  interrupted
 """
 DEFAULTS: dict[str, Any] = {
     "task": "scenes",
@@ -29,6 +36,8 @@ DEFAULTS: dict[str, Any] = {
     "corrupt": ["clean"],
     "seeds": [0],
 }
+FAILED_ANSWERS = 3
+"""The exit status of a run that is complete, but for answers that failed."""
 LISTS = ("methods", "keep", "corrupt", "seeds")
 FORMATS = ("mmvet", "llava")
 PLAIN = ("data", "limit", "batch_size", "max_new_tokens", "scope", "crops", "positions")
@@ -124,6 +133,14 @@ def add_grid(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--workers", type=int, help="how many Ray workers, each with a model (default: one a free CPU or GPU)"
     )
+    command.add_argument("--no-retry", action="store_true", help="keep failed answers instead of asking again")
+    command.add_argument(
+        "--max-failures",
+        type=int,
+        default=50,
+        metavar="N",
+        help="stop when N answers of a method in a row fail (default: 50)",
+    )
     command.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
@@ -171,26 +188,32 @@ def configuration(options: argparse.Namespace) -> "Config":
 
 def default_folder(config: "Config") -> Path:
     """A folder of its own for each configuration, so that the same command finds its run again."""
-    stored = json.dumps(config.to_json(), sort_keys=True)
+    stored = json.dumps(config.decisive(), sort_keys=True)
     model = Path(config.model).name
     return Path("runs") / f"{config.task}-{model}-{hashlib.sha256(stored.encode()).hexdigest()[:8]}"
 
 
-def run_eval(options: argparse.Namespace) -> None:
-    from clustrs.cli.ask import quiet_transformers
-    from clustrs.evaluation import run as runner
+def run_eval(options: argparse.Namespace) -> int:
+    from clustrs.evaluation.engines import get_engine
+    from clustrs.evaluation.runner import run
+    from clustrs.models.load import quiet_transformers
 
     config = configuration(options)
     folder = options.output or default_folder(config)
-    engine: runner.Engine = runner.local
-    if options.engine == "ray":
-        from clustrs.evaluation.engines.ray import ray_engine
-
-        engine = ray_engine(options.address, options.workers)
+    settings = {"address": options.address, "workers": options.workers} if options.engine == "ray" else {}
+    engine = get_engine(options.engine, **settings)
     quiet_transformers()
     print(f"run: {folder}", file=sys.stderr)
-    runner.run(config, folder, engine, progress=not options.quiet)
+    summary = run(
+        config,
+        folder,
+        engine,
+        retry=not options.no_retry,
+        max_failures=options.max_failures,
+        progress=not options.quiet,
+    )
     show(folder)
+    return FAILED_ANSWERS if summary.failed else 0
 
 
 def show(folder: Path, judge: str | None = None, compare_with: str | None = None) -> None:

@@ -43,7 +43,7 @@ def add_commands(commands: Any) -> None:
 
 
 def run_study(options: argparse.Namespace) -> None:
-    from clustrs.cli.ask import quiet_transformers
+    from clustrs.models.load import quiet_transformers
 
     quiet_transformers()
     for outcome in options.study.study(options):

@@ -1,20 +1,33 @@
 """What a run measures: the grid of methods, corruptions and seeds, and what else decides the answers."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
 
 from clustrs import validation
+from clustrs.evaluation.jsonl import excerpt
 from clustrs.images.corruptions import PAPER_LEVELS, Corruption
 from clustrs.pruners import Pruner, get_method, list_methods, method_class
 
 CLEAN = "clean"
+LARGEST = 2**63 - 1
+"""Of integers: what files and other programs can hold."""
+DEEPEST = 20
+"""Levels of a configuration file."""
+
+Scope = Literal["image", "crop"]
+Crops = Literal["all", "base"]
+Positions = Literal["compact", "original"]
+EngineName = Literal["local", "ray"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """Everything that decides a run's answers. `methods` are parameters as JSON has them, with the method's `name`."""
 
@@ -24,16 +37,19 @@ class Config:
     corruptions: tuple[str, ...] = (CLEAN,)
     seeds: tuple[int, ...] = (0,)
     data: str | None = None
-    task_options: Mapping[str, Any] = field(default_factory=dict)
+    task_options: dict[str, Any] = field(default_factory=dict)
     limit: int | None = None
     batch_size: int = 24
+    """Questions that are answered together. The one field that does not decide answers: it may change on resume."""
     max_new_tokens: int | None = None
     """None: what the task says."""
-    scope: str = "image"
-    crops: str = "all"
-    positions: str = "compact"
+    scope: Scope = "image"
+    crops: Crops = "all"
+    positions: Positions = "compact"
 
     def __post_init__(self) -> None:
+        for name, hint in get_type_hints(Config).items():
+            object.__setattr__(self, name, convert(name, getattr(self, name), hint))
         for name in ("methods", "corruptions", "seeds"):
             values = getattr(self, name)
             if not values:
@@ -41,29 +57,42 @@ class Config:
             if any(values.count(value) > 1 for value in values):
                 raise ValueError(f"{name}: give each once")
         for name in ("batch_size", "limit", "max_new_tokens"):
-            if getattr(self, name) is not None:
-                validation.integer(name, getattr(self, name), 1)
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= LARGEST:
+                raise ValueError(f"{name}={excerpt(value)}: give an integer of at least 1")
         for seed in self.seeds:
-            validation.integer("seeds", seed, 0)
-        validation.choice("scope", self.scope, ("image", "crop"))
-        validation.choice("crops", self.crops, ("all", "base"))
-        validation.choice("positions", self.positions, ("compact", "original"))
+            if not 0 <= seed <= LARGEST:
+                raise ValueError(f"seeds={excerpt(seed)}: give integers from 0 to {LARGEST}")
         for corruption in self.corruptions:
             parse_corruption(corruption)
         for method in self.methods:
             make_method(method)
 
     def to_json(self) -> dict[str, Any]:
+        """The configuration as JSON has it; `from_json` is the way back."""
         return json.loads(json.dumps(asdict(self)))
+
+    def decisive(self) -> dict[str, Any]:
+        """As `to_json`, without what may change while a run is resumed."""
+        return {name: value for name, value in self.to_json().items() if name != "batch_size"}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Config":
+        """The configuration in a run's config.json; what else is stored there is left aside."""
         known = {f.name for f in fields(cls)}
-        values = {key: value for key, value in stored.items() if key in known}
-        for name in ("methods", "corruptions", "seeds"):
-            if isinstance(values.get(name), list):
-                values[name] = tuple(values[name])
-        return cls(**values)
+        return cls(**{key: value for key, value in stored.items() if key in known})
+
+
+def convert(name: str, value: Any, hint: Any) -> Any:
+    """A value of the type that an option has, in the form in which JSON would give it back."""
+    if get_origin(hint) is Literal:
+        validation.choice(name, value, get_args(hint))
+    try:
+        plain = json.loads(json.dumps(os.fspath(value) if isinstance(value, os.PathLike) else value))
+        return msgspec.convert(plain, hint)
+    except (ValueError, TypeError, RecursionError) as error:
+        message = str(error)
+        raise ValueError(f"{name}={excerpt(value)}: {message[:1].lower()}{message[1:]}") from None
 
 
 def parse_corruption(text: str) -> Corruption | None:
@@ -72,6 +101,7 @@ def parse_corruption(text: str) -> Corruption | None:
 
 
 def make_method(stored: Mapping[str, Any]) -> Pruner:
+    """The method that a record or a configuration describes."""
     if not isinstance(stored, Mapping) or not isinstance(stored.get("name"), str):
         raise ValueError(f"method {stored!r}: give its name and parameters")
     return get_method(stored["name"], **{key: value for key, value in stored.items() if key != "name"})
@@ -90,24 +120,26 @@ def expand_methods(
 
     "all" stands for every method. A method that sets `keep` itself, and the one that keeps everything, come once.
     """
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     specs: list[str | Mapping[str, Any]] = []
     for spec in given:
         specs += sorted(list_methods(), key=lambda name: name != "none") if spec == "all" else [spec]
     for spec in specs:
+        if not isinstance(spec, str | Mapping):
+            raise ValueError(f"method {excerpt(spec)}: give a name, or a mapping with a name and parameters")
         parameters = parse_method(spec) if isinstance(spec, str) else dict(spec)
         once = parameters.get("name") == "none" or "keep" in parameters
         for keep in [None] if once else keeps:
             extra = {} if keep is None else {"keep": keep}
             method = describe_method(make_method({**parameters, **extra}))
-            if method not in found:
-                found.append(method)
-    return tuple(found)
+            if method not in results:
+                results.append(method)
+    return tuple(results)
 
 
 def parse_method(spec: str) -> dict[str, Any]:
     """A method's name, and after it parameters as KEY=VALUE; values are JSON or words."""
-    name, *settings = spec.split()
+    name, *settings = spec.split() or [""]
     method_class(name)
     complaint = f"method {spec!r}: after the name give KEY=VALUE, for example tau=2"
     return {"name": name, **dict(validation.key_value(setting, complaint) for setting in settings)}
@@ -120,50 +152,91 @@ def parse_task_options(given: Sequence[str]) -> dict[str, Any]:
 
 def expand_corruptions(given: Sequence[str]) -> tuple[str, ...]:
     """`gaussian` stands for all levels of the paper, `paper` for all of its corruptions; the rest is NAME:LEVEL."""
-    found: list[str] = []
+    results: list[str] = []
     for text in given:
         names = list(PAPER_LEVELS) if text == "paper" else [text]
         for name in names:
             if name in PAPER_LEVELS:
-                found += [str(Corruption(name, level)) for level in PAPER_LEVELS[name]]
+                results += [str(Corruption(name, level)) for level in PAPER_LEVELS[name]]
             else:
                 corruption = parse_corruption(name)
-                found.append(CLEAN if corruption is None else str(corruption))
-    return tuple(dict.fromkeys(found))
+                results.append(CLEAN if corruption is None else str(corruption))
+    return tuple(dict.fromkeys(results))
 
 
-def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+def differences(stored: Mapping[str, Any], requested: Mapping[str, Any], within: str = "") -> list[str]:
     """What a configuration has that another has not, in words."""
-    lines = []
-    for key in sorted({*stored, *wanted}):
-        before, now = stored.get(key), wanted.get(key)
+    changes = []
+    for key in sorted({*stored, *requested}):
+        before, now = stored.get(key), requested.get(key)
         if before == now:
             continue
-        if isinstance(before, list) and isinstance(now, list):
+        if isinstance(before, dict) and isinstance(now, dict):
+            changes += differences(before, now, f"{within}{key}/")
+        elif isinstance(before, list) and isinstance(now, list):
             gone = [json.dumps(value) for value in before if value not in now]
             new = [json.dumps(value) for value in now if value not in before]
             parts = [f"without {', '.join(gone)}"] * bool(gone) + [f"with {', '.join(new)}"] * bool(new)
-            lines.append(f"{key}: now {' and '.join(parts) or 'in another order'}")
+            changes.append(f"{within}{key}: now {' and '.join(parts) or 'in another order'}")
         else:
-            lines.append(f"{key}: was {json.dumps(before)}, now {json.dumps(now)}")
-    return lines
+            changes.append(f"{within}{key}: was {json.dumps(before)}, now {json.dumps(now)}")
+    return changes
+
+
+TEXTS = list[str] | str
+SETTINGS: dict[str, Any] = {
+    "task": str,
+    "data": str,
+    "task_options": dict[str, Any],
+    "model": str,
+    "methods": list[str | dict[str, Any]] | str,
+    "keep": list[int | float | str] | int | float | str,
+    "corrupt": TEXTS,
+    "seeds": list[int] | int,
+    "limit": int,
+    "batch_size": int,
+    "max_new_tokens": int,
+    "scope": Scope,
+    "crops": Crops,
+    "positions": Positions,
+}
+"""What a configuration file may hold, named as on the command line."""
 
 
 def read_settings(path: Path) -> dict[str, Any]:
     """The options in a YAML file, named as on the command line; a name without a file is one that ships with us."""
-    import yaml
-
     shipped = shipped_configs()
-    source = path if path.is_file() else shipped.get(path.as_posix(), path)
-    if not source.is_file():
+    source = path if os.path.isfile(path) else shipped.get(path.as_posix(), path)
+    if not os.path.isfile(source):  # unlike Path.is_file, also for names that are too long
         raise ValueError(f"config {str(path)!r}: there is no such file; ready ones are {', '.join(sorted(shipped))}")
     try:
-        loaded = yaml.safe_load(source.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise ValueError(f"config {str(path)!r} is not YAML: {' '.join(str(error).split())[:200]}") from None
+        loaded = parse_yaml(source.read_text(encoding="utf-8"))
+    except Exception as error:  # besides its own errors, the parser lets through those of int() and of dates
+        message = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ValueError(f"config {str(path)!r} is not YAML: {message}") from None
     if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
         raise ValueError(f"config {str(path)!r}: give a mapping of options to values")
-    return {key.replace("-", "_"): value for key, value in loaded.items()}
+    settings = {key.replace("-", "_"): value for key, value in loaded.items() if value is not None}
+    for key, value in settings.items():
+        if key in SETTINGS:
+            convert(f"config {str(path)!r}: {key}", value, SETTINGS[key])
+    return settings
+
+
+def parse_yaml(text: str) -> Any:
+    """What a YAML text says. Aliases are refused, a few lines of them can stand for billions of values, and so is deep
+    nesting, for which the parser takes very long."""
+    import yaml
+
+    depth = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise ValueError(f"nested more than {DEEPEST} deep")
+        if isinstance(event, yaml.AliasEvent):
+            line = event.start_mark.line + 1 if event.start_mark else "?"
+            raise ValueError(f"line {line} has the alias *{event.anchor}: write the value out")
+    return yaml.safe_load(text)
 
 
 def shipped_configs() -> dict[str, Path]:

@@ -1,9 +1,15 @@
 """Files of JSON lines, and single objects, that others may have written or a killed process left half done."""
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+BLOCK = 1 << 16
 
 
 def excerpt(value: Any) -> str:
@@ -13,7 +19,7 @@ def excerpt(value: Any) -> str:
 
 
 def parse(content: bytes, where: str) -> dict[str, Any]:
-    """The JSON object that a file or a line holds; NaN and Infinity are no JSON."""
+    """The JSON object that a file or a line holds; NaN and Infinity are not JSON."""
 
     def constant(name: str) -> None:
         raise ValueError(f"{name} is not a number")
@@ -35,22 +41,47 @@ def read_object(path: Path) -> dict[str, Any]:
         raise ValueError(f"{str(path)!r} cannot be read: {error.strerror}") from None
 
 
-def lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where each row stands, and the row. A last line without an end was torn and is left out."""
+def raw_lines(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Where each line stands, and its bytes. A last line without an end was torn and is left out."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if line.endswith(b"\n"):
-                    where = f"{str(path)!r} line {number}"
-                    yield where, parse(line, where)
+                    yield f"{str(path)!r} line {number}", line
     except OSError as error:
         raise ValueError(f"{str(path)!r} cannot be read: {error.strerror}") from None
 
 
-def mend(file: BinaryIO) -> None:
+def lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Where each record stands, and the record as a dict."""
+    for where, line in raw_lines(path):
+        yield where, parse(line, where)
+
+
+def typed_lines(path: Path, kind: type[T]) -> Iterator[tuple[str, T]]:
+    """Where each record stands, and the record as a `kind`. A line that is none is named with what is wrong in it."""
+    decoder = msgspec.json.Decoder(kind)
+    for where, line in raw_lines(path):
+        try:
+            yield where, decoder.decode(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{where}: not an {kind.__name__} ({error})") from None
+
+
+def drop_torn_line(file: BinaryIO) -> None:
     """Cut off a last line without an end, which a killed process left."""
-    file.seek(0)
-    file.truncate(file.read().rfind(b"\n") + 1)
+    size = end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - BLOCK)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end < size:
+        file.truncate(end)
+    file.seek(end)
 
 
 def identity(value: Any) -> str:
@@ -58,10 +89,10 @@ def identity(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def need(where: str, row: Mapping[str, Any], key: str, *kinds: type) -> Any:
+def need(where: str, record: Mapping[str, Any], key: str, *kinds: type) -> Any:
     """The value under a key, which must be there and of one of these kinds."""
-    value = row.get(key)
-    if key not in row or not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+    value = record.get(key)
+    if key not in record or not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
-        raise ValueError(f"{where}: {key} is {excerpt(value) if key in row else 'missing'}, {names} is expected")
+        raise ValueError(f"{where}: {key} is {excerpt(value) if key in record else 'missing'}, {names} is expected")
     return value

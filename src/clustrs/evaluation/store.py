@@ -1,93 +1,203 @@
 """The folder of a run: what was asked for, and every answer as soon as it is there. Survives being killed."""
 
-import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from clustrs.evaluation.config import Config, differences
-from clustrs.evaluation.jsonl import identity, lines, mend, read_object
+import msgspec
+from filelock import FileLock, Timeout
+
+from clustrs.evaluation.config import Config, describe_method, differences, make_method
+from clustrs.evaluation.jsonl import drop_torn_line, excerpt, identity, raw_lines, read_object, typed_lines
+from clustrs.evaluation.records import AnswerRecord
 
 Key = tuple[str, str, str, int]
+ImageChecksums = dict[str, str | None]
 
 
-def key_of(row: Mapping[str, Any]) -> Key:
+def key_of(record: AnswerRecord) -> Key:
     """What tells answers apart: question, method with its parameters, corruption, seed."""
-    return row["item"], identity(row["method"]), row["corruption"], row["seed"]
+    return record.item, identity(record.method), record.corruption, record.seed
 
 
-class Record:
-    """A run's folder, opened to be continued; one process at a time writes to it."""
+class RunFolder:
+    """A run's folder, opened to be continued; one process at a time writes to it.
+
+    `done` are the answers that need no more work, `failed` those of them that failed, and `retried` those that failed
+    before and are asked again now.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.answers = folder / "answers.jsonl"
+        self.folder = Path(folder)
+        self.answers = self.folder / "answers.jsonl"
+        self.images: ImageChecksums = {}
+        self.done: set[Key] = set()
+        self.failed: set[Key] = set()
+        self.retried: set[Key] = set()
 
     @contextmanager
-    def opened(self, config: Config, facts: Mapping[str, Any]) -> Iterator["Record"]:
-        """Start the run, or go on with it. `facts` are stored beside the configuration and must not have changed."""
-        wanted = {**config.to_json(), **facts}
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "lock").open("w") as lock:
+    def opened(
+        self,
+        config: Config,
+        metadata: Mapping[str, Any],
+        items: Sequence[str],
+        images: Callable[[], ImageChecksums],
+        retry: bool = True,
+    ) -> Iterator["RunFolder"]:
+        """Start the run, or resume it: `metadata` is stored beside the configuration and must not have changed,
+        nor must the images (by their checksums) that there are answers about. Failed answers are dropped to be asked
+        again, unless `retry` is False.
+        """
+        with self._writing():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.folder / "lock", timeout=0)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                lock.acquire()
+            except Timeout:
                 raise ValueError(f"run {str(self.folder)!r}: another process is writing to it") from None
-            stored = self.folder / "config.json"
-            if stored.exists():
-                changed = differences(read_config(self.folder), wanted)
-                if changed:
-                    raise ValueError(
-                        f"run {str(self.folder)!r} was made with another configuration ({'; '.join(changed)}): "
-                        "give the same options, or another folder with --output"
-                    )
-            else:
-                write_whole(stored, json.dumps(wanted, indent=2) + "\n")
-            self._mend()
+        try:
+            with self._writing():
+                self._check_config(config, metadata)
+                if self.answers.exists():
+                    with self.answers.open("r+b") as file:
+                        drop_torn_line(file)
+                about = self._read(config, items, retry)
+                self._check_images(about, images())
+                self._drop_retried()
             yield self
+        finally:
+            lock.release()
 
-    def done(self) -> set[Key]:
-        return {key_of(row) for row in read_answers(self.folder)}
-
-    def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def append(self, records: Iterable[AnswerRecord]) -> None:
         """Add answers and see to it that they are on the disk."""
-        with self.answers.open("ab") as file:
-            file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+        fresh = list(records)
+        content = b"".join(msgspec.json.encode(record) + b"\n" for record in fresh)
+        with self._writing(), self.answers.open("ab") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        for record in fresh:
+            self.done.add(key_of(record))
+            if record.error is not None:
+                self.failed.add(key_of(record))
 
-    def _mend(self) -> None:
-        """Cut off a line that was being written when the process was killed."""
-        if self.answers.exists():
-            with self.answers.open("r+b") as file:
-                mend(file)
+    def note_image(self, name: str, checksum: str | None) -> None:
+        """Store the checksum of an image that could not be read when the run began."""
+        if checksum is not None and self.images.get(name) is None:
+            self.images[name] = checksum
+            with self._writing():
+                self._write_images()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Says in one line that the folder cannot be written: it is full, read-only, its name too long."""
+        try:
+            yield
+        except OSError as error:
+            raise ValueError(f"run {excerpt(str(self.folder))} cannot be written: {error.strerror or error}") from None
+        except UnicodeEncodeError:
+            raise ValueError(f"run {excerpt(str(self.folder))}: the name has characters that are not text") from None
+
+    def _check_config(self, config: Config, metadata: Mapping[str, Any]) -> None:
+        stored = self.folder / "config.json"
+        if stored.exists():
+            before = {key: value for key, value in read_config(self.folder).items() if key != "batch_size"}
+            changed = differences(before, {**config.decisive(), **metadata})
+            if changed:
+                raise ValueError(
+                    f"run {str(self.folder)!r} was made with another configuration ({'; '.join(changed)}): "
+                    "give the same options, or another folder with --output"
+                )
+        elif self.answers.exists() and self.answers.stat().st_size:
+            raise ValueError(
+                f"run {str(self.folder)!r} has answers but no config.json, so nobody knows how they were made: "
+                "give another folder with --output"
+            )
+        else:
+            write_whole(stored, json.dumps({**config.to_json(), **metadata}, indent=2) + "\n")
+
+    def _read(self, config: Config, items: Sequence[str], retry: bool) -> set[str]:
+        """Take in the answers so far; returns the names of the images that those which stay are about."""
+        methods = {identity(describe_method(make_method(stored))) for stored in config.methods}
+        known: tuple[set[Any], ...] = (set(items), methods, set(config.corruptions), set(config.seeds))
+        about: set[str] = set()
+        for where, record in self._records():
+            key = key_of(record)
+            for name, value, accepted in zip(("item", "method", "corruption", "seed"), key, known, strict=True):
+                if value not in accepted:
+                    raise ValueError(f"{where}: {name} {excerpt(value)} does not belong to this run")
+            if key in self.done or key in self.retried:
+                raise ValueError(f"{where}: {excerpt(record.item)} was answered with this method and corruption before")
+            if record.error is not None and retry:
+                self.retried.add(key)
+                continue
+            self.done.add(key)
+            about.add(record.image)
+            if record.error is not None:
+                self.failed.add(key)
+        return about
+
+    def _records(self) -> Iterator[tuple[str, AnswerRecord]]:
+        return typed_lines(self.answers, AnswerRecord) if self.answers.exists() else iter(())
+
+    def _check_images(self, about: set[str], now: ImageChecksums) -> None:
+        """Refuse images that have changed since they were asked about. One that could not be read has no checksum."""
+        path = self.folder / "images.json"
+        before = read_object(path) if path.exists() else {}
+        if about and not path.exists():
+            raise ValueError(f"run {str(self.folder)!r} has answers but no images.json: give another folder")
+        for name in sorted(about):
+            old, new = before.get(name), now.get(name)
+            if old is not None and new is not None and old != new:
+                raise ValueError(
+                    f"run {str(self.folder)!r}: image {excerpt(name)} has changed since it was asked about (was "
+                    f"{excerpt(old)}, now {excerpt(new)}): give the same images, or another folder with --output"
+                )
+        self.images = {name: checksum or before.get(name) for name, checksum in now.items()}
+        if self.images != before:
+            self._write_images()
+
+    def _write_images(self) -> None:
+        write_whole(self.folder / "images.json", json.dumps(self.images, indent=0) + "\n")
+
+    def _drop_retried(self) -> None:
+        """Take the answers that are asked again out of the file, all at once."""
+        if self.retried:
+            decoder = msgspec.json.Decoder(AnswerRecord)
+            partial = self.answers.with_name(self.answers.name + ".partial")
+            with partial.open("wb") as file:
+                for _, line in raw_lines(self.answers):
+                    if key_of(decoder.decode(line)) not in self.retried:
+                        file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, self.answers)
 
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that it is there with all its text or not at all."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(partial, path)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    if not path.is_file():
+    """The configuration of a run, and what is stored beside it."""
+    path = Path(folder) / "config.json"
+    if not os.path.isfile(path):  # unlike Path.is_file, also for names that are too long
         raise ValueError(f"run {str(folder)!r}: there is no config.json, it is not the folder of a run")
     return read_object(path)
 
 
-def read_answers(folder: Path) -> Iterator[dict[str, Any]]:
+def read_answers(folder: Path) -> Iterator[AnswerRecord]:
     """The answers so far; a torn last line is left out."""
-    path = folder / "answers.jsonl"
-    if not path.exists():
-        return
-    for where, row in lines(path):
-        try:
-            key_of(row)
-        except KeyError as error:
-            raise ValueError(f"{where}: {error.args[0]} is missing, this is not an answer of a run") from None
-        yield row
+    path = Path(folder) / "answers.jsonl"
+    if os.path.exists(path):
+        for _, record in typed_lines(path, AnswerRecord):
+            yield record

@@ -21,7 +21,11 @@ class Item:
 
 
 class Task(Protocol):
-    """Data, prompt, parse rule and score."""
+    """Data, prompt, parse rule and score.
+
+    A task whose images are files may also have `file(image) -> Path | None`: then the checksums of a run are those of
+    the files, and images need not be decoded for them.
+    """
 
     name: str
     items: Sequence[Item]

@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import BinaryIO
 
 from clustrs.evaluation.formats import Answer, answers_of
-from clustrs.evaluation.jsonl import lines, mend, need
+from clustrs.evaluation.jsonl import drop_torn_line, lines, need
 from clustrs.evaluation.judge import Judge, JudgeError, JudgeRefused
 
 Pair = tuple[str, str]
@@ -159,7 +159,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"{str(path)!r}: another process is writing to it") from None
-        mend(file)
+        drop_torn_line(file)
         yield file
 
 

@@ -1,18 +1,30 @@
 """Open an image file safely: one clear error for whatever is wrong with it."""
 
 import os
-from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")
+"""What is opened: formats that Pillow decodes in this process, without starting a program such as Ghostscript."""
+MAX_PIXELS = 64_000_000
+"""An image may have this many: corruptions and processors work on several copies in floating point."""
+MAX_ASPECT_RATIO = 100
+"""The longer side may be this many times the shorter one: processors resize the shorter one to hundreds of pixels."""
+
+
+class ImageTooLarge(ValueError):
+    """An image that would cost more memory than any image should."""
+
 
 def open_image(path: str | os.PathLike[str]) -> Image.Image:
     """The image in a file, upright and in RGB. A ValueError says what is wrong with a file that has none."""
-    if not Path(path).is_file():
-        raise ValueError(f"image {str(path)!r}: {'not a file' if Path(path).exists() else 'there is no such file'}")
+    where = f"image {str(path)!r}"
+    if not os.path.isfile(path):  # unlike Path.is_file, also for names that are too long
+        raise ValueError(f"{where}: {'not a file' if os.path.exists(path) else 'there is no such file'}")
     try:
-        with Image.open(path) as file:
+        with Image.open(path, formats=FORMATS) as file:
+            check_size(where, file.size)
             file.load()
             image = ImageOps.exif_transpose(file)
             if image.mode.startswith("I;16"):  # Pillow would cut off the values above 255
@@ -21,12 +33,25 @@ def open_image(path: str | os.PathLike[str]) -> Image.Image:
                 raise ValueError("it has 32-bit pixels, give 8 or 16 bits")
             return image.convert("RGB")
     except UnidentifiedImageError:
-        raise ValueError(f"image {str(path)!r}: not a image in any format that Pillow reads") from None
-    except Image.DecompressionBombError:
-        limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)
-        raise ValueError(f"image {str(path)!r}: too large, more than {limit} pixels") from None
+        raise ValueError(f"{where}: not an image in any format that is read here ({', '.join(FORMATS)})") from None
+    except ImageTooLarge:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        limit = min(MAX_PIXELS, 2 * (Image.MAX_IMAGE_PIXELS or MAX_PIXELS))
+        raise ImageTooLarge(f"{where}: too large, more than {limit} pixels") from None
     except Exception as error:  # damaged files make the decoders raise many kinds
-        raise ValueError(f"image {str(path)!r} could not be read: {first_sentence(error)}") from error
+        raise ValueError(f"{where} could not be read: {first_sentence(error)}") from error
+
+
+def check_size(where: str, size: tuple[int, int]) -> None:
+    """Refuse an image, before it is decoded or processed, that would cost too much memory."""
+    width, height = size
+    if width * height > MAX_PIXELS:
+        raise ImageTooLarge(f"{where}: too large, {width} x {height}: give at most {MAX_PIXELS} pixels")
+    if max(size) > MAX_ASPECT_RATIO * min(size):
+        raise ImageTooLarge(
+            f"{where}: too long, {width} x {height}: give a longer side of at most {MAX_ASPECT_RATIO} times the shorter"
+        )
 
 
 def first_sentence(error: Exception) -> str:

@@ -33,6 +33,8 @@ class LlavaOnevisionProcessor(tf.LlavaOnevisionProcessor):  # type: ignore[misc]
 
 def load_processor(source: str) -> Any:
     """A folder's or a hub id's processor; OneVision's without its video half where torchvision is missing."""
-    if find_spec("torchvision") is None and tf.AutoConfig.from_pretrained(source).model_type == "llava_onevision":
-        return LlavaOnevisionProcessor.from_pretrained(source)
-    return tf.AutoProcessor.from_pretrained(source)
+    if find_spec("torchvision") is None:
+        config = tf.AutoConfig.from_pretrained(source, trust_remote_code=False)
+        if config.model_type == "llava_onevision":
+            return LlavaOnevisionProcessor.from_pretrained(source, trust_remote_code=False)
+    return tf.AutoProcessor.from_pretrained(source, trust_remote_code=False)

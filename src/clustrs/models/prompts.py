@@ -16,4 +16,7 @@ def chat_prompt(processor: Any, question: str) -> str:
     if not getattr(processor, "chat_template", None):
         return PLAIN_PROMPT.format(image=placeholder, question=question)
     content = [{"type": "image"}, {"type": "text", "text": question}]
-    return str(processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True))
+    try:
+        return str(processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True))
+    except Exception as error:  # a template is a program: it raises what it likes
+        raise ValueError(f"the model's chat template failed: {' '.join(str(error).split())[:200]}") from error

@@ -14,7 +14,7 @@ from clustrs.evaluation.config import Config, describe_method, make_method, pars
 from clustrs.evaluation.jsonl import identity
 from clustrs.evaluation.metrics import Difference, Estimate, Values
 from clustrs.evaluation.results import FAILED, SCORED, UNJUDGED, Condition, Run, load_run
-from clustrs.evaluation.run import run as run_evaluation
+from clustrs.evaluation.runner import run as run_evaluation
 from clustrs.paper import paper_table
 from clustrs.studies.grid_options import read_sizes
 

@@ -1,4 +1,4 @@
-"""The grid over Ray: the same record as the local engine's, also when a node dies in the middle."""
+"""The grid over Ray: the same records as the local engine's, also when a node dies in the middle."""
 
 import json
 from collections.abc import Iterator
@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import tiny_models
 
-from clustrs.evaluation import run as runner
+from clustrs.evaluation import run
 from clustrs.evaluation.config import Config, expand_methods
-from clustrs.evaluation.engines.ray import ray_engine
+from clustrs.evaluation.engines.ray import RayEngine
 from clustrs.evaluation.report import write_report
 from clustrs.evaluation.store import key_of, read_answers
 
@@ -22,12 +22,12 @@ pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.slow]
 def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     root = tmp_path_factory.mktemp("task")
     tiny_models.build("llava", "clip", root / "model")
-    rows = []
+    entries = []
     for number in range(12):
         tiny_models.make_image(40, 50, number).save(root / f"{number}.png")
-        rows.append({"id": str(number), "image": f"{number}.png", "question": f"Why {number}?", "answer": "x"})
-    (root / "5.png").write_text("no image")
-    (root / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        entries.append({"id": str(number), "image": f"{number}.png", "question": f"Why {number}?", "answer": "x"})
+    (root / "5.png").write_text("not an image")
+    (root / "questions.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     return Config(
         task="custom",
         data=str(root),
@@ -42,13 +42,13 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 @pytest.fixture(scope="module")
 def local(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("local")
-    runner.run(config, folder, progress=False)
+    run(config, folder, progress=False)
     return folder
 
 
 @pytest.fixture(scope="module")
 def expected(local: Path) -> dict[Any, Any]:
-    return {key_of(row): row for row in read_answers(local)}
+    return {key_of(record): record for record in read_answers(local)}
 
 
 @pytest.fixture
@@ -66,21 +66,22 @@ def test_a_node_dies_in_the_middle(
 ) -> None:
     second = cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
-    engine = ray_engine(cluster.address)
+    engine = RayEngine(cluster.address)
 
-    def with_an_accident(config: Config, left: Any) -> Iterator[Any]:
-        for number, rows in enumerate(engine(config, left)):
-            if number == 5:
-                cluster.remove_node(second, allow_graceful=False)
-            yield rows
+    class WithAnAccident:
+        def run(self, config: Config, units: Any) -> Iterator[Any]:
+            for number, records in enumerate(engine.run(config, units)):
+                if number == 5:
+                    cluster.remove_node(second, allow_graceful=False)
+                yield records
 
-    runner.run(config, tmp_path, with_an_accident, progress=False)
-    rows = list(read_answers(tmp_path))
-    assert len(rows) == len(expected) == 12 * 2 * 2
-    assert {key_of(row): row for row in rows} == expected
+    run(config, tmp_path, WithAnAccident(), progress=False)
+    records = list(read_answers(tmp_path))
+    assert len(records) == len(expected) == 12 * 2 * 2
+    assert {key_of(record): record for record in records} == expected
     reports = [write_report(folder).read_bytes() for folder in (tmp_path, local)]
     assert reports[0] == reports[1]
-    assert sum(row["error"] is not None for row in rows) == 4
+    assert sum(record.error is not None for record in records) == 4
 
 
 def test_mistakes_of_a_worker_are_told_once(config: Config, cluster: Any, tmp_path: Path) -> None:
@@ -88,10 +89,10 @@ def test_mistakes_of_a_worker_are_told_once(config: Config, cluster: Any, tmp_pa
 
     wrong = replace(config, model=str(tmp_path / "nothing"))
     with pytest.raises(ValueError, match=r"no such folder|could not be loaded"):
-        runner.run(wrong, tmp_path / "run", ray_engine(cluster.address), progress=False)
+        run(wrong, tmp_path / "run", RayEngine(cluster.address), progress=False)
     assert list(read_answers(tmp_path / "run")) == []
 
 
 def test_no_cluster_at_an_address(config: Config, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no Ray cluster answers"):
-        runner.run(config, tmp_path, ray_engine("127.0.0.1:1"), progress=False)
+        run(config, tmp_path, RayEngine("127.0.0.1:1"), progress=False)

@@ -1,55 +1,66 @@
-"""The grid over a Ray cluster: units go to workers that hold the model, their rows come back to be written here."""
+"""The grid over a Ray cluster: units go to workers that hold the model, their records come back to be written here."""
 
 import socket
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from clustrs.evaluation.config import Config
-from clustrs.evaluation.run import Engine, Row, Unit, Worker
+from clustrs.evaluation.config import Config, make_method
+from clustrs.evaluation.records import AnswerRecord
+from clustrs.evaluation.worker import Unit, Worker, failed_record, one_line, open_task
+from clustrs.models.load import quiet_transformers
 
 TRIES = 4
-"""How often a unit is started before the run gives up: workers and nodes may die."""
+"""How often a unit is started: workers and nodes may die."""
+LOSSES = 2 * TRIES
+"""How many workers, beyond their number, may die without a unit finished in between. There is no limit as long as work
+gets done."""
 
 
 class RemoteWorker:
     """A worker in a process of its own."""
 
     def load(self, config: Config, threads: int) -> None:
+        """Open the task and load the model."""
         import torch
-
-        from clustrs.cli.ask import quiet_transformers
 
         torch.set_num_threads(threads)
         quiet_transformers()
         self.worker = Worker(config)
+        _ = self.worker.loaded
 
-    def run(self, unit: Unit) -> list[list[Row]]:
+    def run(self, unit: Unit) -> list[list[AnswerRecord]]:
+        """All records of a unit."""
         return list(self.worker.run(unit))
 
 
-def ray_engine(address: str | None = None, workers: int | None = None, threads: int = 1) -> Engine:
-    """An engine for `runner.run`. `address` is a cluster's (or "auto"); without one, Ray is started on this machine."""
+@dataclass(frozen=True)
+class RayEngine:
+    """Spreads units over a cluster at `address` (or "auto"); without an address, Ray is started on this machine."""
 
-    def engine(config: Config, left: Sequence[Unit]) -> Iterator[list[Row]]:
+    address: str | None = None
+    workers: int | None = None
+    threads: int = 1
+
+    def run(self, config: Config, units: Sequence[Unit]) -> Iterator[list[AnswerRecord]]:
+        """The records of the units, as they come."""
         import ray
 
-        if not left:
+        if not units:
             return
-        mine = not ray.is_initialized()
-        if mine:
+        started_here = not ray.is_initialized()
+        if started_here:
             try:
-                reach(address)
-                ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+                reach(self.address)
+                ray.init(address=self.address, log_to_driver=False, logging_level="ERROR")
             except (OSError, ValueError) as error:
-                raise ValueError(f"--address {address}: no Ray cluster answers there ({error})") from None
+                raise ValueError(f"--address {self.address}: no Ray cluster answers there ({error})") from None
         try:
-            yield from spread(ray, config, left, workers, threads)
+            yield from Crew(ray, config, self.workers, self.threads).run(units)
         finally:
-            if mine:
+            if started_here:
                 ray.shutdown()
-
-    return engine
 
 
 def reach(address: str | None) -> None:
@@ -59,47 +70,78 @@ def reach(address: str | None) -> None:
         socket.create_connection((host, int(port)), timeout=10).close()
 
 
-def spread(ray: Any, config: Config, left: Sequence[Unit], workers: int | None, threads: int) -> Iterator[list[Row]]:
-    """Keep every worker busy that has a place and a model; what a lost one was doing is done again by another."""
-    resources = ray.cluster_resources()
-    gpus = int(resources.get("GPU", 0))
-    count = min(len(left), workers or gpus or max(1, int(resources.get("CPU", 1)) // threads))
-    start = ray.remote(RemoteWorker).options(num_cpus=threads, num_gpus=1 if gpus else 0)
-    queue = deque((unit, 1) for unit in left)
-    idle: list[Any] = []
-    loading: dict[Any, Any] = {}
-    busy: dict[Any, tuple[Any, Unit, int]] = {}
-    lost = 0
+class Crew:
+    """The workers of a run. Every one that has a slot and a model is kept busy; what a lost one was doing is done again
+    by another."""
 
-    def hire() -> None:
-        worker = start.remote()
-        loading[worker.load.remote(config, threads)] = worker
+    def __init__(self, ray: Any, config: Config, workers: int | None, threads: int) -> None:
+        resources = ray.cluster_resources()
+        gpus = int(resources.get("GPU", 0))
+        self.ray, self.config, self.threads = ray, config, threads
+        self.most = workers or gpus or max(1, int(resources.get("CPU", 1)) // threads)
+        self.remote = ray.remote(RemoteWorker).options(num_cpus=threads, num_gpus=1 if gpus else 0)
+        self.idle: list[Any] = []
+        self.loading: dict[Any, Any] = {}
+        self.busy: dict[Any, tuple[Any, Unit, int]] = {}
+        self.queue: deque[tuple[Unit, int]] = deque()
+        self.lost = 0
+        """Workers that died since a unit was last finished."""
 
-    for _ in range(count):
-        hire()
-    try:
-        while queue or busy:
-            while queue and idle:
-                worker, (following, tries) = idle.pop(), queue.popleft()
-                busy[worker.run.remote(following)] = (worker, following, tries)
-            (ready,), _ = ray.wait([*loading, *busy], num_returns=1)
-            worker, unit, tries = (loading.pop(ready), None, 0) if ready in loading else busy.pop(ready)
-            try:
-                rows = ray.get(ready)
-            except ray.exceptions.RayActorError as error:
-                lost += 1
-                if max(tries, lost - count) >= TRIES:
-                    raise ValueError(f"workers keep dying: {' '.join(str(error).split())[:300]}") from None
-                if unit is not None:
-                    queue.appendleft((unit, tries + 1))
-                hire()
-                continue
-            except ray.exceptions.RayTaskError as error:
-                cause = error.cause
-                raise (ValueError(str(cause)) if isinstance(cause, ValueError) else error) from None
-            idle.append(worker)
-            if unit is not None:
-                yield from rows
-    finally:
-        for worker in [*idle, *loading.values(), *(worker for worker, _, _ in busy.values())]:
-            ray.kill(worker)
+    def run(self, units: Sequence[Unit]) -> Iterator[list[AnswerRecord]]:
+        """The records of the units, as they come."""
+        self.queue.extend((unit, 1) for unit in units)
+        count = min(len(units), self.most)
+        for _ in range(count):
+            self._hire()
+        try:
+            while self.queue or self.busy:
+                while self.queue and self.idle:
+                    worker, (unit, tries) = self.idle.pop(), self.queue.popleft()
+                    self.busy[worker.run.remote(unit)] = (worker, unit, tries)
+                yield from self._next(count)
+        finally:
+            for worker in [*self.idle, *self.loading.values(), *(worker for worker, _, _ in self.busy.values())]:
+                self.ray.kill(worker)
+
+    def _hire(self) -> None:
+        worker = self.remote.remote()
+        self.loading[worker.load.remote(self.config, self.threads)] = worker
+
+    def _next(self, count: int) -> list[list[AnswerRecord]]:
+        """Wait for a worker to load or to finish a unit, or to die."""
+        (ready,), _ = self.ray.wait([*self.loading, *self.busy], num_returns=1)
+        worker, unit, tries = (self.loading.pop(ready), None, 0) if ready in self.loading else self.busy.pop(ready)
+        try:
+            records: list[list[AnswerRecord]] | None = self.ray.get(ready)
+        except self.ray.exceptions.RayActorError as error:
+            return self._replace(error, unit, tries, count)
+        except self.ray.exceptions.RayTaskError as error:
+            cause = error.cause
+            raise (ValueError(str(cause)) if isinstance(cause, ValueError) else error) from None
+        self.idle.append(worker)
+        if unit is None:
+            return []
+        self.lost = 0
+        return records or []
+
+    def _replace(self, error: Exception, unit: Unit | None, tries: int, count: int) -> list[list[AnswerRecord]]:
+        """Hire a worker for one that died. A unit on which workers keep dying is cut into its questions, and a single
+        question on which they do has failed."""
+        self.lost += 1
+        if self.lost > count + LOSSES:
+            raise ValueError(f"workers keep dying, {self.lost} without a unit finished: {one_line(error)}") from None
+        self._hire()
+        if unit is None:
+            return []
+        if tries < TRIES:
+            self.queue.appendleft((unit, tries + 1))
+        elif len(unit.items) > 1:
+            self.queue.extend((replace(unit, items=(item,)), 1) for item in unit.items)
+        else:
+            return self._failed(unit, f"{tries} workers died while they answered this: {one_line(error)}")
+        return []
+
+    def _failed(self, unit: Unit, error: str) -> list[list[AnswerRecord]]:
+        items = open_task(self.config).items
+        methods = [make_method(self.config.methods[index]) for index in unit.methods]
+        return [[failed_record(unit, method, items[index], error) for index in unit.items] for method in methods]

@@ -6,12 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from string import ascii_uppercase
 
-from PIL import Image
-
 from clustrs import validation
 from clustrs.evaluation.task import Item
 from clustrs.evaluation.tasks.scienceqa import LETTERS, asked, chosen, with_choices
-from clustrs.evaluation.tasks.sources import Folder, ImageSource, Record, gather, parse_json, read_text, record
+from clustrs.evaluation.tasks.sources import (
+    Entry,
+    Folder,
+    Illustrated,
+    ImageSource,
+    entry_of,
+    gather,
+    parse_json,
+    read_text,
+)
 
 NEW_TOKENS = {"exact": 32, "contains": 128, "choice": 16, "judged": 1024}
 """The ways of scoring, and the longest answer that makes sense with each."""
@@ -31,21 +38,17 @@ def occurs(answer: str, text: str) -> bool:
     return re.search(rf"(?<!\w){before}{re.escape(answer)}(?!\w){after}", plain(text)) is not None
 
 
-class Custom:
+class Custom(Illustrated):
     """A user's questions, with one way of scoring for all."""
 
     name = "custom"
     scale = 100.0
 
     def __init__(self, items: Sequence[Item], images: ImageSource, scoring: str) -> None:
-        self.items = items
-        self.images = images
+        super().__init__(items, images)
         self.scoring = scoring
         self.max_new_tokens = NEW_TOKENS[scoring]
         self.judged = scoring == "judged"
-
-    def open(self, image: str) -> Image.Image:
-        return self.images(image)
 
     def score(self, item: Item, text: str) -> float | None:
         """1 if any of the accepted answers is given."""
@@ -69,12 +72,12 @@ def load(data: Path | None, limit: int | None = None, scoring: str = "exact") ->
         raise ValueError(f"data={str(data)!r}: there is no file {path.name} there")
     lines = enumerate(read_text(path).split("\n"), 1)
     numbered = [(number, f"{path}, line {number}", line) for number, line in lines if line.strip()]
-    records = [(number, record(where, parse_json(line, where))) for number, where, line in numbered]
+    records = [(number, entry_of(where, parse_json(line, where))) for number, where, line in numbered]
     items = gather(str(path), ((entry, from_line(number, entry, scoring)) for number, entry in records))
     return Custom(items[:limit], Folder(path.parent), scoring)
 
 
-def from_line(number: int, entry: Record, scoring: str) -> Item:
+def from_line(number: int, entry: Entry, scoring: str) -> Item:
     """One line; without an id it gets its number."""
     key = f"line-{number}" if entry.fields.get("id") is None else entry.name("id")
     image, question, kinds = entry.image("image"), entry.text("question"), kinds_of(entry)
@@ -91,7 +94,7 @@ def from_line(number: int, entry: Record, scoring: str) -> Item:
     return Item(key, image, question, "<OR>".join(accepted), kinds, {"accepted": accepted})
 
 
-def right_letter(entry: Record, choices: Sequence[str]) -> str:
+def right_letter(entry: Entry, choices: Sequence[str]) -> str:
     """The letter of the right choice, which is given as a letter or in full."""
     answer = entry.text("answer")
     letters = ascii_uppercase[: len(choices)]
@@ -103,7 +106,7 @@ def right_letter(entry: Record, choices: Sequence[str]) -> str:
     return meant.pop()
 
 
-def kinds_of(entry: Record) -> tuple[str, ...]:
+def kinds_of(entry: Entry) -> tuple[str, ...]:
     """From `kind` or `kinds`."""
     if entry.fields.get("kinds") is None:
         return () if entry.fields.get("kind") is None else (entry.text("kind"),)

@@ -4,16 +4,16 @@ from pathlib import Path
 
 from clustrs.evaluation.task import Item
 from clustrs.evaluation.tasks.sources import (
+    Entry,
     Folder,
     Hub,
     Illustrated,
-    Record,
+    entry_of,
     gather,
     hub_rows,
     official_file,
     parse_json,
     read_text,
-    record,
 )
 
 HUB = "lmms-lab/MMVet"
@@ -43,26 +43,26 @@ def load(data: Path | None, limit: int | None = None, hub: str | None = None) ->
     if hub is not None:
         raise ValueError(f"hub={hub!r} and data={str(data)!r}: give one of them")
     path = official_file(data, "mm-vet.json", ADVICE)
-    entries = record(str(path), parse_json(read_text(path), str(path))).fields
-    records = [(key, record(f"{path}, entry {key!r}", value)) for key, value in entries.items()]
+    entries = entry_of(str(path), parse_json(read_text(path), str(path))).fields
+    records = [(key, entry_of(f"{path}, entry {key!r}", value)) for key, value in entries.items()]
     items = gather(str(path), ((entry, from_file(key, entry)) for key, entry in records))
     return MMVet(items[:limit], Folder(data / "images"))
 
 
-def from_file(key: str, entry: Record) -> Item:
+def from_file(key: str, entry: Entry) -> Item:
     """A question as the official file has it."""
     image, question, answer = entry.image("imagename"), entry.text("question"), entry.text("answer")
     return Item(key, image, question, answer, entry.kinds("capability"))
 
 
 def from_hub(hub: str, limit: int | None) -> MMVet:
-    """The hub has a image for each question, without a name: it gets the question's."""
+    """The hub has an image for each question, without a name: it gets the question's."""
     rows, records = hub_rows(hub, None, ADVICE)
     items = gather(hub, ((entry, from_row(entry)) for entry in records))
-    return MMVet(items[:limit], Hub(rows, {item.image: number for number, item in enumerate(items)}))
+    return MMVet(items[:limit], Hub(rows, {item.image: index for index, item in enumerate(items)}))
 
 
-def from_row(entry: Record) -> Item:
+def from_row(entry: Entry) -> Item:
     """A question as the hub has it, with its capabilities in one string."""
     key = entry.name("question_id")
     kinds = tuple(kind.strip() for kind in entry.text("capability").split(",") if kind.strip())

@@ -1,4 +1,4 @@
-"""ScienceQA-IMG: school questions with a image and up to five choices, asked and scored as LLaVA does it."""
+"""ScienceQA-IMG: school questions with an image and up to five choices, asked and scored as LLaVA does it."""
 
 import re
 from collections.abc import Sequence
@@ -8,17 +8,17 @@ from string import ascii_uppercase
 from clustrs import validation
 from clustrs.evaluation.task import Item
 from clustrs.evaluation.tasks.sources import (
+    Entry,
     Folder,
     Hub,
     Illustrated,
-    Record,
+    entry_of,
     gather,
     hub_rows,
     is_text,
     official_file,
     parse_json,
     read_text,
-    record,
 )
 
 LETTERS = tuple("ABCDE")
@@ -49,7 +49,7 @@ def bare(text: str) -> str:
 
 
 def chosen(text: str, letters: Sequence[str] = LETTERS) -> str | None:
-    """The letter that an answer names: it alone, before ". ", or in a single "The answer is X" that goes on.
+    """The letter that an answer names: it alone, before ". ", or in a single "The answer is X" with something after it.
 
     LLaVA's pattern ends with an unescaped full stop, so any character may follow the letter, but one must.
     """
@@ -63,7 +63,7 @@ def chosen(text: str, letters: Sequence[str] = LETTERS) -> str | None:
 
 
 class ScienceQA(Illustrated):
-    """The questions with a image. Kinds are the numbers of choices: guessing gains more where there are few."""
+    """The questions with an image. Kinds are the numbers of choices: guessing gains more where there are few."""
 
     name = "scienceqa"
     max_new_tokens = 16
@@ -86,8 +86,8 @@ def load(data: Path | None, limit: int | None = None, present: bool = False, hub
     path = official_file(data, "llava_test_CQM-A.json", ADVICE)
     entries = parse_json(read_text(path), str(path))
     if not isinstance(entries, list):
-        raise ValueError(f"{path}: it is no list: {ADVICE}")
-    records = [record(f"{path}, entry {number}", entry) for number, entry in enumerate(entries, 1)]
+        raise ValueError(f"{path}: it is not a list: {ADVICE}")
+    records = [entry_of(f"{path}, entry {number}", entry) for number, entry in enumerate(entries, 1)]
     items = gather(str(path), ((entry, from_file(entry)) for entry in records if entry.fields.get("image") is not None))
     folder = Folder(data / "images" / "test" if (data / "images" / "test").is_dir() else data / "images")
     if present:
@@ -97,12 +97,12 @@ def load(data: Path | None, limit: int | None = None, present: bool = False, hub
     return ScienceQA(items[:limit], folder)
 
 
-def from_file(entry: Record) -> Item:
+def from_file(entry: Entry) -> Item:
     """A question as LLaVA's file has it: a human's turn, and the letter."""
     turns = entry.fields.get("conversations")
     if not (isinstance(turns, list) and len(turns) == 2 and all(isinstance(turn, dict) for turn in turns)):
         raise entry.wrong("conversations", "two turns, the question and the answer")
-    text, answer = (Record(entry.where, turn).text("value") for turn in turns)
+    text, answer = (Entry(entry.where, turn).text("value") for turn in turns)
     number = count_choices(text)
     if answer not in LETTERS[:number]:
         raise entry.wrong(
@@ -122,14 +122,13 @@ def count_choices(text: str) -> int:
 
 
 def from_hub(hub: str, limit: int | None) -> ScienceQA:
-    """The hub's rows have no ids: they get their numbers."""
+    """The questions of the hub, whose rows have no ids: they get their indices."""
     rows, records = hub_rows(hub, CONFIG, ADVICE)
-    found = ((entry, from_row(f"row-{number:04}", entry)) for number, entry in enumerate(records))
-    items = gather(hub, found)
-    return ScienceQA(items[:limit], Hub(rows, {item.image: number for number, item in enumerate(items)}))
+    items = gather(hub, ((entry, from_row(f"row-{index:04}", entry)) for index, entry in enumerate(records)))
+    return ScienceQA(items[:limit], Hub(rows, {item.image: index for index, item in enumerate(items)}))
 
 
-def from_row(key: str, entry: Record) -> Item:
+def from_row(key: str, entry: Entry) -> Item:
     """A question as the hub has it, in the words of LLaVA's file."""
     choices, answer, hint = entry.texts("choices"), entry.fields.get("answer"), entry.fields.get("hint")
     if not 2 <= len(choices) <= len(LETTERS):

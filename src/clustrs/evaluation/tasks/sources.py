@@ -12,25 +12,30 @@ from typing import Any
 from PIL import Image
 
 from clustrs.evaluation.task import Item
-from clustrs.images.open import open_image
+from clustrs.images.open import ImageTooLarge, check_size, open_image
 
 ImageSource = Callable[[str], Image.Image]
-"""From a image's name to the image; a ValueError says what is wrong with it."""
+"""From an image's name to the image; a ValueError says what is wrong with it."""
 
 
 class Illustrated:
-    """What tasks with official files have in common: questions, and where their images come from."""
+    """What tasks with images from elsewhere have in common: questions, and where the images come from."""
 
     def __init__(self, items: Sequence[Item], images: ImageSource) -> None:
         self.items = items
         self.images = images
 
     def open(self, image: str) -> Image.Image:
+        """The image in RGB; a ValueError says what is wrong with it."""
         return self.images(image)
+
+    def file(self, image: str) -> Path | None:
+        """The file of an image; None if it has none of its own."""
+        return self.images.file(image) if isinstance(self.images, Folder) else None
 
 
 @dataclass(frozen=True)
-class Record:
+class Entry:
     """One entry of a file. `where` names file and entry in messages."""
 
     where: str
@@ -65,15 +70,20 @@ class Record:
         return str(value) if isinstance(value, int) and not isinstance(value, bool) else self.text(key)
 
     def image(self, key: str) -> str:
-        """The path of a image below the task's folder."""
+        """The path of an image below the task's folder."""
         if leaves(self.text(key)):
             raise self.wrong(key, "a path inside the folder, neither absolute nor with '..'")
         return self.text(key)
 
 
 def is_text(value: Any) -> bool:
-    """Words, and no half characters (JSON's escapes can have them; no tokenizer takes them)."""
-    return isinstance(value, str) and bool(value.strip()) and not re.search(r"[\ud800-\udfff]", value)
+    """Words, and no half characters."""
+    return isinstance(value, str) and bool(value.strip()) and not has_half_characters(value)
+
+
+def has_half_characters(text: str) -> bool:
+    """Whether a text has lone surrogates: JSON's escapes can have them, no tokenizer and no UTF-8 file takes them."""
+    return re.search(r"[\ud800-\udfff]", text) is not None
 
 
 def leaves(path: str) -> bool:
@@ -82,17 +92,17 @@ def leaves(path: str) -> bool:
     return bool(windows.anchor) or ".." in windows.parts
 
 
-def record(where: str, value: Any) -> Record:
+def entry_of(where: str, value: Any) -> Entry:
     """An entry that must be an object."""
     if not isinstance(value, dict):
-        raise ValueError(f"{where}: {reprlib.repr(value)} is no JSON object: give {{...}}")
-    return Record(where, value)
+        raise ValueError(f"{where}: {reprlib.repr(value)} is not a JSON object: give {{...}}")
+    return Entry(where, value)
 
 
-def gather(source: str, found: Iterable[tuple[Record, Item]]) -> list[Item]:
+def gather(source: str, pairs: Iterable[tuple[Entry, Item]]) -> list[Item]:
     """The questions; no two with the same id, and at least one."""
     items: dict[str, Item] = {}
-    for entry, item in found:
+    for entry, item in pairs:
         if item.id in items:
             raise ValueError(f"{entry.where}: the id {item.id!r} occurs twice: give every question its own")
         items[item.id] = item
@@ -142,46 +152,57 @@ def official_file(data: Path, name: str, advice: str) -> Path:
 
 @dataclass(frozen=True)
 class Folder:
-    """ImageSource by their paths in a folder."""
+    """Images by their paths in a folder. The folder may be a link, but nothing in it may lead out of it."""
 
     path: Path
 
     def __call__(self, name: str) -> Image.Image:
+        return open_image(self.file(name))
+
+    def file(self, name: str) -> Path:
+        """Where an image lies."""
         if leaves(name):
-            raise ValueError(f"image {name!r}: it lies outside of the task's folder")
+            raise ValueError(f"image {reprlib.repr(name)}: it lies outside of the task's folder")
         try:
-            return open_image(self.path / name)
-        except OSError as error:  # for example a name that is too long
-            raise ValueError(f"image {reprlib.repr(name)}: {error.strerror}") from None
+            file = self.path / name
+            if not file.resolve().is_relative_to(self.path.resolve()):
+                raise ValueError(f"image {reprlib.repr(name)}: it is a link that leads out of the task's folder")
+            file.is_file()
+        except (OSError, RuntimeError) as error:  # a name that is too long, a link to itself
+            raise ValueError(f"image {reprlib.repr(name)}: {getattr(error, 'strerror', error)}") from None
+        return file
 
     def has(self, image: str) -> bool:
         """Whether there is such a file."""
         try:
-            return (self.path / image).is_file()
-        except OSError:
+            return self.file(image).is_file()
+        except ValueError:
             return False
 
 
 @dataclass(frozen=True)
 class Hub:
-    """ImageSource by the rows of a dataset of the Hugging Face hub."""
+    """Images in the rows of a dataset of the Hugging Face hub, by name."""
 
     rows: Any
-    numbers: Mapping[str, int]
+    indices: Mapping[str, int]
 
     def __call__(self, name: str) -> Image.Image:
-        if name not in self.numbers:
+        if name not in self.indices:
             raise ValueError(f"image {name!r}: the dataset has no such image")
         try:
-            image: Image.Image | None = self.rows[self.numbers[name]]["image"]
+            image: Image.Image | None = self.rows[self.indices[name]]["image"]
             if image is not None:
+                check_size(f"image {name!r}", image.size)
                 return image.convert("RGB")
+        except ImageTooLarge:
+            raise
         except Exception as error:  # damaged files make the decoders raise many kinds
             raise ValueError(f"image {name!r} could not be read: {first_line(error)}") from error
         raise ValueError(f"image {name!r}: its row in the dataset has none")
 
 
-def hub_rows(hub: str, config: str | None, advice: str) -> tuple[Any, list[Record]]:
+def hub_rows(hub: str, config: str | None, advice: str) -> tuple[Any, list[Entry]]:
     """The test split of a dataset, and its rows without the images."""
     try:
         datasets = import_module("datasets")
@@ -192,7 +213,7 @@ def hub_rows(hub: str, config: str | None, advice: str) -> tuple[Any, list[Recor
         questions = list(rows.remove_columns(["image"]))
     except Exception as error:  # the network, the hub and the files' formats raise many kinds
         raise ValueError(f"hub {hub!r} could not be loaded ({first_line(error)}): {advice}") from error
-    return rows, [Record(f"hub {hub!r}, row {number}", row) for number, row in enumerate(questions)]
+    return rows, [Entry(f"hub {hub!r}, row {number}", row) for number, row in enumerate(questions)]
 
 
 def first_line(error: Exception) -> str:

@@ -12,22 +12,22 @@ from typing import Any
 
 import pytest
 import tiny_models
+from filelock import FileLock
 
-from clustrs.evaluation import run as runner
-from clustrs.evaluation.config import Config, expand_methods
+from clustrs.evaluation import run
+from clustrs.evaluation.config import Config, expand_methods, make_method
 from clustrs.evaluation.report import write_report
-from clustrs.evaluation.store import Record, read_answers
+from clustrs.evaluation.store import read_answers
 from clustrs.images.open import open_image
-from clustrs.models import shared_encoding as sharing
+from clustrs.models import shared_encoding
 from clustrs.models.ask import ask
 from clustrs.models.load import load_model
 
 WORKER = """
 import sys, json
 from pathlib import Path
-from clustrs.evaluation import run as runner
-from clustrs.evaluation.config import Config
-runner.run(Config.from_json(json.loads(sys.argv[1])), Path(sys.argv[2]), progress=False)
+from clustrs.evaluation import Config, run
+run(Config.from_json(json.loads(sys.argv[1])), Path(sys.argv[2]), progress=False)
 """
 
 
@@ -36,14 +36,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model, and a task of our own with five images, one of them broken and one missing."""
     root = tmp_path_factory.mktemp("run")
     tiny_models.build("llava", "clip", root / "model")
-    rows = []
+    entries = []
     for number in range(5):
         tiny_models.make_image(40, 50, number).save(root / f"{number}.png")
         common = {"image": f"{number}.png", "answer": "x"}
-        rows += [{"id": f"{number}-{i}", "question": f"Why {i}?", **common} for i in range(2)]
+        entries += [{"id": f"{number}-{i}", "question": f"Why {i}?", **common} for i in range(2)]
     (root / "3.png").write_bytes((root / "3.png").read_bytes()[:200])
     (root / "4.png").unlink()
-    (root / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (root / "questions.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     return root
 
 
@@ -62,10 +62,10 @@ def config(made: Path, **changes: Any) -> Config:
 
 
 def answers(folder: Path) -> dict[Any, Any]:
-    rows = list(read_answers(folder))
-    found = {(row["item"], row["method"]["name"], row["corruption"], row["seed"]): row for row in rows}
-    assert len(found) == len(rows)
-    return found
+    records = list(read_answers(folder))
+    results = {(record.item, record.method["name"], record.corruption, record.seed): record for record in records}
+    assert len(results) == len(records)
+    return results
 
 
 def tables(folder: Path) -> dict[str, bytes]:
@@ -77,71 +77,74 @@ def tables(folder: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def whole(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
-    runner.run(config(made), folder, progress=False)
+    run(config(made), folder, progress=False)
     return folder
 
 
 def test_every_cell_is_there_and_failures_are_counted(whole: Path) -> None:
-    found = answers(whole)
-    assert len(found) == 10 * 3 * 2 * 2
-    for (item, method, _, _), row in found.items():
+    results = answers(whole)
+    assert len(results) == 10 * 3 * 2 * 2
+    for (item, method, _, _), record in results.items():
         if item[0] in "34":
-            assert row["text"] is None
-            assert row["score"] is None
-            assert "image" in row["error"]
+            assert record.text is None
+            assert record.score is None
+            assert "image" in record.error
         else:
-            assert row["error"] is None
-            assert isinstance(row["text"], str)
-            assert row["visual_tokens"] == (16 if method == "none" else 4)
-            assert row["unpruned_tokens"] == 16
-            assert len(row["kept"]) == (0 if method == "none" else 4)
+            assert record.error is None
+            assert isinstance(record.text, str)
+            assert record.visual_tokens == (16 if method == "none" else 4)
+            assert record.unpruned_tokens == 16
+            assert len(record.kept) == (0 if method == "none" else 4)
 
 
 def test_answers_are_those_of_asking_one_by_one(made: Path, whole: Path) -> None:
-    from clustrs.evaluation.config import make_method
     from clustrs.images.corruptions import Corruption
 
     model, processor = load_model(str(made / "model"))
-    for row in answers(whole).values():
-        if row["error"] is None and row["seed"] == 1:
-            image = open_image(made / row["image"])
-            if row["corruption"] != "clean":
-                image = Corruption.parse(row["corruption"]).apply(image, row["image"], row["seed"])
-            alone = ask(model, processor, image, row["question"], make_method(row["method"]), 3)
-            assert alone.text == row["text"]
+    for record in answers(whole).values():
+        if record.error is None and record.seed == 1:
+            image = open_image(made / record.image)
+            if record.corruption != "clean":
+                image = Corruption.parse(record.corruption).apply(image, record.image, record.seed)
+            alone = ask(model, processor, image, record.question, make_method(record.method), 3)
+            assert alone.text == record.text
 
 
-def test_the_tower_runs_once_a_image_and_corruption(
+def test_the_tower_runs_once_per_image_and_corruption(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[int] = []
-    original = sharing.encode
+    original = shared_encoding.encode
 
     def counting(model: Any, processor: Any, images: Any, prompts: Any, crops: str = "all") -> Any:
         shown.append(len(images))
         return original(model, processor, images, prompts, crops)
 
-    monkeypatch.setattr(sharing, "encode", counting)
-    runner.run(config(made), tmp_path, progress=False)
+    monkeypatch.setattr(shared_encoding, "encode", counting)
+    run(config(made), tmp_path, progress=False)
     assert sum(shown) == 3 * 4  # three good images, two corruptions, two seeds; all methods share them
 
 
 def test_a_finished_run_does_nothing(made: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (whole / "answers.jsonl").read_bytes()
     monkeypatch.setattr("clustrs.models.load.load_model", lambda *_: pytest.fail("nothing is left to do"))
-    runner.run(config(made), whole, progress=False)
+    run(config(made), whole, retry=False, progress=False)
     assert (whole / "answers.jsonl").read_bytes() == before
+    run(config(made), whole, progress=False)  # images that still can't be read need no model
+    assert sorted((whole / "answers.jsonl").read_bytes().splitlines()) == sorted(before.splitlines())
 
 
 @pytest.mark.parametrize("cut", [0, 1, 700, 5000, 20001])
-def test_goes_on_after_any_torn_record(made: Path, whole: Path, tmp_path: Path, cut: int) -> None:
+def test_resumes_after_any_torn_record(made: Path, whole: Path, tmp_path: Path, cut: int) -> None:
     content = (whole / "answers.jsonl").read_bytes()
-    tmp_path.joinpath("config.json").write_text((whole / "config.json").read_text())
+    for name in ("config.json", "images.json"):
+        tmp_path.joinpath(name).write_text((whole / name).read_text())
     tmp_path.joinpath("answers.jsonl").write_bytes(content[: max(0, len(content) - cut)])
-    runner.run(config(made), tmp_path, progress=False)
+    run(config(made), tmp_path, progress=False)
     assert answers(tmp_path) == answers(whole)
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(made: Path, whole: Path, tmp_path: Path) -> None:
     """SIGKILL, three times, then to the end: the same answers."""
     moments = random.Random(0)
@@ -165,30 +168,29 @@ def test_killed_at_random_moments(made: Path, whole: Path, tmp_path: Path) -> No
 
 def test_refuses_another_configuration(made: Path, whole: Path) -> None:
     with pytest.raises(ValueError, match=r"another configuration.*seeds: now without 1.*--output"):
-        runner.run(config(made, seeds=(0,)), whole, progress=False)
+        run(config(made, seeds=(0,)), whole, progress=False)
 
 
 def test_refuses_a_second_writer(made: Path, whole: Path) -> None:
-    task = runner.open_task(config(made))
-    with (
-        Record(whole).opened(config(made), runner.facts(config(made), task)),
-        pytest.raises(ValueError, match="another process is writing"),
-    ):
-        runner.run(config(made), whole, progress=False)
+    lock = FileLock(whole / "lock")
+    with lock, pytest.raises(ValueError, match="another process is writing"):
+        run(config(made), whole, progress=False)
 
 
 def test_one_failed_generation_is_one_failure(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = sharing.reply
+    original = shared_encoding.reply
 
-    def failing(model: Any, processor: Any, batch: sharing.Batch, method: Any, *args: Any, **options: Any) -> Any:
+    def failing(
+        model: Any, processor: Any, batch: shared_encoding.Batch, method: Any, *args: Any, **options: Any
+    ) -> Any:
         texts = processor.batch_decode(batch.input_ids)
         if method.name == "clustrs" and any("Why 1?" in text for text in texts):
             raise RuntimeError("the device\nfell over")
         return original(model, processor, batch, method, *args, **options)
 
-    monkeypatch.setattr(sharing, "reply", failing)
-    runner.run(config(made, corruptions=("clean",), seeds=(0,)), tmp_path, progress=False)
-    errors = {key: row["error"] for key, row in answers(tmp_path).items() if key[0][0] in "012" and row["error"]}
+    monkeypatch.setattr(shared_encoding, "reply", failing)
+    run(config(made, corruptions=("clean",), seeds=(0,)), tmp_path, progress=False)
+    errors = {key: record.error for key, record in answers(tmp_path).items() if key[0][0] in "012" and record.error}
     assert set(errors) == {(f"{number}-1", "clustrs", "clean", 0) for number in range(3)}
     assert set(errors.values()) == {"the device fell over"}
 
@@ -197,13 +199,13 @@ def test_out_of_memory_is_not_a_failed_answer(made: Path, tmp_path: Path, monkey
     def failing(*_: Any, **__: Any) -> Any:
         raise MemoryError("no more")
 
-    monkeypatch.setattr(sharing, "reply", failing)
+    monkeypatch.setattr(shared_encoding, "reply", failing)
     with pytest.raises(ValueError, match="--batch-size"):
-        runner.run(config(made), tmp_path, progress=False)
+        run(config(made), tmp_path, progress=False)
     assert list(read_answers(tmp_path)) == []
 
 
 def test_rubbish_in_the_record(whole: Path, tmp_path: Path) -> None:
     (tmp_path / "answers.jsonl").write_text('{"item": 1}\n')
-    with pytest.raises(ValueError, match=r"answers.jsonl' line 1: method is missing, this is not an answer"):
+    with pytest.raises(ValueError, match=r"answers.jsonl' line 1: not an AnswerRecord .*item"):
         list(read_answers(tmp_path))

@@ -1,0 +1,107 @@
+"""Run the grid: every question with every method under every corruption, resumable at any point."""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import clustrs
+from clustrs import validation
+from clustrs.evaluation.checksums import fingerprint, image_checksum, image_checksums, model_checksums
+from clustrs.evaluation.config import Config, EngineName, grid
+from clustrs.evaluation.engines import Engine, get_engine
+from clustrs.evaluation.jsonl import identity
+from clustrs.evaluation.records import AnswerRecord
+from clustrs.evaluation.store import Key, RunFolder, key_of
+from clustrs.evaluation.task import Task
+from clustrs.evaluation.worker import open_task, units
+from clustrs.models.load import local_files
+
+MAX_FAILURES = 50
+"""After so many failures of one method in a row something else is wrong than single images."""
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What a run's folder holds: answers in all, how many of them failed, how many were there before this call."""
+
+    answers: int
+    failed: int
+    reused: int
+
+
+def run_metadata(config: Config, task: Task, progress: bool = True) -> dict[str, Any]:
+    """What is stored with the configuration: the report needs it, and a change of it is another run."""
+    import torch
+    import transformers
+
+    return {
+        "items": len(task.items),
+        "fingerprint": fingerprint(task),
+        "judged": task.judged,
+        "scale": task.scale,
+        "max_new_tokens": config.max_new_tokens or task.max_new_tokens,
+        "clustrs": clustrs.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "model_files": model_checksums(local_files(config.model), progress),
+    }
+
+
+class FailureStreaks:
+    """Counts the failures of each method in a row; those that had failed before, and were only retried, don't count."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.counts: Counter[str] = Counter()
+
+    def add(self, record: AnswerRecord, retried: set[Key]) -> None:
+        """Take in a record; a ValueError stops the run."""
+        method = identity(record.method)
+        if record.error is None:
+            self.counts[method] = 0
+        elif key_of(record) not in retried:
+            self.counts[method] += 1
+        if self.counts[method] >= self.limit:
+            raise ValueError(
+                f"stopped: {self.limit} answers of {record.method['name']} in a row failed, the last one with: "
+                f"{record.error}; the same command resumes and asks them again (--max-failures sets how many)"
+            )
+
+
+def run(
+    config: Config,
+    folder: str | Path,
+    engine: Engine | EngineName = "local",
+    *,
+    retry: bool = True,
+    max_failures: int = MAX_FAILURES,
+    progress: bool = True,
+) -> RunSummary:
+    """Answer every question of the grid that has no answer in `folder` yet.
+
+    Failed answers are asked again, unless `retry` is False. A ValueError in one line says why a run can't start, can't
+    be resumed with this configuration, or had to stop, for example because `max_failures` answers in a row failed.
+    """
+    from tqdm import tqdm
+
+    validation.integer("max_failures", max_failures, 1)
+    chosen = get_engine(engine) if isinstance(engine, str) else engine
+    task = open_task(config)
+    total = len(config.methods) * len(grid(config)) * len(task.items)
+    streaks = FailureStreaks(max_failures)
+    metadata, ids = run_metadata(config, task, progress), [item.id for item in task.items]
+    with RunFolder(Path(folder)).opened(config, metadata, ids, lambda: image_checksums(task), retry) as store:
+        reused = len(store.done)
+        left = units(config, task, store.done)
+        with tqdm(total=total, initial=reused, unit="answer", disable=not progress, dynamic_ncols=True) as bar:
+            for records in chosen.run(config, left):
+                fresh = [record for record in records if key_of(record) not in store.done]
+                for record in fresh:
+                    if record.error is None and store.images.get(record.image) is None:
+                        store.note_image(record.image, image_checksum(task, record.image))
+                store.append(fresh)
+                bar.update(len(fresh))
+                for record in fresh:
+                    streaks.add(record, store.retried)
+        return RunSummary(len(store.done), len(store.failed), reused)

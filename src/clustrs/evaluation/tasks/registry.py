@@ -1,0 +1,106 @@
+"""The tasks by name: those of this package, those registered in Python, and those of installed packages."""
+
+import inspect
+import os
+import warnings
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, TypeVar
+
+from clustrs import validation
+from clustrs.evaluation.task import Task
+
+GROUP = "clustrs.tasks"
+"""Of the entry points by which a package offers tasks: `name = "package.module:load"`."""
+BUILT_IN = ("custom", "mmvet", "scenes", "scienceqa")
+
+Loader = Callable[..., Task]
+"""From the data's path (or None), a limit (or None) and the task's own options to the task."""
+L = TypeVar("L", bound=Loader)
+
+_registered: dict[str, Loader] = {}
+
+
+def register_task(name: str) -> Callable[[L], L]:
+    """Decorator: make `load(data, limit, **options)` known under a name.
+
+    Registering a name again from the same module replaces it, so that a notebook cell can be run twice.
+    """
+    if not isinstance(name, str) or not name.strip():
+        raise ValueError(f"name={name!r}: give the task a name")
+
+    def register(load: L) -> L:
+        before = _registered.get(name)
+        if name in BUILT_IN or (before is not None and before.__module__ != load.__module__):
+            raise ValueError(f"a task named {name!r} is registered already: give another name")
+        _registered[name] = load
+        return load
+
+    return register
+
+
+def list_tasks() -> list[str]:
+    """The names of all tasks. Nothing of other packages is imported for this."""
+    return sorted({*BUILT_IN, *_registered, *_offered()})
+
+
+def get_task(name: str, data: str | os.PathLike[str] | None = None, limit: int | None = None, **options: Any) -> Task:
+    """A task by name. `data` is the folder (or file) with its questions; `limit` keeps the first so many of them."""
+    build = _loader(name)
+    if data is not None and not isinstance(data, str | os.PathLike):
+        raise ValueError(f"data={data!r}: give the path of a folder")
+    if limit is not None:
+        validation.integer("limit", limit, 1)
+    known = [option for option in inspect.signature(build).parameters if option not in ("data", "limit")]
+    for option in options:
+        if option not in known:
+            accepted = f"it has {', '.join(known)}" if known else "it has none"
+            raise ValueError(f"task {name} has no option {option!r}{validation.nearest(option, known)}: {accepted}")
+    return build(None if data is None else _path(data), limit, **options)
+
+
+def _offered() -> dict[str, EntryPoint]:
+    """The entry points of installed packages by name; one that takes the name of another task is left out, aloud."""
+    offered: dict[str, EntryPoint] = {}
+    for point in entry_points(group=GROUP):
+        if point.name in BUILT_IN or point.name in _registered or point.name in offered:
+            warnings.warn(f"task {point.name!r} of {_package(point)} is ignored: the name is taken", stacklevel=3)
+        else:
+            offered[point.name] = point
+    return offered
+
+
+def _loader(name: str) -> Loader:
+    if name in BUILT_IN:
+        return import_module(f"clustrs.evaluation.tasks.{name}").load
+    if name in _registered:
+        return _registered[name]
+    offered = _offered()
+    if name not in offered:
+        known = list_tasks()
+        raise ValueError(f"unknown task {name!r}{validation.nearest(name, known)}: give one of {', '.join(known)}")
+    point = offered[name]
+    try:
+        build = point.load()
+    except Exception as error:  # importing somebody's package may raise anything
+        message = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ValueError(f"task {name!r} of {_package(point)} could not be loaded: {message}") from error
+    if not callable(build):
+        raise ValueError(f"task {name!r} of {_package(point)}: {point.value} is not a function that loads a task")
+    return build
+
+
+def _package(point: EntryPoint) -> str:
+    return f"the package {point.dist.name!r}" if point.dist is not None else f"{point.value!r}"
+
+
+def _path(data: str | os.PathLike[str]) -> Path:
+    """A path that the system can look at; whether there is something is for the task to say."""
+    try:
+        path = Path(data).expanduser()
+        path.exists()
+    except (OSError, RuntimeError) as error:  # a name that is too long, a home that is not known
+        raise ValueError(f"data={str(data)!r}: {getattr(error, 'strerror', error)}: give a folder") from None
+    return path

@@ -1,0 +1,248 @@
+"""A loaded model and a task, which turn units of the grid into records. A unit is some questions under one corruption:
+their images go through the vision tower once, and every method prunes what came out."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from clustrs.evaluation.config import Config, describe_method, grid, make_method, parse_corruption
+from clustrs.evaluation.jsonl import excerpt, identity
+from clustrs.evaluation.records import AnswerRecord
+from clustrs.evaluation.store import Key
+from clustrs.evaluation.task import Item, Task
+from clustrs.evaluation.tasks import get_task
+from clustrs.evaluation.tasks.sources import has_half_characters
+from clustrs.images.open import check_size
+from clustrs.models import load, prompts, shared_encoding
+from clustrs.pruners import Pruner
+
+LONGEST_ERROR = 300
+Failures = dict[str, str]
+"""Why questions could not be answered, by their ids."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Questions of the task under one corruption, and the methods to answer them with, all by their indices."""
+
+    corruption: str
+    seed: int
+    items: tuple[int, ...]
+    methods: tuple[int, ...]
+
+
+def units(config: Config, task: Task, done: set[Key]) -> list[Unit]:
+    """What is left to do. Where the units begin and end does not depend on what is done."""
+    methods = [identity(describe_method(make_method(stored))) for stored in config.methods]
+    left = []
+    for corruption, seed in grid(config):
+        for start in range(0, len(task.items), config.batch_size):
+            chunk = range(start, min(start + config.batch_size, len(task.items)))
+            missing = [
+                (item, method)
+                for item in chunk
+                for method, described in enumerate(methods)
+                if (task.items[item].id, described, corruption, seed) not in done
+            ]
+            if missing:
+                items, requested = ({pair[i] for pair in missing} for i in (0, 1))
+                left.append(Unit(corruption, seed, tuple(sorted(items)), tuple(sorted(requested))))
+    return left
+
+
+class Worker:
+    """Answers units. The model is loaded when the first image has to be encoded, or by `load`."""
+
+    def __init__(self, config: Config, task: Task | None = None) -> None:
+        self.config = config
+        self.task = open_task(config) if task is None else task
+        self.methods = [make_method(stored) for stored in config.methods]
+        self.max_new_tokens = config.max_new_tokens or self.task.max_new_tokens
+
+    @cached_property
+    def loaded(self) -> tuple[Any, Any]:
+        """The model and its processor."""
+        return load.load_model(self.config.model)
+
+    def run(self, unit: Unit) -> Iterator[list[AnswerRecord]]:
+        """The records of each method of a unit, as they come. Whatever goes wrong with one question is its failure."""
+        items = [self.task.items[index] for index in unit.items]
+        failures: Failures = {}
+        images = self._images(unit, items, failures)
+        texts = self._prompts(items, failures)
+        batch = self._encode(items, images, texts, failures)
+        asked = [item for item in items if item.id not in failures]
+        for index in unit.methods:
+            method = self.methods[index]
+            replies = self._replies(batch, method, len(asked)) if batch is not None else []
+            answers = dict(zip((item.id for item in asked), replies, strict=True))
+            yield [
+                self._record(unit, method, item, answers[item.id])
+                if item.id in answers
+                else failed_record(unit, method, item, failures[item.id])
+                for item in items
+            ]
+
+    def _images(self, unit: Unit, items: Sequence[Item], failures: Failures) -> dict[str, Image.Image]:
+        """The corrupted images by name."""
+        corruption = parse_corruption(unit.corruption)
+        images = {}
+        for name in dict.fromkeys(item.image for item in items):
+            try:
+                image = self.task.open(name)
+                check_size(f"image {name!r}", image.size)
+                images[name] = corruption.apply(image, name, unit.seed) if corruption else image
+            except Exception as error:  # a task may be somebody else's; a corruption may need too much memory
+                failures.update({item.id: one_line(error) for item in items if item.image == name})
+        return images
+
+    def _prompts(self, items: Sequence[Item], failures: Failures) -> dict[str, str]:
+        """The prompts of the questions that may still be asked, by their ids."""
+        if all(item.id in failures for item in items):
+            return {}
+        processor = self.loaded[1]
+        texts = {}
+        for item in items:
+            try:
+                if item.id not in failures:
+                    texts[item.id] = prompts.chat_prompt(processor, item.question)
+            except Exception as error:  # chat templates raise what they like
+                failures[item.id] = one_line(error)
+        return texts
+
+    def _encode(
+        self,
+        items: Sequence[Item],
+        images: Mapping[str, Image.Image],
+        texts: Mapping[str, str],
+        failures: Failures,
+    ) -> shared_encoding.Batch | None:
+        """All images in one go; if that fails, the questions that fail by themselves are put with the failures."""
+        asked = [item for item in items if item.id not in failures]
+        if not asked:
+            return None
+        try:
+            return self._batch(asked, images, texts)
+        except Exception as error:  # processors and towers raise many kinds
+            for item in asked:
+                try:
+                    self._batch([item], images, texts)
+                except Exception as alone:
+                    failures[item.id] = one_line(alone)
+            left = [item for item in asked if item.id not in failures]
+            if len(left) == len(asked):
+                refuse_batch(error)
+                raise
+            return self._batch(left, images, texts) if left else None
+
+    def _batch(
+        self, items: Sequence[Item], images: Mapping[str, Image.Image], texts: Mapping[str, str]
+    ) -> shared_encoding.Batch:
+        model, processor = self.loaded
+        names = list(dict.fromkeys(item.image for item in items))
+        numbered = [(names.index(item.image), texts[item.id]) for item in items]
+        shown = [images[name] for name in names]
+        return shared_encoding.encode(model, processor, shown, numbered, self.config.crops)
+
+    def _replies(self, batch: shared_encoding.Batch, method: Pruner, count: int) -> list[shared_encoding.Reply | str]:
+        """A reply to each prompt, or what went wrong with it."""
+        try:
+            return list(self._reply(batch, method))
+        except Exception as error:
+            if count == 1:
+                return [one_line(error)]
+            refuse_batch(error)
+            alone = [shared_encoding.part(batch, index) for index in range(count)]
+            return [reply for part in alone for reply in self._replies(part, method, 1)]
+
+    def _reply(self, batch: shared_encoding.Batch, method: Pruner) -> list[shared_encoding.Reply]:
+        config = self.config
+        options = {"scope": config.scope, "crops": config.crops, "positions": config.positions}
+        return shared_encoding.reply(*self.loaded, batch, method, self.max_new_tokens, **options)
+
+    def _record(self, unit: Unit, method: Pruner, item: Item, reply: shared_encoding.Reply | str) -> AnswerRecord:
+        if isinstance(reply, str):
+            return failed_record(unit, method, item, reply)
+        text = printable(reply.text)
+        try:
+            score = self.task.score(item, text)
+        except Exception as error:  # a task may be somebody else's
+            return failed_record(unit, method, item, f"the task's score failed: {one_line(error)}")
+        return AnswerRecord(
+            **described(unit, method, item),
+            text=text,
+            score=score,
+            kept=[] if method.name == "none" else reply.image.selection.indices.tolist(),
+            visual_tokens=reply.image.kept,
+            unpruned_tokens=reply.image.placeholders,
+            error=None,
+        )
+
+
+def described(unit: Unit, method: Pruner, item: Item) -> dict[str, Any]:
+    """What was asked, as a record has it."""
+    return {
+        "item": item.id,
+        "image": item.image,
+        "kinds": list(item.kinds),
+        "question": item.question,
+        "answer": item.answer,
+        "method": describe_method(method),
+        "corruption": unit.corruption,
+        "seed": unit.seed,
+    }
+
+
+def failed_record(unit: Unit, method: Pruner, item: Item, error: str) -> AnswerRecord:
+    """The record of a question without an answer."""
+    return AnswerRecord(
+        **described(unit, method, item),
+        text=None,
+        score=None,
+        kept=None,
+        visual_tokens=None,
+        unpruned_tokens=None,
+        error=printable(error),
+    )
+
+
+def refuse_batch(error: Exception) -> None:
+    """Stop the run when several questions together need more memory than there is: it can be resumed with fewer."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        raise ValueError(
+            f"out of memory: give a smaller --batch-size, the run resumes with it ({one_line(error)})"
+        ) from error
+
+
+def one_line(error: Exception) -> str:
+    """What an exception says, short and in one line."""
+    return " ".join(str(error).split())[:LONGEST_ERROR] or type(error).__name__
+
+
+def printable(text: str) -> str:
+    """A text that files can hold: halves of characters, which UTF-8 does not have, are written as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def open_task(config: Config) -> Task:
+    """The task of a configuration. Its questions must be fit for a file, each with an id of its own."""
+    task = get_task(
+        config.task, None if config.data is None else Path(config.data), config.limit, **config.task_options
+    )
+    seen = set()
+    for item in task.items:
+        texts = {"id": item.id, "image": item.image, "question": item.question, "answer": item.answer}
+        for name, value in (*texts.items(), *(("kind", kind) for kind in item.kinds)):
+            if not isinstance(value, str) or has_half_characters(value):
+                raise ValueError(f"task {config.task}: the {name} {excerpt(value)} of a question is not text")
+        if item.id in seen:
+            raise ValueError(f"task {config.task}: two questions have the id {excerpt(item.id)}")
+        seen.add(item.id)
+    if not seen:
+        raise ValueError(f"task {config.task}: there are no questions in it")
+    return task

@@ -1,0 +1,61 @@
+"""A tiny model and a task of our own, for tests of runs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import tiny_models
+
+from clustrs.evaluation.config import Config, expand_methods
+from clustrs.evaluation.records import AnswerRecord
+from clustrs.evaluation.store import Key, key_of, read_answers
+
+
+def build(root: Path, images: int = 4, questions: int = 2) -> Path:
+    """A model in `root/model`; images, each with some questions of different lengths."""
+    tiny_models.build("llava", "clip", root / "model")
+    entries = []
+    for number in range(images):
+        tiny_models.make_image(40, 50, number).save(root / f"{number}.png")
+        entries += [entry(number, i) for i in range(questions)]
+    write(root, entries)
+    return root
+
+
+def entry(image: int, number: int, **changes: Any) -> dict[str, Any]:
+    question = f"Why {number}{' or why not' * number}?"
+    return {
+        "id": f"{image}-{number}",
+        "image": f"{image}.png",
+        "question": question,
+        "answer": "x",
+        **changes,
+    }
+
+
+def write(root: Path, entries: list[dict[str, Any]]) -> None:
+    (root / "questions.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+
+
+def config(root: Path, **changes: Any) -> Config:
+    values: dict[str, Any] = {
+        "task": "custom",
+        "data": str(root),
+        "model": str(root / "model"),
+        "methods": expand_methods(["none", "clustrs"], [4]),
+        "batch_size": 4,
+        "max_new_tokens": 3,
+    }
+    return Config(**{**values, **changes})
+
+
+def answers(folder: Path) -> dict[Key, AnswerRecord]:
+    records = list(read_answers(folder))
+    results = {key_of(record): record for record in records}
+    assert len(results) == len(records)
+    return results
+
+
+def errors(folder: Path) -> dict[str, str]:
+    """What went wrong, by question."""
+    return {record.item: record.error for record in read_answers(folder) if record.error is not None}
