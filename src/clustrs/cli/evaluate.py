@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clustrs.cli.protocol_options import add_protocol_options
 from clustrs.embedded import DEFAULT, image_path
 
 if TYPE_CHECKING:
@@ -31,7 +32,10 @@ DEFAULTS: dict[str, Any] = {
 }
 LISTS = ("methods", "keep", "corrupt", "seeds")
 FORMATS = ("mmvet", "llava")
-PLAIN = ("data", "limit", "batch_size", "max_new_tokens", "scope", "crops", "positions")
+PLAIN = (
+    *("data", "limit", "batch_size", "max_new_tokens", "scope", "crops", "positions"),
+    *("prompt_template", "image_padding"),
+)
 
 
 def add_commands(commands: Any) -> None:
@@ -118,6 +122,7 @@ def add_grid(command: argparse.ArgumentParser) -> None:
     command.add_argument("--scope", help='one budget for the whole "image" or for each "crop" (default: image)')
     command.add_argument("--crops", help='"all" crops or the "base" crop alone (default: all)')
     command.add_argument("--positions", help='"compact" or "original" (default: compact)')
+    add_protocol_options(command)
     command.add_argument("-o", "--output", type=Path, help="the run's folder (default: runs/TASK-MODEL-HASH)")
     command.add_argument("--engine", choices=("local", "ray"), default="local", help="where to run (default: local)")
     command.add_argument("--address", help="of the Ray cluster, for example auto (default: start one here)")
@@ -150,7 +155,7 @@ def configuration(options: argparse.Namespace) -> "Config":
     chosen = dict(DEFAULTS)
     if options.config:
         loaded = read_settings(options.config)
-        unknown = set(loaded) - {*DEFAULTS, *PLAIN, "task_options"}
+        unknown = set(loaded) - {*DEFAULTS, *PLAIN, "task_options", "reproduces"}
         if unknown:
             raise ValueError(f"config {str(options.config)!r}: unknown option {sorted(unknown)[0]!r}")
         chosen |= loaded

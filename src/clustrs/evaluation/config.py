@@ -5,10 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from clustrs import validation
 from clustrs.images.corruptions import PAPER_LEVELS, Corruption
+from clustrs.models.prompts import PromptTemplate
+from clustrs.models.protocol import ImagePadding
+from clustrs.paper import SCORE_TABLES
 from clustrs.pruners import Pruner, get_method, list_methods, method_class
 
 CLEAN = "clean"
@@ -32,6 +35,10 @@ class Config:
     scope: str = "image"
     crops: str = "all"
     positions: str = "compact"
+    prompt_template: PromptTemplate = "checkpoint"
+    image_padding: ImagePadding = "checkpoint"
+    reproduces: str | None = None
+    """The table of the paper that the run is compared with; None: the one that fits its cells best."""
 
     def __post_init__(self) -> None:
         for name in ("methods", "corruptions", "seeds"):
@@ -48,6 +55,10 @@ class Config:
         validation.choice("scope", self.scope, ("image", "crop"))
         validation.choice("crops", self.crops, ("all", "base"))
         validation.choice("positions", self.positions, ("compact", "original"))
+        validation.choice("prompt_template", self.prompt_template, get_args(PromptTemplate))
+        validation.choice("image_padding", self.image_padding, get_args(ImagePadding))
+        if self.reproduces is not None:
+            validation.choice("reproduces", self.reproduces, SCORE_TABLES)
         for corruption in self.corruptions:
             parse_corruption(corruption)
         for method in self.methods:

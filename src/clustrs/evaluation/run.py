@@ -16,6 +16,7 @@ from clustrs.evaluation.tasks import fingerprint, get_task
 from clustrs.models import shared_encoding as sharing
 from clustrs.models.load import load_model
 from clustrs.models.prompts import chat_prompt
+from clustrs.models.protocol import apply_image_padding
 from clustrs.pruners import Pruner
 
 Row = dict[str, Any]
@@ -39,7 +40,8 @@ class Worker:
         self.config = config
         self.task = open_task(config)
         self.methods = [make_method(stored) for stored in config.methods]
-        self.model, self.processor = load_model(config.model)
+        self.model, processor = load_model(config.model)
+        self.processor = apply_image_padding(processor, config.image_padding)
         self.new_tokens = config.max_new_tokens or self.task.max_new_tokens
 
     def run(self, unit: Unit) -> Iterator[list[Row]]:
@@ -87,7 +89,8 @@ class Worker:
 
     def _batch(self, items: Sequence[Item], images: dict[str, Any]) -> sharing.Batch:
         names = list(dict.fromkeys(item.image for item in items))
-        prompts = [(names.index(item.image), chat_prompt(self.processor, item.question)) for item in items]
+        template = self.config.prompt_template
+        prompts = [(names.index(item.image), chat_prompt(self.processor, item.question, template)) for item in items]
         shown = [images[name] for name in names]
         return sharing.encode(self.model, self.processor, shown, prompts, self.config.crops)
 

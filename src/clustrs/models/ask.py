@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from clustrs.models.prompts import chat_prompt
+from clustrs.models.prompts import PromptTemplate, chat_prompt
 from clustrs.pruners import Pruner
 
 if TYPE_CHECKING:
@@ -71,11 +71,12 @@ def ask(
     scope: str = "image",
     crops: str = "all",
     positions: str = "compact",
+    prompt_template: PromptTemplate = "checkpoint",
 ) -> Answer:
-    """Let a model answer a question about a result, greedily, with the visual tokens that `method` leaves it."""
+    """Let a model answer a question about an image, greedily, with the visual tokens that `method` leaves it."""
     if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise ValueError(f"max_new_tokens={max_new_tokens!r}: give an integer of at least 1")
-    text = chat_prompt(processor, question)
+    text = chat_prompt(processor, question, prompt_template)
     inputs = processor(images=[image], text=[text], return_tensors="pt").to(model.device, model.dtype)
     inner = getattr(model, "model", model)
     with (
