@@ -8,7 +8,7 @@ ImagePadding = Literal["checkpoint", "square"]
 then resize, so that nothing is cropped."""
 
 CARRIED_OVER = ("size", "crop_size", "resample", "rescale_factor", "image_mean", "image_std")
-STEPS = ("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb")
+STEPS = ("do_resize", "do_center_crop", "do_rescale", "do_normalize")
 
 
 def apply_image_padding(processor: Any, padding: ImagePadding = "checkpoint") -> Any:
@@ -25,9 +25,8 @@ def apply_image_padding(processor: Any, padding: ImagePadding = "checkpoint") ->
             "LLaVA-1.5 (LlavaProcessor) can be replaced: give 'checkpoint'"
         )
     original = processor.image_processor
-    settings = {name: getattr(original, name, None) for name in (*CARRIED_OVER, *STEPS)}
+    settings = {name: value for name in CARRIED_OVER if (value := getattr(original, name, None)) is not None}
+    steps = {name: bool(getattr(original, name, None)) for name in STEPS}
     padded = copy(processor)
-    padded.image_processor = LlavaImageProcessorPil(
-        do_pad=True, **{name: value for name, value in settings.items() if value is not None}
-    )
+    padded.image_processor = LlavaImageProcessorPil(do_pad=True, **steps, **settings)
     return padded
