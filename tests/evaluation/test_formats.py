@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from evaluation.task_files import real, science, write_json
 from judge_server import answer_row, write_answers
 from PIL import Image
 
 from clustrs.evaluation.formats import export_run, import_predictions, import_run
 from clustrs.evaluation.task import Item, Task
-from clustrs.evaluation.tasks import fingerprint
+from clustrs.evaluation.tasks import fingerprint, get_task
 
 TEXTS = {"v1_0": "x = -1", "v1_1": 'a "quote", é, 犬 |\n\nand a line', "v1_12": "", "sqa-7": "B"}
 
@@ -264,3 +265,42 @@ def test_bad_calls(tmp_path: Path) -> None:
     (run / "config.json").unlink()
     with pytest.raises(ValueError, match=r"config\.json"):
         export_run(run, "llava", tmp_path / "out")
+
+
+def llava_answers(path: Path, entries: list[dict[str, Any]], text: str = "A") -> Path:
+    """Answers as LLaVA's script for ScienceQA writes them: one for every question, with an image or without."""
+    records = [
+        {"question_id": entry["id"], "prompt": entry["conversations"][0]["value"], "text": text, "model_id": "m"}
+        for entry in entries
+    ]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def test_all_scienceqa_answers_of_llava(run: Any, tmp_path: Path) -> None:
+    entries = json.loads((real("scienceqa") / "llava_test_CQM-A.json").read_text())
+    assert len(entries) == 4241
+    words = ("--task", "scienceqa", "--data", real("scienceqa"), "--format", "llava", "-o", tmp_path / "run")
+    code, out, err = run("import", llava_answers(tmp_path / "answers.jsonl", entries), *words)
+    assert code == 0
+    assert err == "2224 of 4241 predictions set aside: their questions have no image\n"
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (config["items"], config["set_aside"]) == (2017, 2224)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "answers.jsonl").read_text().splitlines()]
+    assert len(rows) == 2017
+    assert sum(row["score"] for row in rows) == 713
+    assert f"{100 * 713 / 2017:.1f}" in out
+
+
+def test_answers_without_an_image_are_set_aside(tmp_path: Path) -> None:
+    with_image, bare = science("1", "<image>\nWhich?\nA. x\nB. y", "A"), science("2", "?\nA. x\nB. y", "B", image=None)
+    write_json(tmp_path / "llava_test_CQM-A.json", [with_image, bare, {"conversations": []}])
+    task = get_task("scienceqa", tmp_path)
+    both = import_predictions(llava_answers(tmp_path / "answers.jsonl", [with_image, bare]), "llava")
+    assert import_run(task, both, "m", tmp_path / "run") == 1
+    assert import_run(task, {"1": "A"}, "m", tmp_path / "other") == 0
+    with pytest.raises(ValueError, match=r"1 of the predictions are for questions that scienceqa doesn't have: '3'"):
+        import_run(task, {**both, "3": "A"}, "m", tmp_path / "third")
+    with pytest.raises(ValueError, match="none of the predictions is for a question of scienceqa that has an image"):
+        import_run(task, {"2": "A"}, "m", tmp_path / "third")
+    assert not (tmp_path / "third").exists()

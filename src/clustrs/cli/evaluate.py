@@ -79,8 +79,11 @@ def add_commands(commands: Any) -> None:
     export.set_defaults(run=run_export)
 
     read = commands.add_parser("import", help="score predictions that were made elsewhere")
-    read.add_argument("file", metavar="FILE", type=Path, help="the predictions")
+    read.add_argument("file", metavar="FILE", type=Path, help="the predictions, or a grade file of MM-Vet's evaluator")
     read.add_argument("--format", required=True, choices=FORMATS, help="what format they have")
+    read.add_argument(
+        "--grades", metavar="FILE", type=Path, help="their scores from MM-Vet's evaluator, ..._JUDGE-grade-3runs.json"
+    )
     read.add_argument("--task", required=True, help="mmvet, scienceqa or scenes")
     read.add_argument("--data", type=Path, help="the folder of the task's files")
     read.add_argument("--name", default="imported", help="what to call the method (default: imported)")
@@ -231,11 +234,30 @@ def run_export(options: argparse.Namespace) -> None:
 
 def run_import(options: argparse.Namespace) -> None:
     from clustrs.evaluation.formats import import_predictions, import_run
+    from clustrs.evaluation.grades import holds_grades, read_grades, totals
     from clustrs.evaluation.tasks import get_task
 
     task = get_task(options.task, options.data)
-    import_run(task, import_predictions(options.file, options.format), options.name, options.output)
+    grades = read_grades(options.grades) if options.grades else None
+    if grades is None and options.format == "mmvet" and holds_grades(options.file):
+        grades = read_grades(options.file)
+        predictions = dict.fromkeys(grades.scores, "")
+        print(
+            "the file has scores only: answers are recorded without their words (--grades takes both)", file=sys.stderr
+        )
+    else:
+        predictions = import_predictions(options.file, options.format)
+    aside = import_run(task, predictions, options.name, options.output, grades)
+    if aside:
+        print(f"{aside} of {len(predictions)} predictions set aside: their questions have no image", file=sys.stderr)
     show(options.output)
+    if grades is not None:
+        graded = f"{len(grades.scores)} of {len(task.items)} questions, judge {grades.judge}"
+        print(f"\nas MM-Vet's evaluator prints it ({graded}): {totals(grades, task.items)}")
+        if grades.without_number:
+            print(
+                f"{grades.without_number} of the scores are 0 because the judge's reply was no number", file=sys.stderr
+            )
 
 
 def run_corrupt(options: argparse.Namespace) -> None:
