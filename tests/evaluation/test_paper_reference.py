@@ -153,7 +153,7 @@ def test_the_ablation_study_has_the_papers_gain_column(tmp_path: Path) -> None:
         ({}, "Prompt: unknown. Images: fitted in an unknown way."),
     ],
 )
-def test_the_report_says_what_was_sent(tmp_path: Path, settings: dict[str, str], sentence: str) -> None:
+def test_the_report_says_what_was_sent(tmp_path: Path, settings: dict[str, Any], sentence: str) -> None:
     folder = write_run(tmp_path, **settings)
     write_report(folder)
     assert sentence in (folder / "report.md").read_text().replace("\\", "")

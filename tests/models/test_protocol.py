@@ -16,6 +16,8 @@ from goldens.record_llava_protocol import FILE, MEAN, STD, drawn, square
 from clustrs.evaluation.config import Config
 from clustrs.evaluation.run import Unit, Worker
 from clustrs.evaluation.tasks import get_task
+from clustrs.models.ask import as_seen
+from clustrs.models.processors import load_processor
 from clustrs.models.prompts import chat_prompt
 from clustrs.models.protocol import apply_image_padding
 
@@ -93,6 +95,16 @@ def test_the_given_processor_stays_as_it_is(processor: Any) -> None:
     assert np.array_equal(pixels_of(again, drawn(90, 30)), pixels_of(padded, drawn(90, 30)))
 
 
+@pytest.mark.parametrize("size", [(80, 35), (35, 80), (80, 34), (50, 50)])
+def test_drawings_show_the_padded_image(processor: Any, size: tuple[int, int]) -> None:
+    """Kept tokens are drawn over what the tower saw, not a pixel beside it."""
+    image, side = drawn(*size), max(size)
+    seen = as_seen(apply_image_padding(processor, "square"), image)
+    assert seen.size == (side, side)
+    left, top = (side - size[0]) // 2, (side - size[1]) // 2
+    assert seen.crop((left, top, left + size[0], top + size[1])).tobytes() == image.tobytes()
+
+
 def test_settings_of_the_checkpoint_are_kept() -> None:
     images = tf.SiglipImageProcessorPil(size={"height": 28, "width": 28}, resample=2)
     own = tf.LlavaProcessor(
@@ -115,7 +127,7 @@ def test_mistakes(processor: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^image_padding='pad': give one of 'checkpoint', 'square'$"):
         apply_image_padding(processor, "pad")  # type: ignore[arg-type]
     tiny_models.build("llava_onevision", "siglip", tmp_path)
-    other = tiny_models.load_processor(str(tmp_path))
+    other = load_processor(str(tmp_path))
     with pytest.raises(ValueError, match=r"image_padding='square': LlavaOnevisionProcessor .*: give 'checkpoint'$"):
         apply_image_padding(other, "square")
     for name, value in (("prompt_template", "vicuna"), ("image_padding", "squares")):

@@ -1,5 +1,6 @@
 """A run is compared with the table that it reproduces, and with no other."""
 
+from itertools import combinations, product
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,19 @@ def test_a_run_cut_short_keeps_its_table() -> None:
     assert unnamed is not None
     assert (named.score(*cell), unnamed.score(*cell)) == (0.272, 0.242)
     assert (named.tables, unnamed.tables) == (("ablation",), MAIN)
+
+
+@pytest.mark.parametrize("table", ["ablation", "sensitivity_tau", "sensitivity_clip"])
+def test_part_of_a_table_is_still_that_table(table: str) -> None:
+    """All variants at some of the budgets and conditions, as a study with options runs them."""
+    cells = [cell for cell in cells_of(ready(table)) if cell[1] is not None]
+    conditions = list(dict.fromkeys(cell[2:] for cell in cells))
+    for size, keep in product(range(1, len(conditions) + 1), (16, 50, 144)):
+        for chosen in combinations(conditions, size):
+            part = [cell for cell in cells if cell[1] == keep and cell[2:] in chosen]
+            reference = find_reference("mmvet", "llava-1.5-7b", part)
+            assert reference is not None
+            assert reference.tables == (table,)
 
 
 def test_what_the_paper_has_nothing_on() -> None:

@@ -45,7 +45,7 @@ class Answer:
 
 
 def as_seen(processor: Any, image: Image.Image) -> Image.Image:
-    """The part of a image that the base crop shows: processors pad it to a square, or cut a square out."""
+    """The part of an image that the base crop shows: processors pad it to a square, or cut a square out."""
     how = processor.image_processor
     if getattr(how, "image_grid_pinpoints", None):
         return image
@@ -56,7 +56,7 @@ def as_seen(processor: Any, image: Image.Image) -> Image.Image:
     if edge and getattr(how, "do_center_crop", False):
         scale = min(width, height) / edge
         width, height = round(how.crop_size["width"] * scale), round(how.crop_size["height"] * scale)
-    left, top = (image.width - width) // 2, (image.height - height) // 2
+    left, top = int((image.width - width) / 2), int((image.height - height) / 2)  # towards 0, as processors pad
     return image.crop((left, top, left + width, top + height))
 
 

@@ -87,7 +87,7 @@ class Grid:
         """
         printed, mean = paper_scores(table), self._paper_mean(table, variant)
         wanted = identity(self.variants[variant])
-        found = []
+        found: list[float | None] = []
         for cell in self.cells:
             if cell.keep is None and mean is not None:
                 found.append(mean)
