@@ -67,6 +67,15 @@ def test_totals_of_all_official_questions(tmp_path: Path) -> None:
     expected = by_hand(marks, {item.id: list(item.kinds) for item in task.items})
     assert {**found.capabilities, "total": found.total, "std": found.std, "runs": list(found.runs)} == expected
     assert list(found.capabilities) == ["rec", "ocr", "know", "gen", "spat", "math"]
+    sets: dict[frozenset[str], list[float]] = {}
+    for item in task.items:
+        sets.setdefault(frozenset(item.kinds), []).append(sum(marks[item.id]) / 5)
+    assert {frozenset(name.split("_")): value for name, value in found.integrations.items()} == {
+        kinds: pytest.approx(100 * sum(own) / len(own), abs=0.0501) for kinds, own in sets.items()
+    }
+    assert len(sets) == 16
+    sizes = [len(sets[frozenset(name.split("_"))]) for name in found.integrations]
+    assert sizes == sorted(sizes, reverse=True)
 
 
 def test_import_of_a_grade_file_alone(run: Run, data: Path, grade_file: Path, tmp_path: Path) -> None:
@@ -75,8 +84,9 @@ def test_import_of_a_grade_file_alone(run: Run, data: Path, grade_file: Path, tm
     assert code == 0
     assert err == "the file has scores only: answers are recorded without their words (--grades takes both)\n"
     assert (
-        "as MM-Vet's evaluator prints it (4 of 4 questions, judge gpt-4-0613): "
+        "as MM-Vet's evaluator prints it (4 of 4 questions, judge gpt-4-0613):\n"
         "ocr 40.0, rec 53.3, math 46.7, know 10.0, total 46.7, std 5.1, runs [40.0, 52.5, 47.5]\n"
+        "ocr_math 46.7, rec 96.7, rec_know 10.0, ocr 33.3, total 46.7, std 5.1, runs [40.0, 52.5, 47.5]\n"
     ) in out
     loaded = load_run(tmp_path / "run")
     assert loaded.judge == "gpt-4-0613"
@@ -121,7 +131,7 @@ def test_some_questions_only(run: Run, data: Path, tmp_path: Path) -> None:
     words = ("--task", "mmvet", "--data", data, "--format", "mmvet", "-o", tmp_path / "run")
     code, out, _ = run("import", tmp_path / "grades.json", *words)
     assert code == 0
-    assert "(1 of 4 questions, judge gpt-4-0613): rec 50.0, total 50.0" in out
+    assert "(1 of 4 questions, judge gpt-4-0613):\nrec 50.0, total 50.0" in out
     assert load_run(tmp_path / "run").errors == {"no prediction": 3}
 
 

@@ -1,4 +1,4 @@
-"""The paper's numbers: all there, and the same as in its source where that is at hand."""
+"""The paper's numbers: all there, and the same as in its source where that is available."""
 
 import re
 from collections import Counter
@@ -33,7 +33,7 @@ SOURCES = sorted((Path(__file__).parents[2].parent / "shared" / "paper").glob("*
 
 
 def printed(number: int, columns: int) -> list[float]:
-    """The numbers in the last columns of the number-th table of the source, row by row; headings are none."""
+    """Read the numbers in the last columns of a table of the source, row by row, without the headings."""
     text = SOURCES[0].read_text(encoding="utf-8")
     table = re.findall(r"\\begin\{tabular\}(.*?)\\end\{tabular\}", text, re.DOTALL)[number]
     found = []

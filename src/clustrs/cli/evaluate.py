@@ -253,7 +253,7 @@ def run_import(options: argparse.Namespace) -> None:
     show(options.output)
     if grades is not None:
         graded = f"{len(grades.scores)} of {len(task.items)} questions, judge {grades.judge}"
-        print(f"\nas MM-Vet's evaluator prints it ({graded}): {totals(grades, task.items)}")
+        print(f"\nas MM-Vet's evaluator prints it ({graded}):\n{totals(grades, task.items)}")
         if grades.without_number:
             print(
                 f"{grades.without_number} of the scores are 0 because the judge's reply was no number", file=sys.stderr

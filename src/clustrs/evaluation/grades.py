@@ -7,7 +7,6 @@ One entry of each list is one run of the judge. The predictions themselves are i
 
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from clustrs import validation
 from clustrs.evaluation.jsonl import excerpt, need, read_object
@@ -44,16 +44,23 @@ class Grades:
 
 @dataclass(frozen=True)
 class Totals:
-    """What the official evaluator prints, in per cent, rounded as it rounds: `std` is over the judge runs."""
+    """What the official evaluator prints, in per cent, rounded as it rounds: `std` is over the judge runs.
+
+    `capabilities` are its cap-score table, `integrations` its cap-int-score table: each question counts once there,
+    under all of its capabilities together.
+    """
 
     total: float
     std: float
     runs: tuple[float, ...]
     capabilities: Mapping[str, float]
+    integrations: Mapping[str, float]
 
     def __str__(self) -> str:
-        parts = [f"{name} {value}" for name, value in self.capabilities.items()]
-        return f"{', '.join(parts)}, total {self.total}, std {self.std}, runs {list(self.runs)}"
+        tables = (self.capabilities, self.integrations)
+        each, together = (", ".join(f"{name} {value}" for name, value in table.items()) for table in tables)
+        end = f"total {self.total}, std {self.std}, runs {list(self.runs)}"
+        return f"{each}, {end}\n{together}, {end}"
 
 
 def holds_grades(path: Path) -> bool:
@@ -99,23 +106,32 @@ def read_grades(path: Path) -> Grades:
 def totals(grades: Grades, items: Sequence[Item]) -> Totals:
     """Average as the official evaluator does: each judge run over the questions, then over the runs.
 
-    A capability's score is over the questions that have it; capabilities come in the order of how many that are.
+    Capabilities, and the combinations of them, come in the order of how many questions they have.
     """
-    graded = {item.id: item for item in items if item.id in grades.scores}
-    counts = Counter(kind for item in items if item.id in graded for kind in dict.fromkeys(item.kinds))
-    sums = {kind: np.zeros(grades.runs) for kind, _ in counts.most_common()}
-    overall = np.zeros(grades.runs)
-    for name, own in grades.scores.items():
-        overall += own
-        for kind in dict.fromkeys(graded[name].kinds):
-            sums[kind] += own
-    runs = overall / len(graded) * 100
-    return Totals(
-        total=_rounded(runs.mean()),
-        std=_rounded(runs.std()),
-        runs=tuple(_rounded(value) for value in runs),
-        capabilities={kind: _rounded((own / counts[kind] * 100).mean()) for kind, own in sums.items()},
+    graded = [item for item in items if item.id in grades.scores]
+    single: dict[str, list[str]] = {}
+    together: dict[frozenset[str], list[Item]] = {}
+    for item in graded:
+        for kind in item.kinds:
+            single.setdefault(kind, []).append(item.id)
+        together.setdefault(frozenset(item.kinds), []).append(item)
+    combined = {"_".join(group[0].kinds): [item.id for item in group] for group in together.values()}
+    runs = _run_means(grades, [item.id for item in graded])
+    capabilities, integrations = (
+        {name: _rounded(_run_means(grades, ids).mean()) for name, ids in sorted(table.items(), key=_most_first)}
+        for table in (single, combined)
     )
+    rounded = tuple(_rounded(value) for value in runs)
+    return Totals(_rounded(runs.mean()), _rounded(runs.std()), rounded, capabilities, integrations)
+
+
+def _run_means(grades: Grades, ids: Sequence[str]) -> NDArray[np.float64]:
+    """Average some questions in each judge run, in per cent."""
+    return sum((np.array(grades.scores[item]) for item in ids), np.zeros(grades.runs)) / len(ids) * 100
+
+
+def _most_first(entry: tuple[str, Sequence[str]]) -> int:
+    return -len(entry[1])
 
 
 def check_grades(grades: Grades, items: Sequence[Item], texts: Mapping[str, str]) -> None:
