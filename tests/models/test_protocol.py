@@ -132,7 +132,7 @@ def test_mistakes(processor: Any, tmp_path: Path) -> None:
         apply_image_padding(other, "square")
     for name, value in (("prompt_template", "vicuna"), ("image_padding", "squares")):
         with pytest.raises(ValueError, match=f"{name}='{value}': give one of 'checkpoint', .*did you mean"):
-            Config("scenes", "m", ({"name": "none"},), **{name: value})  # type: ignore[arg-type]
+            Config(task="scenes", model="m", methods=({"name": "none"},), **{name: value})  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

@@ -135,7 +135,7 @@ def test_what_the_paper_has_nothing_on() -> None:
     with pytest.raises(ValueError, match=r"reproduces='overhead': give one of mmvet_gaussian, "):
         find_reference("mmvet", "llava-1.5-7b", [cell], "overhead")
     with pytest.raises(ValueError, match=r"reproduces='ablatoin': give one of .*did you mean 'ablation'"):
-        Config("mmvet", "m", ({"name": "none"},), reproduces="ablatoin")
+        Config(task="mmvet", model="m", methods=({"name": "none"},), reproduces="ablatoin")
 
 
 def test_the_paper_imports_nothing_below_it() -> None:
