@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clustrs import get_method
+from clustrs.evaluation.config import describe_method, make_method
 from clustrs.images.corruptions import PAPER_LEVELS
 from clustrs.paper import TABLES, PaperCell, paper_model, paper_table, paper_value
 
@@ -161,9 +161,8 @@ def test_single_values(cell: tuple[str, str, str, int, str, float | None], value
     ],
 )
 def test_variants_of_clustrs(parameters: dict[str, object], value: float | None) -> None:
-    stored = get_method("clustrs", keep=16, **parameters).to_dict()
-    described = {**stored, "name": stored.pop("method"), "clip": list(stored["clip"])}
-    described.pop("method", None)
+    stored = describe_method(make_method({"name": "clustrs", "keep": 16, **parameters}))
+    described = {**stored, "clip": list(stored["clip"])}
     assert paper_value("mm-vet", "llava-1.5-7b", described, 16, "gaussian", 0.5) == value
 
 
