@@ -178,6 +178,21 @@ def test_a_run_sends_what_its_configuration_says(
     assert (np.abs(values[0]).max() < 0.02) == (padding == "square")
 
 
+def test_a_strip_fails_alone(folder: Path, run: Run, tmp_path: Path) -> None:
+    """Padded, 20,000 x 250 pixels would be 400 million: its question fails with a reason, the others are answered."""
+    drawn(20_000, 250).save(tmp_path / "strip.png")
+    drawn(30, 20).save(tmp_path / "a.png")
+    records = [{"image": name, "question": "Why?", "answer": "x"} for name in ("strip.png", "a.png")]
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    words = ("--task", "custom", "--data", tmp_path, "--methods", "none", "--max-new-tokens", 2, "--quiet")
+    run("eval", *words, "--image-padding", "square", "--model", folder / "model", "-o", tmp_path / "run")
+    strip, other = map(json.loads, (tmp_path / "run" / "answers.jsonl").read_text().splitlines())
+    assert strip["error"].startswith(
+        "image of 20000 x 250 pixels: padded to a square it would have 400000000, give one"
+    )
+    assert (other["image"], other["error"]) == ("a.png", None)
+
+
 def test_commands(folder: Path, run: Run, tmp_path: Path) -> None:
     """`eval` records both options, `ask` takes them and says so."""
     options = ("--prompt-template", "vicuna_v1", "--image-padding", "square", "--model", folder / "model")

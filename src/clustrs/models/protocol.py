@@ -17,7 +17,9 @@ def apply_image_padding(processor: Any, padding: ImagePadding = "checkpoint") ->
         return processor
     if padding != "square":
         raise ValueError(f"image_padding={padding!r}: give one of 'checkpoint', 'square'")
-    from transformers import LlavaImageProcessorPil, LlavaProcessor
+    from transformers import LlavaProcessor
+
+    from clustrs.models.square_images import SquareImageProcessor
 
     if not isinstance(processor, LlavaProcessor):
         raise ValueError(
@@ -28,5 +30,5 @@ def apply_image_padding(processor: Any, padding: ImagePadding = "checkpoint") ->
     settings = {name: value for name in CARRIED_OVER if (value := getattr(original, name, None)) is not None}
     steps = {name: bool(getattr(original, name, None)) for name in STEPS}
     padded = copy(processor)
-    padded.image_processor = LlavaImageProcessorPil(do_pad=True, **steps, **settings)
+    padded.image_processor = SquareImageProcessor(do_pad=True, **steps, **settings)
     return padded
