@@ -12,6 +12,7 @@ import tiny_models
 import transformers as tf
 from evaluation.task_files import real
 from goldens.record_llava_protocol import FILE, MEAN, STD, drawn, square
+from PIL import Image
 
 from clustrs.evaluation.config import Config
 from clustrs.evaluation.run import Unit, Worker
@@ -180,7 +181,7 @@ def test_a_run_sends_what_its_configuration_says(
 
 def test_a_strip_fails_alone(folder: Path, run: Run, tmp_path: Path) -> None:
     """Padded, 20,000 x 250 pixels would be 400 million: its question fails with a reason, the others are answered."""
-    drawn(20_000, 250).save(tmp_path / "strip.png")
+    Image.new("RGB", (20_000, 250)).save(tmp_path / "strip.png")
     drawn(30, 20).save(tmp_path / "a.png")
     records = [{"image": name, "question": "Why?", "answer": "x"} for name in ("strip.png", "a.png")]
     (tmp_path / "questions.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
