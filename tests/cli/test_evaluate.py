@@ -80,7 +80,7 @@ def test_export_and_import(run: Run, root: Path, tmp_path: Path) -> None:
 def test_official_data_with_the_embedded_model(
     run: Run, tmp_path: Path, task: str, folder: str, words: tuple[str, ...]
 ) -> None:
-    data = Path(__file__).parents[2] / "shared" / "data" / folder
+    data = Path(__file__).parents[3] / "shared" / "data" / folder
     if not data.is_dir():
         pytest.skip(f"{data} is not there")
     grid = ("--methods", "none", "clustrs", "--corrupt", "clean", "gaussian:0.5", "--max-new-tokens", 4)

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from evaluation.task_files import real, science, write_json
 from judge_server import answer_row, write_answers
 from PIL import Image
 
 from clustrs.evaluation.formats import export_run, import_predictions, import_run
 from clustrs.evaluation.task import Item, Task
-from clustrs.evaluation.tasks import fingerprint
+from clustrs.evaluation.tasks import fingerprint, get_task
 
 TEXTS = {"v1_0": "x = -1", "v1_1": 'a "quote", é, 犬 |\n\nand a line', "v1_12": "", "sqa-7": "B"}
 
@@ -36,9 +37,9 @@ class Colours:
         return None if self.judged else float(item.answer in text)
 
 
-def write_run(folder: Path, rows: list[dict[str, Any]]) -> Path:
+def write_run(folder: Path, records: list[dict[str, Any]]) -> Path:
     folder.mkdir(exist_ok=True)
-    write_answers(folder, rows)
+    write_answers(folder, records)
     (folder / "config.json").write_text(json.dumps({"task": "mmvet", "model": "llava-hf/llava-1.5-7b-hf"}))
     return folder
 
@@ -54,15 +55,17 @@ def test_llava_file(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [answer_row(item, text) for item, text in TEXTS.items()])
     [path] = export_run(run, "llava", tmp_path)
     assert path.name == "clustrs-16_clean_seed-0.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [list(row) for row in rows] == [["question_id", "prompt", "text", "answer_id", "model_id", "metadata"]] * 4
-    assert rows[0]["prompt"] == "<image>\nWhat is v1_0?"
-    assert rows[0]["model_id"] == "llava-hf/llava-1.5-7b-hf"
-    assert rows[0]["metadata"] == {"method": {"name": "clustrs", "keep": 16}, "corruption": "clean", "seed": 0}
-    assert len({row["answer_id"] for row in rows}) == 4
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [list(record) for record in records] == [
+        ["question_id", "prompt", "text", "answer_id", "model_id", "metadata"]
+    ] * 4
+    assert records[0]["prompt"] == "<image>\nWhat is v1_0?"
+    assert records[0]["model_id"] == "llava-hf/llava-1.5-7b-hf"
+    assert records[0]["metadata"] == {"method": {"name": "clustrs", "keep": 16}, "corruption": "clean", "seed": 0}
+    assert len({record["answer_id"] for record in records}) == 4
     # LLaVA's converter for MM-Vet puts v1_ before the number
-    assert [row["question_id"] for row in rows] == [0, 1, 12, "sqa-7"]
-    assert {f"v1_{row['question_id']}": row["text"] for row in rows[:3]} == {
+    assert [record["question_id"] for record in records] == [0, 1, 12, "sqa-7"]
+    assert {f"v1_{record['question_id']}": record["text"] for record in records[:3]} == {
         item: text for item, text in TEXTS.items() if item.startswith("v1_")
     }
     before = path.read_bytes()
@@ -79,13 +82,13 @@ def test_a_file_for_each_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         {"name": "clustrs", "keep": 0.25, "tau": 1.0, "shrink": True},
     ]
     cells = [("clean", 0), ("gaussian:0.5", 0), ("gaussian:0.5", 1)]
-    rows = [
+    records = [
         answer_row("v1_0", f"{number} {corruption} {seed}", method=method, corruption=corruption, seed=seed)
         for number, method in enumerate(methods)
         for corruption, seed in cells
     ]
-    rows += [answer_row("v1_1", None, method=methods[1]), answer_row("v1_1", None, method=methods[0])]
-    files = export_run(write_run(tmp_path / "run", rows), "mmvet", tmp_path / "out")
+    records += [answer_row("v1_1", None, method=methods[1]), answer_row("v1_1", None, method=methods[0])]
+    files = export_run(write_run(tmp_path / "run", records), "mmvet", tmp_path / "out")
     names = ["none", "clustrs-16_tau-1.0", "clustrs-16_tau-2.0", "clustrs-0.25"]
     assert {path.name: json.loads(path.read_text()) for path in files} == {
         f"{name}_{corruption.replace(':', '-')}_seed-{seed}.json": {"v1_0": f"{number} {corruption} {seed}"}
@@ -98,8 +101,8 @@ def test_a_file_for_each_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_names_stay_in_the_folder(tmp_path: Path) -> None:
     names = ["../../evil", "..-..-evil", "/etc/x", "evil*", "EVIL?", "x" * 300, "ж", "\x00"]
-    rows = [answer_row("v1_0", name, method={"name": name}) for name in names]
-    files = export_run(write_run(tmp_path / "run", rows), "mmvet", tmp_path / "out")
+    records = [answer_row("v1_0", name, method={"name": name}) for name in names]
+    files = export_run(write_run(tmp_path / "run", records), "mmvet", tmp_path / "out")
     assert sorted(files) == sorted((tmp_path / "out").iterdir())
     assert len({path.name.lower() for path in files}) == len(names)
     assert [json.loads(path.read_text())["v1_0"] for path in files] == names
@@ -122,10 +125,10 @@ def test_round_trip(tmp_path: Path, format: str) -> None:
 def test_imported_run(tmp_path: Path) -> None:
     task: Task = Colours()
     import_run(task, {"v1_0": "it is red", "sqa-7": "blue"}, "theirs", tmp_path / "deep" / "run")
-    rows = [json.loads(line) for line in (tmp_path / "deep" / "run" / "answers.jsonl").read_text().splitlines()]
-    assert [row["item"] for row in rows] == ["v1_0", "v1_1", "v1_12", "sqa-7"]
-    assert all(row.keys() == answer_row("v1_0", "t").keys() for row in rows)
-    assert rows[0] == {
+    records = [json.loads(line) for line in (tmp_path / "deep" / "run" / "answers.jsonl").read_text().splitlines()]
+    assert [record["item"] for record in records] == ["v1_0", "v1_1", "v1_12", "sqa-7"]
+    assert all(record.keys() == answer_row("v1_0", "t").keys() for record in records)
+    assert records[0] == {
         "item": "v1_0",
         "image": "v1_0.png",
         "kinds": ["ocr", "math"],
@@ -141,7 +144,7 @@ def test_imported_run(tmp_path: Path) -> None:
         "visual_tokens": None,
         "unpruned_tokens": None,
     }
-    assert [(row["text"], row["score"], row["error"], row["kept"]) for row in rows[1:]] == [
+    assert [(record["text"], record["score"], record["error"], record["kept"]) for record in records[1:]] == [
         (None, None, "no prediction", None),
         (None, None, "no prediction", None),
         ("blue", 0.0, None, []),
@@ -162,8 +165,8 @@ def test_imported_run(tmp_path: Path) -> None:
 
 def test_imported_run_of_a_judged_task(tmp_path: Path) -> None:
     import_run(Colours(judged=True), {"v1_0": "it is red"}, "theirs", tmp_path)
-    row = json.loads((tmp_path / "answers.jsonl").read_text().splitlines()[0])
-    assert (row["text"], row["score"], row["error"]) == ("it is red", None, None)
+    record = json.loads((tmp_path / "answers.jsonl").read_text().splitlines()[0])
+    assert (record["text"], record["score"], record["error"]) == ("it is red", None, None)
     assert json.loads((tmp_path / "config.json").read_text())["judged"] is True
 
 
@@ -264,3 +267,42 @@ def test_bad_calls(tmp_path: Path) -> None:
     (run / "config.json").unlink()
     with pytest.raises(ValueError, match=r"config\.json"):
         export_run(run, "llava", tmp_path / "out")
+
+
+def llava_answers(path: Path, entries: list[dict[str, Any]], text: str = "A") -> Path:
+    """Answers as LLaVA's script for ScienceQA writes them: one for every question, with an image or without."""
+    records = [
+        {"question_id": entry["id"], "prompt": entry["conversations"][0]["value"], "text": text, "model_id": "m"}
+        for entry in entries
+    ]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def test_all_scienceqa_answers_of_llava(run: Any, tmp_path: Path) -> None:
+    entries = json.loads((real("scienceqa") / "llava_test_CQM-A.json").read_text())
+    assert len(entries) == 4241
+    words = ("--task", "scienceqa", "--data", real("scienceqa"), "--format", "llava", "-o", tmp_path / "run")
+    code, out, err = run("import", llava_answers(tmp_path / "answers.jsonl", entries), *words)
+    assert code == 0
+    assert err == "2224 of 4241 predictions set aside: their questions have no image\n"
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (config["items"], config["set_aside"]) == (2017, 2224)
+    records = [json.loads(line) for line in (tmp_path / "run" / "answers.jsonl").read_text().splitlines()]
+    assert len(records) == 2017
+    assert sum(record["score"] for record in records) == 713
+    assert f"{100 * 713 / 2017:.1f}" in out
+
+
+def test_answers_without_an_image_are_set_aside(tmp_path: Path) -> None:
+    with_image, bare = science("1", "<image>\nWhich?\nA. x\nB. y", "A"), science("2", "?\nA. x\nB. y", "B", image=None)
+    write_json(tmp_path / "llava_test_CQM-A.json", [with_image, bare, {"conversations": []}])
+    task = get_task("scienceqa", tmp_path)
+    both = import_predictions(llava_answers(tmp_path / "answers.jsonl", [with_image, bare]), "llava")
+    assert import_run(task, both, "m", tmp_path / "run") == 1
+    assert import_run(task, {"1": "A"}, "m", tmp_path / "other") == 0
+    with pytest.raises(ValueError, match=r"1 of the predictions are for questions that scienceqa doesn't have: '3'"):
+        import_run(task, {**both, "3": "A"}, "m", tmp_path / "third")
+    with pytest.raises(ValueError, match="none of the predictions is for a question of scienceqa that has an image"):
+        import_run(task, {"2": "A"}, "m", tmp_path / "third")
+    assert not (tmp_path / "third").exists()

@@ -1,4 +1,4 @@
-"""The paper's numbers: all there, and the same as in its source where that is at hand."""
+"""The paper's numbers: all there, and the same as in its source where that is available."""
 
 import re
 from collections import Counter
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clustrs import get_method
+from clustrs.evaluation.config import describe_method, make_method
 from clustrs.images.corruptions import PAPER_LEVELS
 from clustrs.paper import TABLES, PaperCell, paper_model, paper_table, paper_value
 
@@ -25,14 +25,15 @@ CELLS = {
     "onevision_salt_pepper": 45,
     "sensitivity_tau": 65,
     "sensitivity_clip": 78,
+    "text": 3,
 }
-"""In the order of the paper."""
+"""In the order of the paper; last those that stand in its text only."""
 FOUR, THREE = ("fastervlm", "divprune", "visionzip", "clustrs"), ("fastervlm", "divprune", "clustrs")
 SOURCES = sorted((Path(__file__).parents[2].parent / "shared" / "paper").glob("*.txt"))
 
 
 def printed(number: int, columns: int) -> list[float]:
-    """The numbers in the last columns of the number-th table of the source, row by row; headings are none."""
+    """Read the numbers in the last columns of a table of the source, row by row, without the headings."""
     text = SOURCES[0].read_text(encoding="utf-8")
     table = re.findall(r"\\begin\{tabular\}(.*?)\\end\{tabular\}", text, re.DOTALL)[number]
     found = []
@@ -84,7 +85,7 @@ def test_the_smaller_tables_are_full_grids() -> None:
 
 
 @pytest.mark.skipif(not SOURCES, reason="the paper's source is not here")
-@pytest.mark.parametrize("number", [i for i, name in enumerate(CELLS) if name != "overhead"])
+@pytest.mark.parametrize("number", [i for i, name in enumerate(CELLS) if name not in ("overhead", "text")])
 def test_all_numbers_are_those_of_the_source(number: int) -> None:
     name = list(CELLS)[number]
     columns = {"onevision": 3, "rank": 2}.get(name.split("_")[0], 4)
@@ -102,6 +103,18 @@ def test_overhead_is_that_of_the_source() -> None:
     text = SOURCES[0].read_text(encoding="utf-8")
     for name, low, high in OVERHEAD:
         assert re.search(rf"{name}\s*& 144 and 16\s*& {low}-{high}\s", text, re.IGNORECASE)
+
+
+@pytest.mark.skipif(not SOURCES, reason="the paper's source is not here")
+def test_numbers_of_the_text_are_those_of_the_source() -> None:
+    salience, *times = paper_table("text")
+    text = SOURCES[0].read_text(encoding="utf-8")
+    assert f"the original ClustRS without salience ({salience.value}," in text
+    assert [f"{cell.metric} {cell.value:g} {cell.unit}" for cell in times] == [
+        f"answer_{tokens}_tokens {time} ms"
+        for tokens, time in re.findall(r"Generating a \w+,? ?(\d+)-token answer takes ~?(\d+)ms", text)
+    ]
+    assert paper_value("mm-vet", "llava-onevision", {"name": "clustrs", "salience": False}, 16, "clean", None) == 0.142
 
 
 OVERHEAD = [("fastervlm", 33, 34), ("divprune", 39, 40), ("visionzip", 34, 38)]
@@ -148,9 +161,8 @@ def test_single_values(cell: tuple[str, str, str, int, str, float | None], value
     ],
 )
 def test_variants_of_clustrs(parameters: dict[str, object], value: float | None) -> None:
-    stored = get_method("clustrs", keep=16, **parameters).to_dict()
-    described = {**stored, "name": stored.pop("method"), "clip": list(stored["clip"])}
-    described.pop("method", None)
+    stored = describe_method(make_method({"name": "clustrs", "keep": 16, **parameters}))
+    described = {**stored, "clip": list(stored["clip"])}
     assert paper_value("mm-vet", "llava-1.5-7b", described, 16, "gaussian", 0.5) == value
 
 

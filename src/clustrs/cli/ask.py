@@ -4,8 +4,9 @@ import argparse
 import json
 from dataclasses import MISSING, asdict, fields
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
+from clustrs.cli.protocol_options import add_protocol_options
 from clustrs.embedded import DEFAULT, image_path, samples
 from clustrs.embedded import MODELS as EMBEDDED
 
@@ -97,6 +98,7 @@ def add_common(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--positions", default="compact", help='"compact" or "original" position of kept tokens (default: compact)'
     )
+    add_protocol_options(command, default="checkpoint")
     command.add_argument("--max-new-tokens", type=int, default=64, help="longest answer (default: 64)")
     command.add_argument("--show", metavar="FILE", help="draw the kept tokens to a .png, .pdf or .svg file")
     command.add_argument("--json", action="store_true", help="print JSON")
@@ -133,11 +135,15 @@ class Question:
         from clustrs.images.open import open_image
         from clustrs.models import plot as drawing
         from clustrs.models.load import load_model, quiet_transformers
+        from clustrs.models.prompts import PromptTemplate
+        from clustrs.models.protocol import ImagePadding, apply_image_padding
 
         self.options = options
         validation.choice("--scope", options.scope, ("image", "crop"))
         validation.choice("--crops", options.crops, ("all", "base"))
         validation.choice("--positions", options.positions, ("compact", "original"))
+        validation.choice("--prompt-template", options.prompt_template, get_args(PromptTemplate))
+        validation.choice("--image-padding", options.image_padding, get_args(ImagePadding))
         validation.integer("--max-new-tokens", options.max_new_tokens, 1)
         if options.show:
             drawing.check_path(options.show)
@@ -146,7 +152,8 @@ class Question:
         image = open_image(path)
         self.image: Image.Image = self.corruption.apply(image, path.name, options.seed) if self.corruption else image
         quiet_transformers()
-        self.model, self.processor = load_model(options.model)
+        self.model, processor = load_model(options.model)
+        self.processor = apply_image_padding(processor, options.image_padding)
 
     def ask(self, method: "Pruner", max_new_tokens: int | None = None) -> "Answer":
         from clustrs.models.ask import ask
@@ -162,6 +169,7 @@ class Question:
             scope=options.scope,
             crops=options.crops,
             positions=options.positions,
+            prompt_template=options.prompt_template,
         )
 
     def seen(self) -> "Image.Image":
@@ -174,7 +182,7 @@ class Question:
         return " | ".join(part for part in parts if part)
 
     def as_json(self) -> dict[str, Any]:
-        names = ("image", "question", "model", "scope", "crops", "positions")
+        names = ("image", "question", "model", "scope", "crops", "positions", "prompt_template", "image_padding")
         corruption = {**asdict(self.corruption), "seed": self.options.seed} if self.corruption else None
         return {**{name: getattr(self.options, name) for name in names}, "corruption": corruption}
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clustrs.cli.protocol_options import add_protocol_options
 from clustrs.embedded import DEFAULT, image_path
 
 if TYPE_CHECKING:
@@ -40,7 +41,10 @@ FAILED_ANSWERS = 3
 """The exit status of a run that is complete, but for answers that failed."""
 LISTS = ("methods", "keep", "corrupt", "seeds")
 FORMATS = ("mmvet", "llava")
-PLAIN = ("data", "limit", "batch_size", "max_new_tokens", "scope", "crops", "positions")
+PLAIN = (
+    *("data", "limit", "batch_size", "max_new_tokens", "scope", "crops", "positions"),
+    *("prompt_template", "image_padding"),
+)
 
 
 def add_commands(commands: Any) -> None:
@@ -84,8 +88,11 @@ def add_commands(commands: Any) -> None:
     export.set_defaults(run=run_export)
 
     read = commands.add_parser("import", help="score predictions that were made elsewhere")
-    read.add_argument("file", metavar="FILE", type=Path, help="the predictions")
+    read.add_argument("file", metavar="FILE", type=Path, help="the predictions, or a grade file of MM-Vet's evaluator")
     read.add_argument("--format", required=True, choices=FORMATS, help="what format they have")
+    read.add_argument(
+        "--grades", metavar="FILE", type=Path, help="their scores from MM-Vet's evaluator, ..._JUDGE-grade-3runs.json"
+    )
     read.add_argument("--task", required=True, help="mmvet, scienceqa or scenes")
     read.add_argument("--data", type=Path, help="the folder of the task's files")
     read.add_argument("--name", default="imported", help="what to call the method (default: imported)")
@@ -127,6 +134,7 @@ def add_grid(command: argparse.ArgumentParser) -> None:
     command.add_argument("--scope", help='one budget for the whole "image" or for each "crop" (default: image)')
     command.add_argument("--crops", help='"all" crops or the "base" crop alone (default: all)')
     command.add_argument("--positions", help='"compact" or "original" (default: compact)')
+    add_protocol_options(command)
     command.add_argument("-o", "--output", type=Path, help="the run's folder (default: runs/TASK-MODEL-HASH)")
     command.add_argument("--engine", choices=("local", "ray"), default="local", help="where to run (default: local)")
     command.add_argument("--address", help="of the Ray cluster, for example auto (default: start one here)")
@@ -167,7 +175,7 @@ def configuration(options: argparse.Namespace) -> "Config":
     chosen = dict(DEFAULTS)
     if options.config:
         loaded = read_settings(options.config)
-        unknown = set(loaded) - {*DEFAULTS, *PLAIN, "task_options"}
+        unknown = set(loaded) - {*DEFAULTS, *PLAIN, "task_options", "reproduces"}
         if unknown:
             raise ValueError(f"config {str(options.config)!r}: unknown option {sorted(unknown)[0]!r}")
         chosen |= loaded
@@ -249,11 +257,30 @@ def run_export(options: argparse.Namespace) -> None:
 
 def run_import(options: argparse.Namespace) -> None:
     from clustrs.evaluation.formats import import_predictions, import_run
+    from clustrs.evaluation.grades import holds_grades, read_grades, totals
     from clustrs.evaluation.tasks import get_task
 
     task = get_task(options.task, options.data)
-    import_run(task, import_predictions(options.file, options.format), options.name, options.output)
+    grades = read_grades(options.grades) if options.grades else None
+    if grades is None and options.format == "mmvet" and holds_grades(options.file):
+        grades = read_grades(options.file)
+        predictions = dict.fromkeys(grades.scores, "")
+        print(
+            "the file has scores only: answers are recorded without their words (--grades takes both)", file=sys.stderr
+        )
+    else:
+        predictions = import_predictions(options.file, options.format)
+    aside = import_run(task, predictions, options.name, options.output, grades)
+    if aside:
+        print(f"{aside} of {len(predictions)} predictions set aside: their questions have no image", file=sys.stderr)
     show(options.output)
+    if grades is not None:
+        graded = f"{len(grades.scores)} of {len(task.items)} questions, judge {grades.judge}"
+        print(f"\nas MM-Vet's evaluator prints it ({graded}):\n{totals(grades, task.items)}")
+        if grades.without_number:
+            print(
+                f"{grades.without_number} of the scores are 0 because the judge's reply was no number", file=sys.stderr
+            )
 
 
 def run_corrupt(options: argparse.Namespace) -> None:

@@ -13,6 +13,9 @@ import msgspec
 from clustrs import validation
 from clustrs.evaluation.jsonl import excerpt
 from clustrs.images.corruptions import PAPER_LEVELS, Corruption
+from clustrs.models.prompts import PromptTemplate
+from clustrs.models.protocol import ImagePadding
+from clustrs.paper import SCORE_TABLES
 from clustrs.pruners import Pruner, get_method, list_methods, method_class
 
 CLEAN = "clean"
@@ -46,6 +49,10 @@ class Config:
     scope: Scope = "image"
     crops: Crops = "all"
     positions: Positions = "compact"
+    prompt_template: PromptTemplate = "checkpoint"
+    image_padding: ImagePadding = "checkpoint"
+    reproduces: str | None = None
+    """The table of the paper that the run is compared with; None: the one that fits its cells best."""
 
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(Config).items():
@@ -63,6 +70,8 @@ class Config:
         for seed in self.seeds:
             if not 0 <= seed <= LARGEST:
                 raise ValueError(f"seeds={excerpt(seed)}: give integers from 0 to {LARGEST}")
+        if self.reproduces is not None:
+            validation.choice("reproduces", self.reproduces, SCORE_TABLES)
         for corruption in self.corruptions:
             parse_corruption(corruption)
         for method in self.methods:
@@ -199,6 +208,9 @@ SETTINGS: dict[str, Any] = {
     "scope": Scope,
     "crops": Crops,
     "positions": Positions,
+    "prompt_template": PromptTemplate,
+    "image_padding": ImagePadding,
+    "reproduces": str,
 }
 """What a configuration file may hold, named as on the command line."""
 

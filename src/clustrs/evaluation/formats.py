@@ -1,4 +1,4 @@
-"""Answers in the formats of others, the MM-Vet evaluator and LLaVA: out of a run, and in."""
+"""Export and import of answers in the formats of MM-Vet's evaluator and of LLaVA's scripts."""
 
 import hashlib
 import json
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clustrs import __version__
+from clustrs.evaluation.grades import Grades, check_grades, write_grades
 from clustrs.evaluation.jsonl import identity, lines, need, parse
 from clustrs.evaluation.store import read_config, write_whole
 from clustrs.evaluation.task import Item, Task
@@ -21,7 +22,7 @@ LONGEST_NAME = 120
 
 @dataclass(frozen=True)
 class Answer:
-    """What is needed here of a row of `answers.jsonl`. `text` is None when there was no answer."""
+    """What is needed here of a record of `answers.jsonl`. `text` is None when there was no answer."""
 
     item: str
     question: str
@@ -33,21 +34,21 @@ class Answer:
 
 
 def answers_of(folder: Path) -> list[Answer]:
-    """The answers of a run, in the order in which they came."""
+    """Read the answers of a run, in the order in which they were written."""
     folder = Path(folder)
     if not (folder / "answers.jsonl").is_file():
         raise ValueError(f"{str(folder)!r} is no run: there is no answers.jsonl in it")
     answers = []
-    for where, row in lines(folder / "answers.jsonl"):
+    for where, record in lines(folder / "answers.jsonl"):
         answers.append(
             Answer(
-                item=need(where, row, "item", str),
-                question=need(where, row, "question", str),
-                answer=need(where, row, "answer", str),
-                method=need(where, row, "method", dict),
-                corruption=need(where, row, "corruption", str),
-                seed=need(where, row, "seed", int),
-                text=need(where, row, "text", str, type(None)),
+                item=need(where, record, "item", str),
+                question=need(where, record, "question", str),
+                answer=need(where, record, "answer", str),
+                method=need(where, record, "method", dict),
+                corruption=need(where, record, "corruption", str),
+                seed=need(where, record, "seed", int),
+                text=need(where, record, "text", str, type(None)),
             )
         )
     if not answers:
@@ -71,10 +72,10 @@ def export_run(folder: Path, format: str, target: Path) -> list[Path]:
     try:
         target.mkdir(parents=True, exist_ok=True)
         for key, cell in cells.items():
-            there = [answer for answer in cell.values() if answer.text is not None]
-            left_out += len(cell) - len(there)
+            answered = [answer for answer in cell.values() if answer.text is not None]
+            left_out += len(cell) - len(answered)
             files.append(target / f"{names[key]}.{'json' if format == 'mmvet' else 'jsonl'}")
-            write_whole(files[-1], as_mmvet(there) if format == "mmvet" else as_llava(there, model))
+            write_whole(files[-1], as_mmvet(answered) if format == "mmvet" else as_llava(answered, model))
     except OSError as error:
         raise ValueError(f"{str(target)!r} cannot be written: {error.strerror}") from None
     if left_out:
@@ -87,11 +88,11 @@ def as_mmvet(answers: Iterable[Answer]) -> str:
 
 
 def as_llava(answers: Iterable[Answer], model: object) -> str:
-    """JSON lines; "<image>" in the prompt is how LLaVA's evaluator knows the questions that have a image."""
-    lines = []
+    """Write JSON lines; "<image>" in the prompt is how LLaVA's evaluator knows the questions that have an image."""
+    records = []
     for answer in answers:
         metadata = {"method": answer.method, "corruption": answer.corruption, "seed": answer.seed}
-        row = {
+        record = {
             "question_id": to_llava_id(answer.item),
             "prompt": f"<image>\n{answer.question}",
             "text": answer.text,
@@ -99,12 +100,12 @@ def as_llava(answers: Iterable[Answer], model: object) -> str:
             "model_id": model,
             "metadata": metadata,
         }
-        lines.append(json.dumps(row) + "\n")
-    return "".join(lines)
+        records.append(json.dumps(record) + "\n")
+    return "".join(records)
 
 
 def to_llava_id(item: str) -> str | int:
-    """LLaVA numbers the questions of MM-Vet, and puts "v1_" before the numbers for the evaluator."""
+    """Return LLaVA's id: it numbers the questions of MM-Vet, and puts "v1_" before the numbers for the evaluator."""
     number = re.fullmatch(r"v1_(0|[1-9][0-9]{0,9})", item)
     return int(number[1]) if number else item
 
@@ -114,18 +115,18 @@ def from_llava_id(given: str | int) -> str:
 
 
 def cell_names(cells: Mapping[tuple[str, str, int], Answer]) -> dict[tuple[str, str, int], str]:
-    """A file name for each cell: method and budget (more parameters where needed to tell apart), corruption, seed."""
+    """Name a file for each cell: method and keep (more parameters where needed to tell apart), corruption, seed."""
     methods = {key[0]: answer.method for key, answer in cells.items()}
-    alike: dict[str, list[Mapping[str, Any]]] = {}
+    same_name: dict[str, list[Mapping[str, Any]]] = {}
     for method in methods.values():
-        alike.setdefault(short_name(method), []).append(method)
+        same_name.setdefault(short_name(method), []).append(method)
     names: dict[tuple[str, str, int], str] = {}
     taken: set[str] = set()
     for key, answer in cells.items():
-        group = alike[short_name(answer.method)]
+        group = same_name[short_name(answer.method)]
         parameters = sorted({parameter for method in group for parameter in method})
-        telling = [name for name in parameters if len({repr(method.get(name)) for method in group}) > 1]
-        words = [short_name(answer.method), *(f"{name}-{answer.method.get(name)}" for name in telling)]
+        differing = [name for name in parameters if len({repr(method.get(name)) for method in group}) > 1]
+        words = [short_name(answer.method), *(f"{name}-{answer.method.get(name)}" for name in differing)]
         full = "_".join([*words, answer.corruption, f"seed-{answer.seed}"])
         base = re.sub(r"[^A-Za-z0-9._-]+", "-", full)[-LONGEST_NAME:].lstrip(".-")
         name, count = base, 1
@@ -144,7 +145,7 @@ def short_name(method: Mapping[str, Any]) -> str:
 
 
 def import_predictions(path: Path, format: str) -> dict[str, str]:
-    """Predictions that were made elsewhere: the text for each question's id."""
+    """Read predictions that were made elsewhere: the text for each question's id."""
     check_format(format)
     try:
         raw = Path(path).read_bytes()
@@ -164,7 +165,7 @@ def import_predictions(path: Path, format: str) -> dict[str, str]:
 
 
 def mmvet_pairs(raw: bytes, path: Path) -> Iterator[tuple[str, str, object]]:
-    """Pairs rather than a dict, so that an id which is there twice can be seen."""
+    """Yield pairs rather than a dict, so that an id which is there twice can be seen."""
     try:
         pairs = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=tuple)
     except (ValueError, RecursionError):
@@ -179,38 +180,62 @@ def llava_pairs(raw: bytes, path: Path) -> Iterator[tuple[str, str, object]]:
     for number, line in enumerate(raw.split(b"\n"), 1):
         if line.strip():
             where = f"{str(path)!r} line {number}"
-            row = parse(line, where)
-            yield where, from_llava_id(need(where, row, "question_id", str, int)), need(where, row, "text", str)
+            record = parse(line, where)
+            yield where, from_llava_id(need(where, record, "question_id", str, int)), need(where, record, "text", str)
 
 
-def import_run(task: Task, predictions: Mapping[str, str], name: str, folder: Path) -> None:
-    """Write a run from predictions that were made elsewhere; `name` is the method's, `folder` must be new or empty."""
+def import_run(
+    task: Task, predictions: Mapping[str, str], name: str, folder: Path, grades: Grades | None = None
+) -> int:
+    """Write a run from predictions that were made elsewhere; `name` is the method's, `folder` must be new or empty.
+
+    Returns how many predictions were set aside because their questions have no image. With `grades`, the run is judged.
+    """
     if not isinstance(name, str) or not name.strip():
         raise ValueError(f"name={name!r}: give the predictions a name")
-    known = {item.id for item in task.items}
-    strange = [item for item in predictions if item not in known]
-    if strange:
-        some = ", ".join(ascii(item)[:60] for item in strange[:3]) + (", ..." if len(strange) > 3 else "")
-        raise ValueError(f"{len(strange)} of the predictions are for questions that {task.name} doesn't have: {some}")
+    aside = check_predictions(task, predictions)
+    if grades is not None:
+        if not task.judged:
+            raise ValueError(
+                f"grades are for tasks with a judge, {task.name} scores the answers itself: leave them out"
+            )
+        check_grades(grades, task.items, predictions)
     folder = Path(folder)
-    rows = [imported_row(task, item, predictions.get(item.id), name) for item in task.items]
+    records = [imported_record(task, item, predictions.get(item.id), name) for item in task.items]
+    config = {**imported_config(task, name), "set_aside": aside}
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ValueError(f"{str(folder)!r} is there already: give a new folder for the run")
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / "answers.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-        write_whole(folder / "config.json", json.dumps(imported_config(task, name), indent=2) + "\n")
+        write_whole(folder / "answers.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+        if grades is not None:
+            write_grades(folder, grades, predictions)
+        write_whole(folder / "config.json", json.dumps(config, indent=2) + "\n")
     except OSError as error:
         raise ValueError(f"{str(folder)!r} cannot be written: {error.strerror}") from None
+    return aside
+
+
+def check_predictions(task: Task, predictions: Mapping[str, str]) -> int:
+    """Count the predictions for questions that the official file has without an image; refuse other unknown ones."""
+    known = {item.id for item in task.items}
+    without_image: frozenset[str] = getattr(task, "without_image", frozenset())
+    unknown = [item for item in predictions if item not in known and item not in without_image]
+    if unknown:
+        some = ", ".join(ascii(item)[:60] for item in unknown[:3]) + (", ..." if len(unknown) > 3 else "")
+        raise ValueError(f"{len(unknown)} of the predictions are for questions that {task.name} doesn't have: {some}")
+    if not known & predictions.keys():
+        raise ValueError(f"none of the predictions is for a question of {task.name} that has an image")
+    return len(predictions.keys() - known)
 
 
 def imported_method(name: str) -> dict[str, Any]:
-    """Which share of the tokens the model saw isn't known: it stands as all of them."""
+    """Describe the method. Which fraction of the tokens the model saw isn't known: it is recorded as all of them."""
     return {"name": name, "keep": 1.0}
 
 
-def imported_row(task: Task, item: Item, text: str | None, name: str) -> dict[str, Any]:
-    """A row of answers.jsonl. How many tokens the model saw isn't known."""
+def imported_record(task: Task, item: Item, text: str | None, name: str) -> dict[str, Any]:
+    """Return a record of answers.jsonl. How many tokens the model saw isn't known."""
     return {
         "item": item.id,
         "image": item.image,
@@ -230,7 +255,7 @@ def imported_row(task: Task, item: Item, text: str | None, name: str) -> dict[st
 
 
 def imported_config(task: Task, name: str) -> dict[str, Any]:
-    """As of a run made here; null is what only the predictions' maker knows."""
+    """Return a configuration like that of a run made here; null is what only the predictions' maker knows."""
     return {
         "task": task.name,
         "data": None,
@@ -244,6 +269,8 @@ def imported_config(task: Task, name: str) -> dict[str, Any]:
         "scope": None,
         "crops": None,
         "positions": None,
+        "prompt_template": None,
+        "image_padding": None,
         "judged": task.judged,
         "scale": task.scale,
         "items": len(task.items),

@@ -19,6 +19,7 @@ from clustrs.evaluation.tasks import get_task
 from clustrs.evaluation.tasks.sources import has_half_characters
 from clustrs.images.open import check_size
 from clustrs.models import load, prompts, shared_encoding
+from clustrs.models.protocol import apply_image_padding
 from clustrs.pruners import Pruner
 
 LONGEST_ERROR = 300
@@ -67,7 +68,8 @@ class Worker:
     @cached_property
     def loaded(self) -> tuple[Any, Any]:
         """The model and its processor."""
-        return load.load_model(self.config.model)
+        model, processor = load.load_model(self.config.model)
+        return model, apply_image_padding(processor, self.config.image_padding)
 
     def run(self, unit: Unit) -> Iterator[list[AnswerRecord]]:
         """The records of each method of a unit, as they come. Whatever goes wrong with one question is its failure."""
@@ -110,7 +112,7 @@ class Worker:
         for item in items:
             try:
                 if item.id not in failures:
-                    texts[item.id] = prompts.chat_prompt(processor, item.question)
+                    texts[item.id] = prompts.chat_prompt(processor, item.question, self.config.prompt_template)
             except Exception as error:  # chat templates raise what they like
                 failures[item.id] = one_line(error)
         return texts

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from clustrs.models.prompts import chat_prompt
+from clustrs.models.prompts import PromptTemplate, chat_prompt
 from clustrs.pruners import Pruner
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Answer:
 
 
 def as_seen(processor: Any, image: Image.Image) -> Image.Image:
-    """The part of a image that the base crop shows: processors pad it to a square, or cut a square out."""
+    """The part of an image that the base crop shows: processors pad it to a square, or cut a square out."""
     how = processor.image_processor
     if getattr(how, "image_grid_pinpoints", None):
         return image
@@ -56,7 +56,7 @@ def as_seen(processor: Any, image: Image.Image) -> Image.Image:
     if edge and getattr(how, "do_center_crop", False):
         scale = min(width, height) / edge
         width, height = round(how.crop_size["width"] * scale), round(how.crop_size["height"] * scale)
-    left, top = (image.width - width) // 2, (image.height - height) // 2
+    left, top = int((image.width - width) / 2), int((image.height - height) / 2)  # towards 0, as processors pad
     return image.crop((left, top, left + width, top + height))
 
 
@@ -71,11 +71,12 @@ def ask(
     scope: str = "image",
     crops: str = "all",
     positions: str = "compact",
+    prompt_template: PromptTemplate = "checkpoint",
 ) -> Answer:
-    """Let a model answer a question about a result, greedily, with the visual tokens that `method` leaves it."""
+    """Let a model answer a question about an image, greedily, with the visual tokens that `method` leaves it."""
     if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise ValueError(f"max_new_tokens={max_new_tokens!r}: give an integer of at least 1")
-    text = chat_prompt(processor, question)
+    text = chat_prompt(processor, question, prompt_template)
     inputs = processor(images=[image], text=[text], return_tensors="pt").to(model.device, model.dtype)
     inner = getattr(model, "model", model)
     with (

@@ -1,18 +1,30 @@
-"""The words around a question: the checkpoint's own chat template, or the one it was trained with."""
+"""The words around a question: the checkpoint's own chat template, or the one that LLaVA-1.5 is evaluated with."""
 
-from typing import Any
+from typing import Any, Literal
 
+PromptTemplate = Literal["checkpoint", "vicuna_v1"]
+"""`checkpoint`: the chat template of the model's processor. `vicuna_v1`: that of LLaVA-1.5's own evaluation."""
+
+SYSTEM = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
 PLAIN_PROMPT = "USER: {image}\n{question} ASSISTANT:"
-"""For processors without a chat template: how LLaVA-1.5 was trained."""
+"""For processors without a chat template: the turns of LLaVA-1.5 without its system line."""
+VICUNA_V1 = f"{SYSTEM} {PLAIN_PROMPT}"
 
 
-def chat_prompt(processor: Any, question: str) -> str:
-    """The question with one image before it, in the words that the model was trained on."""
+def chat_prompt(processor: Any, question: str, template: PromptTemplate = "checkpoint") -> str:
+    """Return the question with one image before it, in the words that the template has around them."""
     if not question.strip():
         raise ValueError("the question is empty: give some words")
     placeholder = processor.image_token
     if placeholder in question:
-        raise ValueError(f"the question has {placeholder!r} in it, which stands for a image: leave it out")
+        raise ValueError(f"the question has {placeholder!r} in it, which stands for an image: leave it out")
+    if template == "vicuna_v1":
+        return VICUNA_V1.format(image=placeholder, question=question)
+    if template != "checkpoint":
+        raise ValueError(f"prompt_template={template!r}: give one of 'checkpoint', 'vicuna_v1'")
     if not getattr(processor, "chat_template", None):
         return PLAIN_PROMPT.format(image=placeholder, question=question)
     content = [{"type": "image"}, {"type": "text", "text": question}]

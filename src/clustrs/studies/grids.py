@@ -15,7 +15,7 @@ from clustrs.evaluation.jsonl import identity
 from clustrs.evaluation.metrics import Difference, Estimate, Values
 from clustrs.evaluation.results import FAILED, SCORED, UNJUDGED, Condition, Run, load_run
 from clustrs.evaluation.runner import run as run_evaluation
-from clustrs.paper import paper_table
+from clustrs.paper import PaperReference, paper_table
 from clustrs.studies.grid_options import read_sizes
 
 Budget = int | float
@@ -81,16 +81,28 @@ class Grid:
         return metrics.differences(better, worse)
 
     def paper(self, table: str, variant: int) -> list[float | None]:
-        """The score that a table of the paper has for each cell; for a mean, that of its cells, if it has them all."""
-        printed = paper_scores(table)
+        """The score that a table of the paper has for each cell; for a mean, that of its cells, if it has them all.
+
+        For the mean of everything, over just the table's budgets and conditions, it is the table's own mean row.
+        """
+        printed, mean = paper_scores(table), self._paper_mean(table, variant)
         wanted = identity(self.variants[variant])
-        found = []
+        found: list[float | None] = []
         for cell in self.cells:
+            if cell.keep is None and mean is not None:
+                found.append(mean)
+                continue
             conditions = [(self.keeps[k], self.run.conditions[c]) for k, c in cell.places]
             values = [printed.get((wanted, keep, c.name, c.level)) for keep, c in conditions]
             known = [value for value in values if value is not None]
             found.append(sum(known) / len(known) if len(known) == len(values) else None)
         return found
+
+    def _paper_mean(self, table: str, variant: int) -> float | None:
+        """The mean row of a table of the paper, if this grid has the same budgets and conditions."""
+        reference = PaperReference("mm-vet", "llava-1.5-7b", (table,))
+        grid = {(keep, c.name, c.level) for keep in self.keeps for c in self.run.conditions}
+        return reference.mean({"name": "clustrs", **self.variants[variant]}) if grid == reference.grid else None
 
     @property
     def about(self) -> str:

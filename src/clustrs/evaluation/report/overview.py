@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from clustrs.evaluation.report.blocks import Block, Listing, Row, Section, Table, Text, Value
 from clustrs.evaluation.report.escaping import short
+from clustrs.evaluation.report.protocol import protocol_sentence
 from clustrs.evaluation.report.summary import Summary
 from clustrs.evaluation.results import FAILED, MISSING, UNJUDGED
 
@@ -26,7 +27,7 @@ def overview(summary: Summary) -> Section:
     blocks: list[Block] = [
         Text(
             f"Task {config['task']}, model {config['model']}: {', '.join(parts)}, {run.expected} answers in all. "
-            f"clustrs {config.get('clustrs', 'of unknown version')}.{judge}"
+            f"clustrs {config.get('clustrs', 'of unknown version')}.{judge} {protocol_sentence(config)}"
         )
     ]
     missing, failed, unjudged = (run.count(state) for state in (MISSING, FAILED, UNJUDGED))

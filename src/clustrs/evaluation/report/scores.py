@@ -9,9 +9,9 @@ from clustrs.evaluation.metrics import Estimate
 from clustrs.evaluation.report.blocks import Block, Figure, Section, Table, Text, Value
 from clustrs.evaluation.report.figures import curves
 from clustrs.evaluation.report.grids import Group, grid
+from clustrs.evaluation.report.paper_reference import about_reference, reference_tables
 from clustrs.evaluation.report.summary import Summary
 from clustrs.images.corruptions import PAPER_LEVELS
-from clustrs.paper import TITLE, paper_model
 
 NAMES = {"salt_pepper": "salt and pepper", "motion_blur": "motion blur", "jpeg": "JPEG", "gaussian": "Gaussian noise"}
 
@@ -22,9 +22,11 @@ def words(corruption: str) -> str:
 
 def scores(summary: Summary) -> Section:
     """A table for each corruption, with the paper's numbers where it has the same cell."""
-    tables = [*_tables(summary), *_means(summary)]
-    beside = any(value.paper for table in tables for row in table.rows for value in row.values)
-    return Section("Scores", (Text(_legend(summary)), *([Text(_about_paper(summary))] if beside else []), *tables))
+    tables = [*_tables(summary), *_means(summary), *reference_tables(summary)]
+    blocks: list[Block] = [Text(_legend(summary))]
+    if summary.reference and any(value.paper for table in tables for row in table.rows for value in row.values):
+        blocks.append(Text(about_reference(summary.run.config, summary.reference)))
+    return Section("Scores", (*blocks, *tables))
 
 
 def figures(summary: Summary) -> Section | None:
@@ -74,16 +76,6 @@ def _legend(summary: Summary) -> str:
         "of a bootstrap over questions. Failed answers are left out, never counted as 0; n is given where a mean is "
         "not over all questions. The best method of each row is bold; the unpruned model does not take part in that."
     )
-
-
-def _about_paper(summary: Summary) -> str:
-    config = summary.run.config
-    text = f'Numbers marked "paper" are those that "{TITLE}" prints for {summary.paper}.'
-    if paper_model(config["model"]) != summary.paper:
-        text += f" This run is of another model, {config['model']}."
-    if config.get("limit") is not None:
-        text += f" The paper asked all questions, this run {config['items']}."
-    return text
 
 
 def _tables(summary: Summary) -> list[Table]:

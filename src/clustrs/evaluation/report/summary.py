@@ -8,19 +8,18 @@ import numpy as np
 from clustrs.evaluation import metrics
 from clustrs.evaluation.metrics import Estimate, Values
 from clustrs.evaluation.report.blocks import NOTHING, Value
+from clustrs.evaluation.report.paper_reference import described, reference_of
 from clustrs.evaluation.results import Run
-from clustrs.paper import MODELS, paper_model, paper_value
 
 
 class Summary:
-    """`values` are the scores [methods, conditions, items], averaged over seeds; `paper` is the model compared with."""
+    """`values` are the scores [methods, conditions, items], averaged over seeds; `reference` is what the paper has
+    on the run's cells, None if it has nothing."""
 
     def __init__(self, run: Run, compare_with: str | None = None) -> None:
         self.run = run
         self.values: Values = metrics.question_means(run.scores)
-        self.paper = paper_model(run.config["model"] if compare_with is None else compare_with)
-        if compare_with is not None and self.paper is None:
-            raise ValueError(f"compare_with={compare_with!r}: the paper has numbers for {', '.join(MODELS)}")
+        self.reference = reference_of(run, compare_with)
 
     @cached_property
     def estimates(self) -> list[list[Estimate]]:
@@ -72,8 +71,5 @@ class Summary:
 
     def paper_score(self, method: int, corruption: str, level: float | None) -> float | None:
         """What the paper has for a method of this run."""
-        if self.paper is None:
-            return None
         own = self.run.methods[method]
-        described = {**own.parameters, "name": own.name}
-        return paper_value(self.run.config["task"], self.paper, described, own.keep, corruption, level)
+        return self.reference.score(described(own), own.keep, corruption, level) if self.reference else None

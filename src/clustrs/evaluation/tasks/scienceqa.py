@@ -69,6 +69,8 @@ class ScienceQA(Illustrated):
     max_new_tokens = 16
     judged = False
     scale = 100.0
+    without_image: frozenset[str] = frozenset()
+    """Questions of the official file that have no image and are not part of this task."""
 
     def score(self, item: Item, text: str) -> float | None:
         """1 for the right letter; an answer without one is wrong."""
@@ -88,13 +90,17 @@ def load(data: Path | None, limit: int | None = None, present: bool = False, hub
     if not isinstance(entries, list):
         raise ValueError(f"{path}: it is not a list: {ADVICE}")
     records = [entry_of(f"{path}, entry {number}", entry) for number, entry in enumerate(entries, 1)]
-    items = gather(str(path), ((entry, from_file(entry)) for entry in records if entry.fields.get("image") is not None))
+    illustrated = [entry for entry in records if entry.fields.get("image") is not None]
+    items = gather(str(path), ((entry, from_file(entry)) for entry in illustrated))
     folder = Folder(data / "images" / "test" if (data / "images" / "test").is_dir() else data / "images")
     if present:
         items = [item for item in items if folder.has(item.image)]
         if not items:
             raise ValueError(f"present=True, but no image is in {folder.path}: {ADVICE}")
-    return ScienceQA(items[:limit], folder)
+    task = ScienceQA(items[:limit], folder)
+    bare_ids = (entry.fields.get("id") for entry in records if entry.fields.get("image") is None)
+    task.without_image = frozenset(str(name) for name in bare_ids if name is not None)
+    return task
 
 
 def from_file(entry: Entry) -> Item:
