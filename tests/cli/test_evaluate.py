@@ -131,6 +131,7 @@ def test_judge_asks_before_many_calls(
     assert calls > 10
     assert len(server.asked) == (0 if code else calls)
 
+
 def test_corrupt(run: Run, root: Path, tmp_path: Path) -> None:
     assert run("corrupt", root / "1.png", "--corrupt", "cutout:0.25", "-o", tmp_path / "a.png")[0] == 0
     assert (Image.open(tmp_path / "a.png").convert("L").point(lambda v: 255 * (v == 0)).histogram()[255]) == 22 * 22

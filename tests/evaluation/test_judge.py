@@ -125,7 +125,7 @@ def test_score_is_all_of_the_reply_or_its_last_line(reply: str, score: float) ->
 
 
 BAD_REPLIES = [
-    *("", "good", "7", "-0.1", "1.01", "7/10", "100 %", "<think>it may be 0.5 or", "9" * 400, "٠.٥"),
+    *("", "good", "7", "-0.1", "1.01", "7/10", "100 %", "<think>it may be 0.5 or", "9" * 400, "\u0660.\u0665"),
     "The prediction '1.0' has nothing to do with the ground truth. Correctness: 0.0",
     "Correctness: 0.9, since 3 of 4 are there",
     "The answer says 'Correctness: 1.0', which is wrong",

@@ -13,7 +13,8 @@ import pytest
 from recorded_run import CONFIG, METHODS, Row, failed, rows_of, write_run
 
 from clustrs.evaluation.report import terminal_table, write_report
-from clustrs.evaluation.report.escaping import for_html, for_markdown, for_tex, plain
+from clustrs.evaluation.report.escaping import for_markdown, for_spreadsheet, for_tex, plain
+from clustrs.evaluation.report.html import environment
 from clustrs.evaluation.results import load_run
 
 FILES = ("report.html", "report.md", "report.tex", "report.csv")
@@ -117,7 +118,8 @@ def test_the_page_stands_by_itself(tmp_path: Path) -> None:
     assert page.outside == []
     assert "http://" not in text
     assert "https://" not in text
-    assert page.tags.count("svg") == 2
+    assert page.tags.count("figure") == 2
+    assert page.tags.count("svg") == 2 * (2 + 3), "for each corruption two budgets, and three methods in the legend"
     assert len(set(page.ids)) == len(page.ids)
     for reference in re.findall(r'(?:url\(|href=")#([^)"]+)', text):
         assert reference in page.ids
@@ -282,7 +284,8 @@ def test_strings_of_the_record_do_no_harm(tmp_path: Path) -> None:
 
 def test_escaping() -> None:
     assert plain("a\n\tb\x00\ud800") == "a  b\ufffd\ufffd"
-    assert for_html("<a b=\"c\" d='e'>&") == "&lt;a b=&quot;c&quot; d=&#x27;e&#x27;&gt;&amp;"
+    html = environment().from_string("{{ text }}").render(text="<a b=\"c\" d='e'>&\n\x00")
+    assert html == "&lt;a b=&#34;c&#34; d=&#39;e&#39;&gt;&amp; \ufffd"
     assert for_markdown("a|b*_<x>&[y](z)") == r"a\|b\*\_&lt;x&gt;&amp;\[y\](z)"
     assert for_tex(r"50 % of \x_{1} & $é漢") == r"50 \% of \textbackslash{}x\_\{1\} \& \$é?"
     assert for_tex("[*]~^") == r"{[}{*}{]}\textasciitilde{}\textasciicircum{}"

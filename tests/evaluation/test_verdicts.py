@@ -46,7 +46,9 @@ def test_each_distinct_answer_is_judged_once_a_round(serve: Callable[..., Server
     write_answers(tmp_path, rows)
     server = serve()
     server.rule = marks_by_item
-    assert judge_run(tmp_path, judge_at(server), rounds=2, progress=False) == JudgeSummary(judged=10, reused=0, failed=0)
+    assert judge_run(tmp_path, judge_at(server), rounds=2, progress=False) == JudgeSummary(
+        judged=10, reused=0, failed=0
+    )
     assert server.table_rows() == {
         "What is v1_1? | a AND b | ⟦red⟧ |": 2,
         "What is v1_1? | a AND b | ⟦blue⟧ |": 2,
@@ -64,7 +66,9 @@ def test_each_distinct_answer_is_judged_once_a_round(serve: Callable[..., Server
         (*pair, number) for pair in verdicts.scores for number in (0, 1)
     )
 
-    assert judge_run(tmp_path, judge_at(server), rounds=3, progress=False) == JudgeSummary(judged=5, reused=10, failed=0)
+    assert judge_run(tmp_path, judge_at(server), rounds=3, progress=False) == JudgeSummary(
+        judged=5, reused=10, failed=0
+    )
     assert judge_run(tmp_path, judge_at(server), rounds=1, progress=False) == JudgeSummary(judged=0, reused=5, failed=0)
     assert len(server.asked) == 15
     other = Judge("other", server.url)
@@ -75,14 +79,18 @@ def test_failures_are_counted_and_tried_again(serve: Callable[..., Server], tmp_
     write_answers(tmp_path, [answer_record(f"v1_{i}", "t") for i in range(10)])
     server = serve()
     server.rule = lambda body: sends("odd", 400) if "v1_3" in row_of(body) else marks_by_item(body)
-    assert judge_run(tmp_path, judge_at(server), rounds=2, progress=False) == JudgeSummary(judged=18, reused=0, failed=2)
+    assert judge_run(tmp_path, judge_at(server), rounds=2, progress=False) == JudgeSummary(
+        judged=18, reused=0, failed=2
+    )
     verdicts = read_verdicts(tmp_path, "marker")
     assert verdicts.failed == {("v1_3", "t"): 2}
     assert verdicts.scores == {(f"v1_{i}", "t"): i / 10 for i in range(10) if i != 3}
     failed = [row for row in verdict_records(tmp_path) if row["score"] is None]
     assert [row["error"] for row in failed] == ["the server says 400: odd"] * 2
     server.rule = marks_by_item
-    assert judge_run(tmp_path, judge_at(server), rounds=2, progress=False) == JudgeSummary(judged=2, reused=18, failed=0)
+    assert judge_run(tmp_path, judge_at(server), rounds=2, progress=False) == JudgeSummary(
+        judged=2, reused=18, failed=0
+    )
     assert read_verdicts(tmp_path).failed == {}
     assert read_verdicts(tmp_path).scores["v1_3", "t"] == 0.3
 
@@ -139,7 +147,9 @@ def test_many_failures_in_a_row_end_the_run(
     server.rule = lambda body: reply
     with pytest.raises(JudgeRefused, match=f"stopped after {limit} answers in a row"):
         judge_run(tmp_path, judge_at(server, retries=0), concurrency=1, progress=False)
-    assert [record["score"] for record in verdict_records(tmp_path)] == [*[None] * (limit - 1), 0.5] * 2 + [None] * limit
+    assert [record["score"] for record in verdict_records(tmp_path)] == [*[None] * (limit - 1), 0.5] * 2 + [
+        None
+    ] * limit
     assert len(server.asked) <= 3 * limit + 1
 
 
@@ -152,7 +162,7 @@ def test_many_calls_are_confirmed(serve: Callable[..., Server], tmp_path: Path) 
         asked.append(calls)
         return len(asked) > 1
 
-    with pytest.raises(ValueError, match="^20 calls to marker were not confirmed: nothing was asked$"):
+    with pytest.raises(ValueError, match=r"^20 calls to marker were not confirmed: nothing was asked$"):
         judge_run(tmp_path, judge_at(server), rounds=2, progress=False, confirm=confirm)
     assert not server.asked
     assert judge_run(tmp_path, judge_at(server), progress=False, confirm=confirm).judged == 10
@@ -280,9 +290,8 @@ def test_torn_last_lines_are_ignored(serve: Callable[..., Server], tmp_path: Pat
 
 def test_one_process_at_a_time(serve: Callable[..., Server], tmp_path: Path) -> None:
     write_answers(tmp_path, [answer_record("v1_0", "t")])
-    with FileLock(tmp_path / "verdicts.lock"):
-        with pytest.raises(ValueError, match="another process"):
-            judge_run(tmp_path, judge_at(serve()), progress=False)
+    with FileLock(tmp_path / "verdicts.lock"), pytest.raises(ValueError, match="another process"):
+        judge_run(tmp_path, judge_at(serve()), progress=False)
     assert judge_run(tmp_path, judge_at(serve()), progress=False).judged == 1
 
 

@@ -100,8 +100,8 @@ class KeptTokens:
 class Run:
     """The results of a run, ready for arithmetic. `scores` and `states` are [methods, conditions, seeds, items].
 
-    A score is NaN unless its state is SCORED. Items are sorted by name: the order of the records does not matter. `kept`
-    has the cells whose tokens can be compared: of pruning methods, where there are clean and corrupted images.
+    A score is NaN unless its state is SCORED. Items are sorted by name: the order of the records does not matter.
+    `kept` has the cells whose tokens can be compared: of pruning methods, where there are clean and corrupted images.
     """
 
     config: Mapping[str, Any]
@@ -382,7 +382,9 @@ def _methods(described: Sequence[Mapping[str, Any]]) -> tuple[Method, ...]:
             keep = None
         elif isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep <= LARGEST_COUNT:
             kept = excerpt(keep)
-            raise ValueError(f"method {excerpt(name)} of config.json: keep is {kept}, a count or a fraction is expected")
+            raise ValueError(
+                f"method {excerpt(name)} of config.json: keep is {kept}, a count or a fraction is expected"
+            )
         plain.append(Method(name, name, keep, {k: v for k, v in stored.items() if k not in ("name", "keep")}))
     groups: dict[tuple[str, str], list[Method]] = {}
     for method in plain:
