@@ -1,8 +1,8 @@
 """Tables as aligned plain text for the terminal."""
 
-from clustrs.evaluation.report.escaping import plain, short
 from clustrs.evaluation.report.analysis.scores import mean_table
 from clustrs.evaluation.report.analysis.summary import Summary
+from clustrs.evaluation.report.escaping import plain, short
 from clustrs.evaluation.results import FAILED, MISSING, UNJUDGED, Run
 
 

@@ -6,10 +6,10 @@ import numpy as np
 
 from clustrs.evaluation import metrics
 from clustrs.evaluation.metrics import Difference
-from clustrs.evaluation.report.blocks import NOTHING, Block, Row, Section, Table, Text, Value
-from clustrs.evaluation.report.analysis.tables import Group, budget_table
 from clustrs.evaluation.report.analysis.scores import words
 from clustrs.evaluation.report.analysis.summary import Summary
+from clustrs.evaluation.report.analysis.tables import Group, budget_table
+from clustrs.evaluation.report.blocks import NOTHING, Block, Row, Section, Table, Text, Value
 
 OURS = "clustrs"
 
@@ -34,7 +34,9 @@ def robustness(summary: Summary) -> Section | None:
     if run.unpruned is not None and run.labels:
         blocks += [
             Text("Retention: the share of the unpruned model's score, under the same corruption, in per cent."),
-            budget_table(run, "Retention", "corruption", _per_condition(summary, _retention, clean=True), unpruned=False),
+            budget_table(
+                run, "Retention", "corruption", _per_condition(summary, _retention, clean=True), unpruned=False
+            ),
         ]
         if summary.corrupted:
             blocks += [
@@ -59,7 +61,9 @@ def robustness(summary: Summary) -> Section | None:
                     "Overlap: the share of the tokens kept in the clean image that are also kept in the corrupted "
                     "one, in per cent."
                 ),
-                budget_table(run, "Overlap of kept tokens", "corruption", _per_condition(summary, _overlap), unpruned=False),
+                budget_table(
+                    run, "Overlap of kept tokens", "corruption", _per_condition(summary, _overlap), unpruned=False
+                ),
             ]
     return Section("Robustness", tuple(blocks)) if blocks else None
 
@@ -117,7 +121,9 @@ def _per_condition(summary: Summary, measure: Measure, clean: bool = False) -> l
 def _retention(summary: Summary, method: int, condition: int) -> float | None:
     unpruned = summary.run.unpruned
     return (
-        None if unpruned is None else metrics.retention(summary.values[method, condition], summary.values[unpruned, condition])
+        None
+        if unpruned is None
+        else metrics.retention(summary.values[method, condition], summary.values[unpruned, condition])
     )
 
 

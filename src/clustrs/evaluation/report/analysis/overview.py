@@ -3,9 +3,9 @@
 import json
 from collections.abc import Mapping
 
+from clustrs.evaluation.report.analysis.summary import Summary
 from clustrs.evaluation.report.blocks import Block, Listing, Row, Section, Table, Text, Value
 from clustrs.evaluation.report.escaping import short
-from clustrs.evaluation.report.analysis.summary import Summary
 from clustrs.evaluation.results import FAILED, MISSING, UNJUDGED
 
 FIRST = 10

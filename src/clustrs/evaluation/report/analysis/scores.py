@@ -7,9 +7,9 @@ import numpy as np
 
 from clustrs.evaluation import metrics
 from clustrs.evaluation.metrics import Estimate
-from clustrs.evaluation.report.blocks import NOTHING, Block, Curve, Figure, Panel, Point, Section, Table, Text, Value
-from clustrs.evaluation.report.analysis.tables import UNPRUNED, Group, budget_table
 from clustrs.evaluation.report.analysis.summary import Summary
+from clustrs.evaluation.report.analysis.tables import UNPRUNED, Group, budget_table
+from clustrs.evaluation.report.blocks import NOTHING, Curve, Figure, Panel, Point, Section, Table, Text, Value
 from clustrs.images.corruptions import PAPER_LEVELS
 from clustrs.paper import TITLE, paper_model
 
