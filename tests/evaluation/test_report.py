@@ -50,10 +50,10 @@ def test_a_single_seed_and_several(tmp_path: Path) -> None:
         text = f"{name}:{level}" if level else name
         rows = [row for row in change(rows_of({**CONFIG, "seeds": [1, 4]})) if row["method"] == method]
         own = [row for row in rows if row["corruption"] == text and row["score"] is not None]
-        for seed, count in (("1", 10), ("4", 11)):
+        for seed, expected in (("1", 10), ("4", 11)):
             scores = [row["score"] for row in own if str(row["seed"]) == seed]
             cell = cells[method["name"], keep, name, level, seed]
-            assert int(cell["n"]) == len(scores) == count
+            assert int(cell["n"]) == len(scores) == expected
             assert float(cell["mean"]) == pytest.approx(100 * sum(scores) / len(scores), abs=1e-6)
         both: dict[str, list[float]] = {}
         for row in own:
@@ -397,18 +397,18 @@ def peak_memory(folder: Path) -> int:
 
 @pytest.mark.slow
 def test_memory_of_a_report(tmp_path: Path) -> None:
-    """40,000 records more take less than 0.5 KB each (a million: 500 MB), and 20,000 kinds more next to nothing."""
-    small = peak_memory(large_run(tmp_path / "small", items=50))
-    large = peak_memory(large_run(tmp_path / "large", items=2_050, kinds=20_000))
-    assert large - small < 50
+    """40,000 records more take less than 1 KB each with all that the statistics need, though there are 20,000 kinds."""
+    small = peak_memory(large_run(tmp_path / "small", items=1_050))
+    large = peak_memory(large_run(tmp_path / "large", items=3_050, kinds=20_000))
+    assert large - small < 40
 
 
 @pytest.mark.slow
 def test_memory_of_a_judged_report(tmp_path: Path) -> None:
-    """Every answer has a text and a verdict of its own: less than 0.7 KB each."""
-    small = peak_memory(large_run(tmp_path / "small", items=50, judged=True))
-    large = peak_memory(large_run(tmp_path / "large", items=2_050, judged=True))
-    assert large - small < 28
+    """Every answer has a text and a verdict of its own."""
+    small = peak_memory(large_run(tmp_path / "small", items=1_050, judged=True))
+    large = peak_memory(large_run(tmp_path / "large", items=3_050, judged=True))
+    assert large - small < 40
 
 
 HOSTILE = "</pre><script>alert('x')</script>&\\end{document}$x_1^2%#~{}|`**[a](javascript:b)\n\x1b[31m\u202e\ud800"

@@ -209,6 +209,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 def test_killed_and_run_again(serve: Callable[..., Server], tmp_path: Path) -> None:
     """Killed after some verdicts, with requests under way; then with half a line at the end of the file."""
     write_answers(tmp_path, [answer_record(f"v1_{i}", "t") for i in range(10)])
@@ -233,6 +234,7 @@ def test_killed_and_run_again(serve: Callable[..., Server], tmp_path: Path) -> N
     assert read_verdicts(tmp_path).scores == {(f"v1_{i}", "t"): i / 10 for i in range(10)}
 
 
+@pytest.mark.slow
 def test_interrupt_ends_it_at_once(serve: Callable[..., Server], tmp_path: Path) -> None:
     """Though three requests hang: nothing is printed, and what was judged is there."""
     write_answers(tmp_path, [answer_record(f"v1_{i}", "t") for i in range(10)])

@@ -7,7 +7,7 @@ from clustrs.evaluation.results import FAILED, MISSING, UNJUDGED, Run
 
 
 def terminal_table(run: Run) -> str:
-    """Render one row per corruption and budget, one column per method; a star marks the best pruning method of a row."""
+    """Render a row per corruption and budget, a column per method; a star marks the best pruning method of a row."""
     summary = Summary(run)
     table = mean_table(summary)
     lines = [[*table.heads, *(short(plain(column), 32) for column in table.columns)]]
