@@ -82,7 +82,10 @@ def large_run(folder: Path, items: int, kinds: int = 6, judged: bool = False) ->
     With a judge every answer differs from the others and has a verdict.
     """
     folder.mkdir()
-    methods = [{"name": "none", "keep": None}, *({"name": name, "keep": 32} for name in ("grid", "random", "clustrs"))]
+    methods: list[Row] = [
+        {"name": "none", "keep": None},
+        *({"name": name, "keep": 32} for name in ("grid", "random", "clustrs")),
+    ]
     corruptions = ["clean", *(f"gaussian:{level}" for level in (0.1, 0.5, 1, 2))]
     changes = {"methods": methods, "corruptions": corruptions, "items": items, "judged": judged}
     (folder / "config.json").write_text(json.dumps({**CONFIG, **changes}))

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from judge_server import answer_row, write_answers
+from judge_server import answer_record as answer_row
+from judge_server import write_answers
 from PIL import Image
 
 from clustrs.evaluation.formats import export_run, import_predictions, import_run

@@ -21,6 +21,7 @@ from clustrs.evaluation.report.escaping import for_markdown, for_spreadsheet, fo
 from clustrs.evaluation.report.html import environment
 from clustrs.evaluation.report.write import replace_files
 from clustrs.evaluation.results import load_run
+from clustrs.palette import color
 
 FILES = ("report.html", "report.md", "report.tex", "report.csv")
 
@@ -128,6 +129,17 @@ def test_the_page_stands_by_itself(tmp_path: Path) -> None:
     assert len(set(page.ids)) == len(page.ids)
     for reference in re.findall(r'(?:url\(|href=")#([^)"]+)', text):
         assert reference in page.ids
+
+
+def test_a_method_has_its_colour_and_variants_their_lines(tmp_path: Path) -> None:
+    methods = [{"name": "fastervlm", "keep": 4}, *({"name": "clustrs", "keep": 4, "tau": tau} for tau in (1.0, 2.0))]
+    text = write_report(write_run(tmp_path, methods=methods)).read_text()
+    legend = re.findall(r"<li><svg.*?</svg> (.*?)</li>", text)
+    assert legend == ["fastervlm", "clustrs tau=1", "clustrs tau=2"] * 2
+    swatches = re.findall(r'<li><svg.*?stroke="(#\w+)".*?stroke-dasharray="(.*?)"', text)
+    ours = color("clustrs")
+    assert swatches == [(color("fastervlm"), ""), (ours, ""), (ours, "6 3")] * 2
+    assert text.count(f"stroke: {ours}") > 0
 
 
 def test_numbers_of_the_page(tmp_path: Path) -> None:

@@ -285,7 +285,7 @@ class _Answers:
         self.path = path
         self.items: dict[str, tuple[str, ...]] = {}
         self.kept: dict[_Index, _KeptReader] = {}
-        self._columns = (*(array("i") for _ in range(4)), array("b"), array("d"))
+        self._columns: tuple[array[Any], ...] = (*(array("i") for _ in range(4)), array("b"), array("d"))
         self.errors: Counter[str] = Counter()
         self._verdicts = verdicts
         numbers: dict[str, int] = {}

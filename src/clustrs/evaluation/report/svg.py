@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,8 +120,7 @@ def _line(axes: Any, curve: Curve, shift: float, look: Look) -> None:
     axes.plot(x, y, linestyle=style, linewidth=1.6, markersize=5.5, color=look.color, marker=look.marker)
     bounds = [(p.x + shift, p.low, p.high) for p in curve.points if p.low is not None and p.high is not None]
     if bounds:
-        x, low, high = zip(*bounds, strict=True)
-        axes.fill_between(x, low, high, color=look.color, alpha=0.12, linewidth=0)
+        axes.fill_between(*zip(*bounds, strict=True), color=look.color, alpha=0.12, linewidth=0)
 
 
 def _swatch(look: Look) -> str:
@@ -139,7 +138,7 @@ def _swatch(look: Look) -> str:
     )
 
 
-def _outline(points: Sequence[Any]) -> str:
+def _outline(points: Any) -> str:
     """A path through points; downwards is positive in SVG."""
     return "M" + "L".join(f"{x:.3f} {-y:.3f}" for x, y in points)
 
