@@ -97,7 +97,7 @@ def large_run(folder: Path, items: int, kinds: int = 6, judged: bool = False) ->
                 text = f"It is {item} {method['name']} {corruption}: a cat sits on a mat and looks at the camera."
                 verdict = {"item": name, "text": text, "judge": "j", "round": 0, "score": score, "error": None}
                 verdicts.write(json.dumps(verdict) + "\n")
-            kept = [] if method["keep"] is None else generator.choice(576, method["keep"], replace=False).tolist()
+            kept = [] if method["keep"] is None else generator.choice(576, int(method["keep"]), replace=False).tolist()
             record = {
                 "item": name,
                 "image": f"{item}.png",
