@@ -16,7 +16,12 @@ Reply = Callable[[BaseHTTPRequestHandler], None]
 
 
 def says(words: object, status: int = 200) -> Reply:
-    return sends(json.dumps({"choices": [{"message": {"role": "assistant", "content": words}}]}), status)
+    return sends(completion(words), status)
+
+
+def completion(words: object) -> str:
+    """The body of a chat completion."""
+    return json.dumps({"choices": [{"message": {"role": "assistant", "content": words}}]})
 
 
 def sends(body: str, status: int = 200, after: float = 0, **headers: str) -> Reply:
@@ -28,6 +33,20 @@ def sends(body: str, status: int = 200, after: float = 0, **headers: str) -> Rep
         handler.send_header("Content-Length", str(len(body.encode())))
         handler.end_headers()
         handler.wfile.write(body.encode())
+
+    return reply
+
+
+def drips(body: str, pause: float = 0.02, headers: bool = True) -> Reply:
+    """Send a byte at a time: each comes soon, the whole takes long. `headers`: those at once, the body in drips."""
+
+    def reply(handler: BaseHTTPRequestHandler) -> None:
+        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        handler.wfile.write(head.encode() if headers else b"")
+        for character in body if headers else head + body:
+            time.sleep(pause)
+            handler.wfile.write(character.encode())
+            handler.wfile.flush()
 
     return reply
 
@@ -61,8 +80,8 @@ class Server(ThreadingHTTPServer):
     def handle_error(self, *_: Any) -> None:
         """A client that has gone away is what some tests are about."""
 
-    def rows(self) -> Counter[str]:
-        """How often each row to be completed was asked for."""
+    def table_rows(self) -> Counter[str]:
+        """How often each table row was to be completed."""
         return Counter(row_of(body) for _, _, body in self.asked)
 
 
@@ -72,7 +91,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with self.server.lock:
-            self.server.asked.append((self.path, dict(self.headers), body))
+            headers = {name.title(): value for name, value in self.headers.items()}
+            self.server.asked.append((self.path, headers, body))
             reply = self.server.script.pop(0) if self.server.script else self.server.rule(body)
         reply(self)
 
@@ -88,7 +108,7 @@ def judge_at(server: Server, **options: Any) -> Judge:
     return Judge("marker", server.url, KEY, **{"backoff": 0.005, "retries": 3, **options})
 
 
-def answer_row(item: str, words: str | None, **changes: Any) -> dict[str, Any]:
+def answer_record(item: str, words: str | None, **changes: Any) -> dict[str, Any]:
     return {
         "item": item,
         "image": "p.png",
@@ -108,17 +128,20 @@ def answer_row(item: str, words: str | None, **changes: Any) -> dict[str, Any]:
     }
 
 
-def write_answers(folder: Path, rows: list[dict[str, Any]]) -> None:
-    (folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+def write_answers(folder: Path, records: list[dict[str, Any]], **settings: Any) -> None:
+    """Make a folder that of a run whose answers need a judge. `settings` change the configuration."""
+    config = {"task": "mmvet", "judged": True, **settings}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "answers.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
-def verdict_row(item: str, score: float | None, round: int = 0, judge: str = "marker", text: str = "t") -> str:
+def verdict_record(item: str, score: float | None, round: int = 0, judge: str = "marker", text: str = "t") -> str:
     error = "failed" if score is None else None
-    row = {"item": item, "text": text, "judge": judge, "round": round, "score": score, "error": error}
-    return json.dumps(row) + "\n"
+    record = {"item": item, "text": text, "judge": judge, "round": round, "score": score, "error": error}
+    return json.dumps(record) + "\n"
 
 
-def verdict_rows(folder: Path) -> list[dict[str, Any]]:
+def verdict_records(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "verdicts.jsonl").read_text().splitlines()]
 
 

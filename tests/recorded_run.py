@@ -75,3 +75,45 @@ def write_run(
     lines = [json.dumps(row) + "\n" for row in change(rows_of(config))]
     (folder / "answers.jsonl").write_text("".join(lines) + end)
     return folder
+
+
+def large_run(folder: Path, items: int, kinds: int = 6, judged: bool = False) -> Path:
+    """The folder of a run with 20 answers to each question: of four methods under five conditions.
+
+    With a judge every answer differs from the others and has a verdict.
+    """
+    folder.mkdir()
+    methods: list[Row] = [
+        {"name": "none", "keep": None},
+        *({"name": name, "keep": 32} for name in ("grid", "random", "clustrs")),
+    ]
+    corruptions = ["clean", *(f"gaussian:{level}" for level in (0.1, 0.5, 1, 2))]
+    changes = {"methods": methods, "corruptions": corruptions, "items": items, "judged": judged}
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **changes}))
+    generator = default_rng(0)
+    with (folder / "answers.jsonl").open("w") as answers, (folder / "verdicts.jsonl").open("w") as verdicts:
+        for item, method, corruption in product(range(items), methods, corruptions):
+            name, text, score = f"v1_{item}", f"It is {item}.", round(generator.random(), 1)
+            if judged:
+                text = f"It is {item} {method['name']} {corruption}: a cat sits on a mat and looks at the camera."
+                verdict = {"item": name, "text": text, "judge": "j", "round": 0, "score": score, "error": None}
+                verdicts.write(json.dumps(verdict) + "\n")
+            kept = [] if method["keep"] is None else generator.choice(576, int(method["keep"]), replace=False).tolist()
+            record = {
+                "item": name,
+                "image": f"{item}.png",
+                "kinds": [f"kind {(7 * item + i) % kinds}" for i in range(max(1, kinds // items))],
+                "question": "?",
+                "answer": "!",
+                "method": method,
+                "corruption": corruption,
+                "seed": 0,
+                "text": text,
+                "score": None if judged else score,
+                "error": None,
+                "kept": kept,
+                "visual_tokens": len(kept),
+                "unpruned_tokens": 576,
+            }
+            answers.write(json.dumps(record) + "\n")
+    return folder

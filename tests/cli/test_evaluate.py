@@ -1,6 +1,8 @@
 """`clustrs eval` and what follows it, from the command line."""
 
+import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ import pytest
 import tiny_models
 from judge_server import Server, says
 from PIL import Image
+from recorded_run import write_run
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -97,12 +100,36 @@ def test_judge(run: Run, root: Path, tmp_path: Path, serve: Callable[..., Server
     assert run("eval", *options(root), "--set-task", "scoring=judged", "-o", tmp_path)[0] == 3
     server = serve()
     server.rule = lambda body: says("0.5")
-    code, out, err = run("judge", tmp_path, "--judge-model", "marker", "--judge-url", server.url)
+    monkeypatch.setattr("clustrs.evaluation.verdicts.UNCONFIRMED_CALLS", 1)
+    words = ("judge", tmp_path, "--judge-model", "marker", "--judge-url", server.url)
+    code, out, err = run(*words)
+    assert (code, out, server.asked) == (2, "", [])
+    assert re.fullmatch(rf"clustrs: \d+ calls to marker at {server.url}: confirm them with --yes\n", err)
+    code, out, err = run(*words, "--yes")
     assert code == 0
     assert "failed 0" in out
     assert "50.0" in out
     assert all("a-secret-key" not in path.read_text() for path in tmp_path.iterdir())
     assert "a-secret-key" not in out + err
+
+
+@pytest.mark.parametrize(("typed", "code"), [("y\n", 0), ("\n", 2), ("", 2)])
+def test_judge_asks_before_many_calls(
+    run: Run, tmp_path: Path, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, typed: str, code: int
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    write_run(tmp_path, lambda records: [{**record, "score": None} for record in records], judged=True)
+    monkeypatch.setattr("sys.stdin", Terminal(typed))
+    server = serve()
+    result, _, err = run("judge", tmp_path, "--judge-model", "marker", "--judge-url", server.url)
+    assert result == code
+    calls = int(err.split()[0])
+    assert f"{calls} calls to marker at {server.url}. Go ahead? [y/N]" in err
+    assert calls > 10
+    assert len(server.asked) == (0 if code else calls)
 
 
 def test_corrupt(run: Run, root: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from evaluation.task_files import real, science, write_json
-from judge_server import answer_row, write_answers
+from judge_server import answer_record, write_answers
 from PIL import Image
 
 from clustrs.evaluation.formats import export_run, import_predictions, import_run
@@ -45,14 +45,14 @@ def write_run(folder: Path, records: list[dict[str, Any]]) -> Path:
 
 
 def test_mmvet_file(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", [answer_row(item, text) for item, text in TEXTS.items()])
+    run = write_run(tmp_path / "run", [answer_record(item, text) for item, text in TEXTS.items()])
     [path] = export_run(run, "mmvet", tmp_path / "deep" / "out")
     assert path == tmp_path / "deep" / "out" / "clustrs-16_clean_seed-0.json"
     assert json.loads(path.read_text(encoding="ascii")) == TEXTS
 
 
 def test_llava_file(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", [answer_row(item, text) for item, text in TEXTS.items()])
+    run = write_run(tmp_path / "run", [answer_record(item, text) for item, text in TEXTS.items()])
     [path] = export_run(run, "llava", tmp_path)
     assert path.name == "clustrs-16_clean_seed-0.jsonl"
     records = [json.loads(line) for line in path.read_text().splitlines()]
@@ -83,11 +83,11 @@ def test_a_file_for_each_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ]
     cells = [("clean", 0), ("gaussian:0.5", 0), ("gaussian:0.5", 1)]
     records = [
-        answer_row("v1_0", f"{number} {corruption} {seed}", method=method, corruption=corruption, seed=seed)
+        answer_record("v1_0", f"{number} {corruption} {seed}", method=method, corruption=corruption, seed=seed)
         for number, method in enumerate(methods)
         for corruption, seed in cells
     ]
-    records += [answer_row("v1_1", None, method=methods[1]), answer_row("v1_1", None, method=methods[0])]
+    records += [answer_record("v1_1", None, method=methods[1]), answer_record("v1_1", None, method=methods[0])]
     files = export_run(write_run(tmp_path / "run", records), "mmvet", tmp_path / "out")
     names = ["none", "clustrs-16_tau-1.0", "clustrs-16_tau-2.0", "clustrs-0.25"]
     assert {path.name: json.loads(path.read_text()) for path in files} == {
@@ -101,7 +101,7 @@ def test_a_file_for_each_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_names_stay_in_the_folder(tmp_path: Path) -> None:
     names = ["../../evil", "..-..-evil", "/etc/x", "evil*", "EVIL?", "x" * 300, "ж", "\x00"]
-    records = [answer_row("v1_0", name, method={"name": name}) for name in names]
+    records = [answer_record("v1_0", name, method={"name": name}) for name in names]
     files = export_run(write_run(tmp_path / "run", records), "mmvet", tmp_path / "out")
     assert sorted(files) == sorted((tmp_path / "out").iterdir())
     assert len({path.name.lower() for path in files}) == len(names)
@@ -111,7 +111,7 @@ def test_names_stay_in_the_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format", ["mmvet", "llava"])
 def test_round_trip(tmp_path: Path, format: str) -> None:
-    run = write_run(tmp_path / "run", [answer_row(item, text) for item, text in TEXTS.items()])
+    run = write_run(tmp_path / "run", [answer_record(item, text) for item, text in TEXTS.items()])
     [path] = export_run(run, format, tmp_path / "out")
     predictions = import_predictions(path, format)
     assert predictions == TEXTS
@@ -127,7 +127,7 @@ def test_imported_run(tmp_path: Path) -> None:
     import_run(task, {"v1_0": "it is red", "sqa-7": "blue"}, "theirs", tmp_path / "deep" / "run")
     records = [json.loads(line) for line in (tmp_path / "deep" / "run" / "answers.jsonl").read_text().splitlines()]
     assert [record["item"] for record in records] == ["v1_0", "v1_1", "v1_12", "sqa-7"]
-    assert all(record.keys() == answer_row("v1_0", "t").keys() for record in records)
+    assert all(record.keys() == answer_record("v1_0", "t").keys() for record in records)
     assert records[0] == {
         "item": "v1_0",
         "image": "v1_0.png",
@@ -261,7 +261,7 @@ def test_bad_calls(tmp_path: Path) -> None:
         import_predictions(tmp_path, "llava")
     with pytest.raises(ValueError, match=r"no answers.jsonl"):
         export_run(tmp_path, "mmvet", tmp_path)
-    run = write_run(tmp_path / "run", [answer_row("v1_0", "t")])
+    run = write_run(tmp_path / "run", [answer_record("v1_0", "t")])
     with pytest.raises(ValueError, match="cannot be written"):
         export_run(run, "mmvet", run / "config.json")
     (run / "config.json").unlink()

@@ -118,9 +118,11 @@ BAD_ROWS: list[tuple[Row, str]] = [
     ({"score": True}, "score is True"),
     ({"score": float("nan")}, "not JSON"),
     ({"kept": "abc"}, "kept is 'abc'"),
-    ({"kept": [1, "2"]}, "token numbers are expected"),
-    ({"kept": [2**40]}, "token numbers are expected"),
+    ({"kept": [1, "2"]}, r"kept is \[1, '2'\], list of int or null is expected"),
+    ({"kept": None}, "kept is None and there is no error"),
+    ({"kept": [2**40]}, "token indices from 0 .* are expected"),
     ({"kept": [-2]}, "or -1 for CLS"),
+    ({"score": -(10**400)}, "score is -1000"),
     ({"error": 3}, "error is 3"),
     ({"item": "v1_1"}, "'v1_1' was answered with this method, corruption and seed before"),
 ]

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +80,7 @@ def add_commands(commands: Any) -> None:
     judge.add_argument("--judge-url", default="https://api.openai.com/v1", help="the server (default: %(default)s)")
     judge.add_argument("--judge-runs", type=int, default=1, help="ask so many times and average (default: 1)")
     judge.add_argument("--concurrency", type=int, default=4, help="calls at a time (default: 4)")
+    judge.add_argument("--yes", action="store_true", help="do not ask for confirmation, however many calls it takes")
     judge.set_defaults(run=run_judge)
 
     export = commands.add_parser("export", help="write answers in the formats of others")
@@ -243,9 +245,19 @@ def run_judge(options: argparse.Namespace) -> None:
     from clustrs.evaluation.verdicts import judge_run
 
     judge = Judge(options.judge_model, options.judge_url, os.environ.get("OPENAI_API_KEY"))
-    summary = judge_run(options.folder, judge, options.judge_runs, options.concurrency)
+    confirm = None if options.yes else partial(confirm_calls, judge.model, judge.url)
+    summary = judge_run(options.folder, judge, options.judge_runs, options.concurrency, confirm=confirm)
     print(f"judged {summary.judged}, reused {summary.reused}, failed {summary.failed}")
     show(options.folder, options.judge_model)
+
+
+def confirm_calls(model: str, url: str, calls: int) -> bool:
+    """Ask the user, who may have to pay for them."""
+    text = f"{calls} calls to {model} at {url}"
+    if not sys.stdin.isatty():
+        raise ValueError(f"{text}: confirm them with --yes")
+    print(f"{text}. Go ahead? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def run_export(options: argparse.Namespace) -> None:

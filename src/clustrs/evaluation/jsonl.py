@@ -4,11 +4,8 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
-import msgspec
-
-T = TypeVar("T")
 BLOCK = 1 << 16
 
 
@@ -56,16 +53,6 @@ def lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Where each record stands, and the record as a dict."""
     for where, line in raw_lines(path):
         yield where, parse(line, where)
-
-
-def typed_lines(path: Path, kind: type[T]) -> Iterator[tuple[str, T]]:
-    """Where each record stands, and the record as a `kind`. A line that is none is named with what is wrong in it."""
-    decoder = msgspec.json.Decoder(kind)
-    for where, line in raw_lines(path):
-        try:
-            yield where, decoder.decode(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{where}: not an {kind.__name__} ({error})") from None
 
 
 def drop_torn_line(file: BinaryIO) -> None:

@@ -1,17 +1,17 @@
 """Means with intervals, paired differences, and how well a method withstands corruption.
 
-Scores go from 0 to 1, NaN stands for an answer without one: it is left out, never counted as 0. `[seeds, items]` are
-the answers of a method under one corruption; `question_means` makes one value a question of them.
+Scores go from 0 to 1; NaN stands for an answer without one, which is left out, never counted as 0. `[seeds, items]` are
+the answers of a method under one corruption; `question_means` turns them into one value per question.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from clustrs.evaluation.results import Kept
+from clustrs.evaluation.results import KeptTokens
 
 Values = NDArray[np.float64]
 
@@ -21,7 +21,7 @@ LOW, HIGH = 2.5, 97.5
 CORRECT = 0.5
 """From this score on an answer counts as correct where it must be one or the other."""
 CHUNK = 2_000_000
-"""How many drawn questions are held at a time."""
+"""How many drawn questions, scores or tokens are held at a time."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,11 @@ def bootstrap(values: Values, resamples: int = RESAMPLES, seed: int = 0) -> Valu
     A draw in which a row has no score at all gives NaN.
     """
     cells, items = values.shape
+    used = ~np.isnan(values).all(0)  # questions without any score change nothing but the number of those drawn
+    values = values[:, used]
     known = ~np.isnan(values)
     filled = np.where(known, values, 0.0)
+    complete = bool(used.all() and known.all())
     generator = np.random.default_rng(seed)
     means = np.full((resamples, cells), np.nan)
     if not items:
@@ -98,8 +101,8 @@ def bootstrap(values: Values, resamples: int = RESAMPLES, seed: int = 0) -> Valu
         size = min(step, resamples - start)
         picks = generator.integers(0, items, (size, items))
         picks += items * np.arange(size)[:, None]
-        counts = np.bincount(picks.ravel(), minlength=size * items).reshape(size, items).astype(np.float64)
-        sizes = np.full((size, cells), float(items)) if known.all() else counts @ known.T.astype(np.float64)
+        counts = np.bincount(picks.ravel(), minlength=size * items).reshape(size, items)[:, used].astype(np.float64)
+        sizes = np.full((size, cells), float(items)) if complete else counts @ known.T.astype(np.float64)
         means[start : start + size] = _ratio(counts @ filled.T, sizes)
     return means.round(12)  # a difference of 0 must be 0 in whatever order it was summed
 
@@ -140,44 +143,77 @@ def flip_rate(clean: Values, corrupted: Values) -> float | None:
     return mean(question_means(flips))
 
 
-def kept_overlap(clean: Sequence[Kept], corrupted: Sequence[Kept], items: int) -> float | None:
+def kept_overlap(clean: Sequence[KeptTokens], corrupted: Sequence[KeptTokens], items: int) -> float | None:
     """The share of tokens kept in a clean image that are kept in the corrupted one as well: mean of |A and B| / |A|.
 
-    One `Kept` a seed, in the same order; the mean is over questions. None when no question has kept tokens in both.
+    One `KeptTokens` per seed, in the same order; the mean is over questions. None when no question has kept tokens in
+    both.
     """
     shares = [_overlaps(a, b, items) for a, b in zip(clean, corrupted, strict=True)]
     return mean(question_means(np.array(shares))) if shares else None
 
 
-def kind_estimates(values: Values, kinds: Sequence[Sequence[str]]) -> dict[str, list[Estimate]]:
-    """`estimates` of the rows [cells, items] for each kind of question; a question counts under each of its kinds."""
-    names = sorted({kind for own in kinds for kind in own})
-    if not names:
-        return {}
-    members = np.array([[name in own for own in kinds] for name in names])
-    found = estimates(np.where(members[:, None], values, np.nan))
-    return {name: found[i * len(values) : (i + 1) * len(values)] for i, name in enumerate(names)}
+def kind_estimates(
+    values: Values, kinds: Sequence[Sequence[str]], names: Collection[str] | None = None
+) -> dict[str, list[Estimate]]:
+    """`estimates` of the rows [cells, items] for each kind of question (or those in `names`), sorted by name.
+
+    A question counts under each of its kinds. However many kinds there are, only a part of kinds x items is held.
+    """
+    members: dict[str, list[int]] = {}
+    for item, own in enumerate(kinds):
+        for kind in own:
+            if names is None or kind in names:
+                members.setdefault(kind, []).append(item)
+    ordered = sorted(members)
+    step = max(1, CHUNK // max(1, values.size))
+    results: dict[str, list[Estimate]] = {}
+    for start in range(0, len(ordered), step):
+        part = ordered[start : start + step]
+        masked = np.full((len(part), *values.shape), np.nan)
+        for kind, rows in zip(part, masked, strict=True):
+            rows[:, members[kind]] = values[:, members[kind]]
+        flat = estimates(masked)
+        results |= {kind: flat[i * len(values) : (i + 1) * len(values)] for i, kind in enumerate(part)}
+    return results
 
 
 def _summaries(values: Values, drawn: Values) -> list[Estimate]:
     """Means of the rows, with the percentiles of what was drawn for them."""
-    found = []
+    summaries = []
     counts, means = (~np.isnan(values)).sum(-1), _mean(values, -1)
     for n, centre, low, high in zip(counts, means, *_percentiles(drawn), strict=True):
         interval = (float(low), float(high)) if n > 1 else (None, None)
-        found.append(Estimate(int(n), float(centre) if n else None, *interval))
-    return found
+        summaries.append(Estimate(int(n), float(centre) if n else None, *interval))
+    return summaries
 
 
-def _overlaps(clean: Kept, corrupted: Kept, items: int) -> Values:
+def _overlaps(clean: KeptTokens, corrupted: KeptTokens, items: int) -> Values:
     """For each item the share of its clean tokens that were kept again; NaN where an answer is missing."""
-    first, second = (np.unique((np.repeat(k.items, k.counts) << 32) + k.tokens + 1) for k in (clean, corrupted))
+    present = np.zeros(items, dtype=bool)
+    present[corrupted.items] = True
+    step = max(1, CHUNK // max(1, int(clean.counts.max(initial=1)), int(corrupted.counts.max(initial=1))))
+    parts = [_overlap_part(clean, corrupted, start, min(items, start + step)) for start in range(0, items, step)]
+    return np.where(present, np.concatenate([np.empty(0), *parts]), np.nan)
+
+
+def _overlap_part(clean: KeptTokens, corrupted: KeptTokens, start: int, stop: int) -> Values:
+    """The shares of the items from `start` to `stop`."""
+    first, second = (np.unique(_token_keys(kept, start, stop)) for kept in (clean, corrupted))
     sizes, again = (
-        np.bincount(keys >> 32, minlength=items).astype(np.float64)
+        np.bincount(keys >> 32, minlength=stop - start).astype(np.float64)
         for keys in (first, first[np.isin(first, second, assume_unique=True)])
     )
-    there = np.isin(np.arange(items), corrupted.items)
-    return np.where(there, _ratio(again, sizes), np.nan)
+    return _ratio(again, sizes)
+
+
+def _token_keys(kept: KeptTokens, start: int, stop: int) -> NDArray[np.int64]:
+    """One number for each item (from `start`) and token."""
+    chosen = np.flatnonzero((kept.items >= start) & (kept.items < stop))
+    counts = kept.counts[chosen]
+    begins = (np.cumsum(kept.counts) - kept.counts)[chosen]
+    positions = np.repeat(begins - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+    return (np.repeat(kept.items[chosen] - start, counts) << 32) + kept.tokens[positions].astype(np.int64) + 1
 
 
 def _paired_means(first: Values, second: Values) -> tuple[float | None, float | None]:

@@ -1,11 +1,11 @@
-"""What a run's record says: the score of every answer, what failed, what is not judged, what is missing."""
+"""The results of a run: the score of every answer, what failed, what is not judged, what is missing."""
 
 import json
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from math import isfinite, prod
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clustrs.evaluation.jsonl import excerpt, identity, lines, need
+from clustrs.evaluation.jsonl import excerpt, identity, need
+from clustrs.evaluation.record_files import location, read_records
+from clustrs.evaluation.records import AnswerRecord
 from clustrs.evaluation.store import read_config
 from clustrs.evaluation.verdicts import Verdicts, read_verdicts
 
 MISSING, SCORED, FAILED, UNJUDGED = range(4)
 STATES = ("missing", "scored", "failed", "not judged")
-LARGEST_GRID = 200_000_000
+LARGEST_GRID = 20_000_000
+LARGEST_COUNT = 1_000_000_000
+"""Of items or kept tokens that a configuration may ask for."""
+LARGEST_SHORT, LARGEST_INDEX = 2**15 - 1, 2**31 - 1
 DESCENDING = ("jpeg",)
 """Corruptions whose lower levels are the worse ones."""
 
-_Places = Mapping[str, Mapping[Any, int]]
+_Index = tuple[int, int, int]
+"""Of a method, a condition and a seed."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ class Method:
 
     @property
     def budget(self) -> str:
-        """`keep` as tables show it: a count and a share of the same value are two budgets."""
+        """`keep` as tables show it: a count and a fraction of the same value are two budgets."""
         return "all" if self.keep is None else str(self.keep)
 
 
@@ -52,7 +58,7 @@ class Condition:
     def level_text(self) -> str:
         if self.level is None:
             return ""
-        return str(int(self.level)) if self.level.is_integer() else str(self.level)
+        return str(int(self.level)) if self.level.is_integer() and abs(self.level) < 1e15 else str(self.level)
 
     def __str__(self) -> str:
         return self.name if self.level is None else f"{self.name}:{self.level_text}"
@@ -70,7 +76,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ScoredAnswer:
     """One answer of a cell; `state` is "scored", "failed" or "not judged"."""
 
     item: str
@@ -79,19 +85,23 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The tokens kept in a cell: for each answer the number of its item, how many, and, all in a row, which."""
+class KeptTokens:
+    """The tokens kept in a cell: for each answer the index of its item and how many; then the tokens of all answers.
+
+    -1 is the CLS token.
+    """
 
     items: NDArray[np.int64]
     counts: NDArray[np.int64]
-    tokens: NDArray[np.int32]
+    tokens: NDArray[np.signedinteger[Any]]
 
 
 @dataclass(frozen=True)
 class Run:
-    """A record, ready for arithmetic. `scores` and `states` are [methods, conditions, seeds, items].
+    """The results of a run, ready for arithmetic. `scores` and `states` are [methods, conditions, seeds, items].
 
-    A score is NaN unless its state is SCORED. Items are sorted by name: the order of the record does not matter.
+    A score is NaN unless its state is SCORED. Items are sorted by name: the order of the records does not matter.
+    `kept` has the cells whose tokens can be compared: of pruning methods, where there are clean and corrupted images.
     """
 
     config: Mapping[str, Any]
@@ -103,13 +113,13 @@ class Run:
     kinds: tuple[tuple[str, ...], ...]
     scores: NDArray[np.float64]
     states: NDArray[np.int8]
-    kept: Mapping[tuple[int, int, int], Kept]
+    kept: Mapping[_Index, KeptTokens]
     errors: Mapping[str, int]
     judge_errors: Mapping[str, int]
 
     @property
     def scale(self) -> float:
-        """What a score is multiplied with to be shown."""
+        """The factor by which scores are multiplied to be shown."""
         return float(self.config["scale"])
 
     @property
@@ -136,18 +146,18 @@ class Run:
             for seed in self.seeds
         )
 
-    def answers(self, cell: Cell) -> list[Answer]:
-        """What is there of a cell."""
-        place = np.unravel_index(self.cells.index(cell), self.scores.shape[:3])
+    def answers(self, cell: Cell) -> list[ScoredAnswer]:
+        """The answers that a cell has so far."""
+        index = np.unravel_index(self.cells.index(cell), self.scores.shape[:3])
         return [
-            Answer(item, STATES[state], None if np.isnan(score) else float(score))
-            for item, state, score in zip(self.items, self.states[place], self.scores[place], strict=True)
+            ScoredAnswer(item, STATES[state], None if np.isnan(score) else float(score))
+            for item, state, score in zip(self.items, self.states[index], self.scores[index], strict=True)
             if state != MISSING
         ]
 
     @cached_property
     def unpruned(self) -> int | None:
-        """Number of the method that keeps everything."""
+        """The index of the method that keeps everything."""
         return next((i for i, method in enumerate(self.methods) if method.keep is None), None)
 
     @cached_property
@@ -157,26 +167,33 @@ class Run:
 
     @cached_property
     def budgets(self) -> tuple[str, ...]:
-        """The budgets, counts before shares; ("all",) when nothing was pruned."""
+        """The budgets, counts before fractions; ("all",) when nothing was pruned."""
         pruning = sorted((isinstance(m.keep, float), m.keep, m.budget) for m in self.methods if m.keep is not None)
         return tuple(dict.fromkeys(budget for *_, budget in pruning)) or ("all",)
 
     def find(self, label: str, budget: str) -> int | None:
-        """The number of a method by label and budget."""
-        found = (i for i, method in enumerate(self.methods) if (method.label, method.budget) == (label, budget))
-        return next(found, None)
+        """The index of a method by label and budget."""
+        matches = (i for i, method in enumerate(self.methods) if (method.label, method.budget) == (label, budget))
+        return next(matches, None)
 
     @cached_property
     def families(self) -> dict[str, tuple[int, ...]]:
-        """For each corruption the numbers of its conditions, mild before severe; "clean" is one of them."""
-        found: dict[str, list[int]] = {}
-        for number, condition in enumerate(self.conditions):
-            found.setdefault(condition.name, []).append(number)
-        return {name: tuple(numbers) for name, numbers in found.items()}
+        """For each corruption the indices of its conditions, mild before severe; "clean" is one of them."""
+        families: dict[str, list[int]] = {}
+        for index, condition in enumerate(self.conditions):
+            families.setdefault(condition.name, []).append(index)
+        return {name: tuple(indices) for name, indices in families.items()}
 
 
 def load_run(folder: Path, judge: str | None = None) -> Run:
     """Read a run's folder. A judged run with several judges needs the name of one of them."""
+    try:
+        return _load_run(Path(folder), judge)
+    except RecursionError:
+        raise ValueError(f"run {str(folder)!r}: config.json or a record is nested too deeply") from None
+
+
+def _load_run(folder: Path, judge: str | None) -> Run:
     config = _config(folder)
     if judge is not None and not config["judged"]:
         raise ValueError(f"judge={judge!r}: the answers of this run need no judge, leave it out")
@@ -186,110 +203,149 @@ def load_run(folder: Path, judge: str | None = None) -> Run:
     seeds = tuple(config["seeds"])
     if len({*given}) < len(given) or len({*seeds}) < len(seeds):
         raise ValueError("corruptions and seeds of config.json: each may be given once")
-    places: _Places = {
-        "method": {identity(method): i for i, method in enumerate(config["methods"])},
-        "corruption": {text: conditions.index(c) for text, c in zip(config["corruptions"], given, strict=True)},
-        "seed": {seed: i for i, seed in enumerate(seeds)},
-    }
+    axes = _Axes(
+        methods={identity(method): i for i, method in enumerate(config["methods"])},
+        conditions={text: conditions.index(c) for text, c in zip(config["corruptions"], given, strict=True)},
+        seeds={seed: i for i, seed in enumerate(seeds)},
+        compared=_compared(methods, conditions),
+    )
     verdicts = read_verdicts(folder, judge) if config["judged"] else Verdicts(None, {}, {}, Counter())
-    rows = _Rows(folder / "answers.jsonl", places, verdicts.scores)
-    shape = (len(methods), len(conditions), len(seeds), len(rows.items))
-    if len(rows.items) > config["items"]:
-        raise ValueError(f"answers.jsonl has {len(rows.items)} questions, config.json says {config['items']}")
+    answers = _Answers(folder / "answers.jsonl", axes, verdicts.scores)
+    shape = (len(methods), len(conditions), len(seeds), len(answers.items))
+    if len(answers.items) > config["items"]:
+        raise ValueError(f"answers.jsonl has {len(answers.items)} questions, config.json says {config['items']}")
     if prod(shape) > LARGEST_GRID:
         raise ValueError(f"config.json: a grid of {prod(shape)} answers is more than a report can hold")
-    order = sorted(range(len(rows.items)), key=list(rows.items).__getitem__)
+    names = list(answers.items)
+    order = sorted(range(len(names)), key=names.__getitem__)
     rank = np.argsort(np.array(order, dtype=np.int64))
-    scores, states = np.full(shape, np.nan), np.full(shape, MISSING, dtype=np.int8)
-    *cell, item = np.array(rows.places, dtype=np.int64).reshape(-1, 4).T
-    at = (*cell, rank[item])
-    scores[at], states[at] = rows.scores, rows.states
-    named = list(rows.items.items())
+    scores, states = answers.filled(shape, rank)
     return Run(
         config=config,
         judge=verdicts.judge,
         methods=methods,
         conditions=conditions,
         seeds=seeds,
-        items=tuple(named[i][0] for i in order),
-        kinds=tuple(named[i][1] for i in order),
+        items=tuple(names[i] for i in order),
+        kinds=tuple(answers.items[names[i]] for i in order),
         scores=scores,
         states=states,
-        kept={place: tokens.packed(rank) for place, tokens in rows.kept.items()},
-        errors=rows.errors,
+        kept={cell: tokens.packed(rank) for cell, tokens in answers.kept.items()},
+        errors=answers.errors,
         judge_errors=verdicts.errors,
     )
 
 
-class _Tokens:
-    """The kept tokens of a cell while they are read."""
+@dataclass(frozen=True)
+class _Axes:
+    """The index of every method, corruption and seed of the configuration, as records name them.
+
+    `compared` are the methods whose kept tokens are needed to compare clean with corrupted images.
+    """
+
+    methods: Mapping[str, int]
+    conditions: Mapping[str, int]
+    seeds: Mapping[int, int]
+    compared: frozenset[int]
+
+    def cell(self, record: AnswerRecord, where: Callable[[], str]) -> _Index:
+        """The indices of the record's method, corruption and seed."""
+        method, corruption, seed = identity(record.method), record.corruption, record.seed
+        if method not in self.methods:
+            raise ValueError(f"{where()}: method {excerpt(method)} is not in config.json")
+        if corruption not in self.conditions:
+            raise ValueError(f"{where()}: corruption {excerpt(corruption)} is not in config.json")
+        if seed not in self.seeds:
+            raise ValueError(f"{where()}: seed {excerpt(seed)} is not in config.json")
+        return self.methods[method], self.conditions[corruption], self.seeds[seed]
+
+
+class _KeptReader:
+    """The kept tokens of a cell while they are read: in two bytes each, unless an image has more tokens than that."""
 
     def __init__(self) -> None:
-        self.items, self.counts, self.tokens = array("q"), array("q"), array("i")
+        self.items, self.counts, self.tokens = array("q"), array("q"), array("h")
 
-    def packed(self, rank: NDArray[np.int64]) -> Kept:
-        items, counts = (np.array(part, dtype=np.int64) for part in (self.items, self.counts))
-        return Kept(rank[items], counts, np.array(self.tokens, dtype=np.int32))
+    def append(self, item: int, kept: list[int]) -> None:
+        if kept and max(kept) > LARGEST_SHORT and self.tokens.typecode == "h":
+            self.tokens = array("i", self.tokens)
+        self.tokens.extend(array(self.tokens.typecode, kept))
+        self.items.append(item)
+        self.counts.append(len(kept))
+
+    def packed(self, rank: NDArray[np.int64]) -> KeptTokens:
+        tokens = np.frombuffer(self.tokens, dtype=self.tokens.typecode) if self.tokens else np.empty(0, np.int16)
+        return KeptTokens(rank[np.array(self.items, np.int64)], np.array(self.counts, np.int64), tokens)
 
 
-class _Rows:
-    """The rows of answers.jsonl: where each belongs, its state and its score."""
+class _Answers:
+    """The records of answers.jsonl, in columns: where each belongs, its state and its score."""
 
-    def __init__(self, path: Path, places: _Places, verdicts: Mapping[tuple[str, str], float]) -> None:
+    def __init__(self, path: Path, axes: _Axes, verdicts: Mapping[tuple[str, str], float]) -> None:
+        self.path = path
         self.items: dict[str, tuple[str, ...]] = {}
-        self.places: list[tuple[int, int, int, int]] = []
-        self.scores: list[float] = []
-        self.states: list[int] = []
-        self.kept: dict[tuple[int, int, int], _Tokens] = {}
+        self.kept: dict[_Index, _KeptReader] = {}
+        self._columns: tuple[array[Any], ...] = (*(array("i") for _ in range(4)), array("b"), array("d"))
         self.errors: Counter[str] = Counter()
+        self._verdicts = verdicts
         numbers: dict[str, int] = {}
-        seen = set()
-        for where, row in lines(path):
-            item, kinds = need(where, row, "item", str), need(where, row, "kinds", list)
-            if not all(isinstance(kind, str) for kind in kinds):
-                raise ValueError(f"{where}: kinds is {excerpt(kinds)}, strings are expected")
-            method = identity(need(where, row, "method", dict))
-            corruption, seed = need(where, row, "corruption", str), need(where, row, "seed", int)
-            cell = []
-            for name, value in (("method", method), ("corruption", corruption), ("seed", seed)):
-                if value not in places[name]:
-                    raise ValueError(f"{where}: {name} {excerpt(value)} is not in config.json")
-                cell.append(places[name][value])
-            place = (cell[0], cell[1], cell[2], numbers.setdefault(item, len(numbers)))
-            if place in seen:
-                raise ValueError(f"{where}: {excerpt(item)} was answered with this method, corruption and seed before")
-            seen.add(place)
-            self.items.setdefault(item, tuple(dict.fromkeys(kinds)))
-            state, score = self._score(where, row, verdicts)
-            self.places.append(place)
-            self.states.append(state)
-            self.scores.append(score)
-            if state != FAILED:
-                self._keep(where, need(where, row, "kept", list), place)
+        kinds: dict[str, str] = {}
+        for line, record in read_records(path, AnswerRecord):
+            where = partial(location, path, line)
+            cell = axes.cell(record, where)
+            item = numbers.setdefault(record.item, len(numbers))
+            if record.item not in self.items:
+                unique = dict.fromkeys(record.kinds)
+                self.items[record.item] = tuple(kinds.setdefault(kind, kind) for kind in unique)
+            state, score = self._score(record, where)
+            for column, value in zip(self._columns, (*cell, item, state, score), strict=True):
+                column.append(value)
+            if record.error is not None:
+                self.errors[record.error] += 1
+            else:
+                kept = self._checked(record.kept, where)
+                if cell[0] in axes.compared:
+                    self.kept.setdefault(cell, _KeptReader()).append(item, kept)
 
-    def _score(
-        self, where: str, row: Mapping[str, Any], verdicts: Mapping[tuple[str, str], float]
-    ) -> tuple[int, float]:
-        if row.get("error") is not None:
-            self.errors[need(where, row, "error", str)] += 1
+    def _score(self, record: AnswerRecord, where: Callable[[], str]) -> tuple[int, float]:
+        if record.error is not None:
             return FAILED, np.nan
-        text = need(where, row, "text", str)
-        score = _score(where, row)
+        if record.text is None:
+            raise ValueError(f"{where()}: text is None and there is no error, a string is expected")
+        score = self._verdicts.get((record.item, record.text)) if record.score is None else record.score
         if score is None:
-            score = verdicts.get((row["item"], text))
-        return (UNJUDGED, np.nan) if score is None else (SCORED, score)
+            return UNJUDGED, np.nan
+        if not 0 <= score <= 1:
+            raise ValueError(f"{where()}: score is {excerpt(score)}, a number from 0 to 1 or null is expected")
+        return SCORED, score
 
-    def _keep(self, where: str, kept: list[Any], place: tuple[int, int, int, int]) -> None:
-        try:
-            tokens = array("i", kept)
-        except (TypeError, OverflowError):
-            raise ValueError(f"{where}: kept is {excerpt(kept)}, token numbers are expected") from None
-        if kept and min(kept) < -1:
-            raise ValueError(f"{where}: kept is {excerpt(kept)}, numbers from 0 (or -1 for CLS) are expected")
-        cell = self.kept.setdefault(place[:3], _Tokens())
-        cell.items.append(place[3])
-        cell.counts.append(len(tokens))
-        cell.tokens.extend(tokens)
+    def _checked(self, kept: list[int] | None, where: Callable[[], str]) -> list[int]:
+        """The token indices, which have to fit into 32 bits."""
+        if kept is None:
+            raise ValueError(f"{where()}: kept is None and there is no error, a list of int is expected")
+        if kept and (min(kept) < -1 or max(kept) > LARGEST_INDEX):
+            raise ValueError(f"{where()}: kept is {excerpt(kept)}, token indices from 0 (or -1 for CLS) are expected")
+        return kept
+
+    def filled(self, shape: tuple[int, ...], rank: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int8]]:
+        """Scores and states in arrays of this shape; `rank` is the index of each item there."""
+        scores, states = np.full(shape, np.nan), np.full(shape, MISSING, dtype=np.int8)
+        if self._columns[0]:
+            method, condition, seed, item, state, score = (np.frombuffer(c, dtype=c.typecode) for c in self._columns)
+            flat = np.ravel_multi_index((method, condition, seed, rank[item]), shape)
+            self._check_unique(flat, item)
+            scores.reshape(-1)[flat], states.reshape(-1)[flat] = score, state
+        return scores, states
+
+    def _check_unique(self, flat: NDArray[np.int64], item: NDArray[np.int32]) -> None:
+        """Refuse a second answer to the same question with the same method, corruption and seed."""
+        order = np.argsort(flat, kind="stable")
+        repeated = order[1:][flat[order[1:]] == flat[order[:-1]]]
+        if len(repeated):
+            first = int(repeated.min())
+            name = list(self.items)[item[first]]
+            where = location(self.path, first + 1)
+            raise ValueError(f"{where}: {excerpt(name)} was answered with this method, corruption and seed before")
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -302,20 +358,17 @@ def _config(folder: Path) -> dict[str, Any]:
         if not values or not all(isinstance(value, part) and not isinstance(value, bool) for value in values):
             raise ValueError(f"{where}: {name} is {excerpt(values)}, a list of {part.__name__} is expected")
     scale = config.get("scale")
-    if config["items"] < 1:
-        raise ValueError(f"{where}: items is {config['items']}, 1 or more is expected")
+    if not 1 <= config["items"] <= LARGEST_COUNT:
+        raise ValueError(f"{where}: items is {excerpt(config['items'])}, 1 to {LARGEST_COUNT} is expected")
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not 1e-6 <= scale <= 1e6:
         raise ValueError(f"{where}: scale is {excerpt(scale)}, a number above 0 is expected")
     return config
 
 
-def _score(where: str, row: Mapping[str, Any]) -> float | None:
-    score = row.get("score")
-    if score is None:
-        return None
-    if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
-        raise ValueError(f"{where}: score is {excerpt(score)}, a number from 0 to 1 or null is expected")
-    return float(score)
+def _compared(methods: Sequence[Method], conditions: Sequence[Condition]) -> frozenset[int]:
+    """The methods whose kept tokens can be compared between clean and corrupted images."""
+    both = {condition.level is None for condition in conditions} == {True, False}
+    return frozenset(i for i, method in enumerate(methods) if both and method.keep is not None)
 
 
 def _methods(described: Sequence[Mapping[str, Any]]) -> tuple[Method, ...]:
@@ -324,22 +377,33 @@ def _methods(described: Sequence[Mapping[str, Any]]) -> tuple[Method, ...]:
     for stored in described:
         name, keep = stored.get("name"), stored.get("keep")
         if not isinstance(name, str) or not name:
-            raise ValueError(f"method {stored!r} of config.json has no name")
+            raise ValueError(f"method {excerpt(stored)} of config.json has no name")
         if name == "none":
             keep = None
-        elif isinstance(keep, bool) or not isinstance(keep, int | float) or not isfinite(keep) or keep <= 0:
-            raise ValueError(f"method {name!r} of config.json: keep is {keep!r}, a count or a share is expected")
+        elif isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep <= LARGEST_COUNT:
+            kept = excerpt(keep)
+            raise ValueError(
+                f"method {excerpt(name)} of config.json: keep is {kept}, a count or a fraction is expected"
+            )
         plain.append(Method(name, name, keep, {k: v for k, v in stored.items() if k not in ("name", "keep")}))
+    groups: dict[tuple[str, str], list[Method]] = {}
+    for method in plain:
+        groups.setdefault((method.name, method.budget), []).append(method)
+    differing = {key: _differing(group) for key, group in groups.items()}
     labelled = []
     for method in plain:
-        alike = [other for other in plain if (other.name, other.budget) == (method.name, method.budget)]
-        names = dict.fromkeys(name for other in alike for name in other.parameters)
-        differing = [name for name in names if len({identity(other.parameters.get(name)) for other in alike}) > 1]
-        label = " ".join([method.name, *(f"{name}={_short(method.parameters.get(name))}" for name in differing)])
-        labelled.append(Method(method.name, label, method.keep, method.parameters))
+        names = differing[method.name, method.budget]
+        label = " ".join([method.name, *(f"{name}={_short(method.parameters.get(name))}" for name in names)])
+        labelled.append(replace(method, label=label))
     if len({(method.label, method.budget) for method in labelled}) < len(labelled):
         raise ValueError("methods of config.json: two of them are the same")
     return tuple(labelled)
+
+
+def _differing(methods: Sequence[Method]) -> list[str]:
+    """The parameters in which some methods differ."""
+    names = dict.fromkeys(name for method in methods for name in method.parameters)
+    return [name for name in names if len({identity(method.parameters.get(name)) for method in methods}) > 1]
 
 
 def _short(value: Any) -> str:
@@ -360,7 +424,7 @@ def _condition(text: str) -> Condition:
     except ValueError:
         value = np.nan
     if not name or not isfinite(value):
-        raise ValueError(f"corruption {text!r} of config.json: clean or NAME:LEVEL is expected")
+        raise ValueError(f"corruption {excerpt(text)} of config.json: clean or NAME:LEVEL is expected")
     return Condition(name, value)
 
 
@@ -368,9 +432,9 @@ def _sorted(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
     """Clean images first, then each corruption from mild to severe."""
     families = list(dict.fromkeys(condition.name for condition in conditions))
 
-    def place(condition: Condition) -> tuple[bool, int, float]:
+    def severity(condition: Condition) -> tuple[bool, int, float]:
         level = condition.level or 0.0
         worse = -level if condition.name in DESCENDING else level
         return condition.level is not None, families.index(condition.name), worse
 
-    return tuple(sorted(conditions, key=place))
+    return tuple(sorted(conditions, key=severity))

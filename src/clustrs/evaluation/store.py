@@ -11,7 +11,8 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from clustrs.evaluation.config import Config, describe_method, differences, make_method
-from clustrs.evaluation.jsonl import drop_torn_line, excerpt, identity, raw_lines, read_object, typed_lines
+from clustrs.evaluation.jsonl import drop_torn_line, excerpt, identity, raw_lines, read_object
+from clustrs.evaluation.record_files import encode_record, location, read_records
 from clustrs.evaluation.records import AnswerRecord
 
 Key = tuple[str, str, str, int]
@@ -74,7 +75,7 @@ class RunFolder:
     def append(self, records: Iterable[AnswerRecord]) -> None:
         """Add answers and see to it that they are on the disk."""
         fresh = list(records)
-        content = b"".join(msgspec.json.encode(record) + b"\n" for record in fresh)
+        content = b"".join(map(encode_record, fresh))
         with self._writing(), self.answers.open("ab") as file:
             file.write(content)
             file.flush()
@@ -141,7 +142,10 @@ class RunFolder:
         return about
 
     def _records(self) -> Iterator[tuple[str, AnswerRecord]]:
-        return typed_lines(self.answers, AnswerRecord) if self.answers.exists() else iter(())
+        """Where each answer stands, and the answer."""
+        if self.answers.exists():
+            for number, record in read_records(self.answers, AnswerRecord):
+                yield location(self.answers, number), record
 
     def _check_images(self, about: set[str], now: ImageChecksums) -> None:
         """Refuse images that have changed since they were asked about. One that could not be read has no checksum."""
@@ -199,5 +203,5 @@ def read_answers(folder: Path) -> Iterator[AnswerRecord]:
     """The answers so far; a torn last line is left out."""
     path = Path(folder) / "answers.jsonl"
     if os.path.exists(path):
-        for _, record in typed_lines(path, AnswerRecord):
+        for _, record in read_records(path, AnswerRecord):
             yield record

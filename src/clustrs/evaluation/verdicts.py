@@ -1,28 +1,36 @@
-"""A judge marks the answers of a run; what it says is kept in `verdicts.jsonl`."""
+"""A judge marks the answers of a run; its verdicts are stored in `verdicts.jsonl`."""
 
-import fcntl
-import json
 import math
 import sys
 import threading
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import BinaryIO
 
-from clustrs.evaluation.formats import Answer, answers_of
-from clustrs.evaluation.jsonl import drop_torn_line, lines, need
-from clustrs.evaluation.judge import Judge, JudgeError, JudgeRefused
+from filelock import FileLock, Timeout
+
+from clustrs.evaluation.jsonl import drop_torn_line
+from clustrs.evaluation.judge import Judge, JudgeError, JudgeRefused, JudgeUnavailable
+from clustrs.evaluation.record_files import encode_record, location, read_records
+from clustrs.evaluation.records import AnswerRecord, VerdictRecord
+from clustrs.evaluation.store import read_config
 
 Pair = tuple[str, str]
-"""A question's id and the words that are judged."""
+"""A question's id and the text that is judged."""
+UNCONFIRMED_CALLS = 10
+"""How many calls are made without asking for confirmation."""
+UNAVAILABLE_IN_A_ROW = 3
+"""After so many answers in a row for which the server did nothing, judging stops."""
+FAILED_IN_A_ROW = 20
+"""After so many answers in a row without a mark, for whatever reason, judging stops."""
 
 
 @dataclass(frozen=True)
-class Summary:
+class JudgeSummary:
     """How many marks were given now, were there already, and could not be had."""
 
     judged: int
@@ -43,18 +51,6 @@ class Verdicts:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """A row of `verdicts.jsonl`. `score` is None when the judge gave no mark."""
-
-    item: str
-    text: str
-    judge: str
-    round: int
-    score: float | None
-    error: str | None
-
-
-@dataclass(frozen=True)
 class Job:
     """A mark that is still missing."""
 
@@ -65,37 +61,67 @@ class Job:
     round: int
 
 
-def judge_run(folder: Path, judge: Judge, rounds: int = 1, concurrency: int = 4, progress: bool = True) -> Summary:
+def judge_run(
+    folder: Path,
+    judge: Judge,
+    rounds: int = 1,
+    concurrency: int = 4,
+    progress: bool = True,
+    confirm: Callable[[int], bool] | None = None,
+) -> JudgeSummary:
     """Have every distinct answer of a run judged, `rounds` times, `concurrency` at once; marks already there are kept.
 
     It can be ended at any time and called again. Answers that get no mark are counted as failed, and tried again by
-    the next call. A judge that would refuse all of them (a bad key, an unknown model) ends it with a `JudgeRefused`.
+    the next call. A judge that would refuse all of them (a bad key, an unknown model) or cannot be reached ends it with
+    a `JudgeRefused`. When more than a few calls are needed, `confirm` is called with their number before the first one;
+    if it returns False, nothing is asked. Without `confirm` no confirmation is needed.
     """
     for name, value in (("rounds", rounds), ("concurrency", concurrency)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}={value!r}: give an integer, at least 1")
-    asked: dict[Pair, Answer] = {}
-    for answer in answers_of(folder):
-        if answer.text is not None:
-            asked.setdefault((answer.item, answer.text), answer)
-    every = [
-        Job(item, text, answer.question, answer.answer, number)
-        for number in range(rounds)
-        for (item, text), answer in asked.items()
-    ]
-    path = Path(folder) / "verdicts.jsonl"
+    folder = Path(folder)
+    answers = answers_to_judge(folder)
+    path = folder / "verdicts.jsonl"
     try:
-        with opened(path) as file:
-            done = {
+        with locked(path) as file:
+            marked = {
                 (verdict.item, verdict.text, verdict.round)
-                for verdict in verdicts_in(path)
+                for verdict in stored_verdicts(path)
                 if verdict.judge == judge.model and verdict.score is not None
             }
-            jobs = [job for job in every if (job.item, job.text, job.round) not in done]
-            failed = work_through(jobs, judge, concurrency, file, len(every), progress)
+            jobs = [
+                Job(item, text, question, answer, number)
+                for number in range(rounds)
+                for (item, text), (question, answer) in answers.items()
+                if (item, text, number) not in marked
+            ]
+            total = rounds * len(answers)
+            if len(jobs) > UNCONFIRMED_CALLS and confirm is not None and not confirm(len(jobs)):
+                raise ValueError(f"{len(jobs)} calls to {judge.model} were not confirmed: nothing was asked")
+            failed = work_through(jobs, judge, concurrency, file, total, progress)
     except OSError as error:
         raise ValueError(f"{str(path)!r} cannot be written: {error.strerror}") from None
-    return Summary(len(jobs) - failed, len(every) - len(jobs), failed)
+    return JudgeSummary(len(jobs) - failed, total - len(jobs), failed)
+
+
+def answers_to_judge(folder: Path) -> dict[Pair, Pair]:
+    """The question and the expected answer of every distinct answer of a run."""
+    path = folder / "answers.jsonl"
+    if not path.is_file():
+        raise ValueError(f"{str(folder)!r} is no run: there is no answers.jsonl in it")
+    config = read_config(folder)
+    if config.get("judged") is False:
+        task = config.get("task")
+        raise ValueError(f"run {str(folder)!r}: the task {task!r} scores its answers itself, they need no judge")
+    answers: dict[Pair, Pair] = {}
+    empty = True
+    for _, record in read_records(path, AnswerRecord):
+        empty = False
+        if record.text is not None and record.score is None:
+            answers.setdefault((record.item, record.text), (record.question, record.answer))
+    if empty:
+        raise ValueError(f"run {str(folder)!r} has no answers yet")
+    return answers
 
 
 def work_through(jobs: list[Job], judge: Judge, concurrency: int, file: BinaryIO, total: int, progress: bool) -> int:
@@ -103,13 +129,16 @@ def work_through(jobs: list[Job], judge: Judge, concurrency: int, file: BinaryIO
     from tqdm import tqdm
 
     failed = 0
+    streak = FailureStreak()
     bar = tqdm(total=total, initial=total - len(jobs), unit="mark", disable=not progress, dynamic_ncols=True)
     with bar, closing(outcomes(judge, jobs, concurrency)) as results:
         for job, outcome in results:
             error = str(outcome) if isinstance(outcome, JudgeError) else None
             score = None if isinstance(outcome, JudgeError) else outcome
-            verdict = Verdict(job.item, job.text, judge.model, job.round, score, error)
-            file.write(json.dumps(vars(verdict)).encode() + b"\n")
+            verdict = VerdictRecord(
+                item=job.item, text=job.text, judge=judge.model, round=job.round, score=score, error=error
+            )
+            file.write(encode_record(verdict))
             file.flush()
             bar.update()
             if error is not None:
@@ -117,7 +146,22 @@ def work_through(jobs: list[Job], judge: Judge, concurrency: int, file: BinaryIO
                 bar.set_postfix(failed=failed)
                 if progress and failed == 1:
                     bar.write(f"no mark for {job.item}: {error}", file=sys.stderr)
+            streak.count(outcome)
     return failed
+
+
+class FailureStreak:
+    """Counts failures in a row and ends the work when more of the same is all that can be expected."""
+
+    def __init__(self) -> None:
+        self.failed = self.unavailable = 0
+
+    def count(self, outcome: float | JudgeError) -> None:
+        """Take note of an outcome; a `JudgeRefused` when there were too many failures."""
+        self.failed = self.failed + 1 if isinstance(outcome, JudgeError) else 0
+        self.unavailable = self.unavailable + 1 if isinstance(outcome, JudgeUnavailable) else 0
+        if self.unavailable >= UNAVAILABLE_IN_A_ROW or self.failed >= FAILED_IN_A_ROW:
+            raise JudgeRefused(f"stopped after {self.failed} answers in a row without a mark; the last: {outcome}")
 
 
 def outcomes(judge: Judge, jobs: list[Job], concurrency: int) -> Generator[tuple[Job, float | JudgeError], None, None]:
@@ -152,57 +196,71 @@ def outcomes(judge: Judge, jobs: list[Job], concurrency: int) -> Generator[tuple
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
-    """The file, ready for the next line: no other process writes, and what a killed one left of a line goes away."""
-    with path.open("a+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"{str(path)!r}: another process is writing to it") from None
-        drop_torn_line(file)
-        yield file
+def locked(path: Path) -> Iterator[BinaryIO]:
+    """Open the file for the next line: no other process writes, and what a killed one left of a line is cut off."""
+    try:
+        with FileLock(path.with_suffix(".lock"), timeout=0), path.open("a+b") as file:
+            drop_torn_line(file)
+            yield file
+    except Timeout:
+        raise ValueError(f"{str(path)!r}: another process is writing to it") from None
 
 
-def verdicts_in(path: Path) -> Iterator[Verdict]:
-    """The rows of `verdicts.jsonl`, but for a torn last one; none when there is no such file."""
+def stored_verdicts(path: Path) -> Iterator[VerdictRecord]:
+    """The records of `verdicts.jsonl`, but for a torn last one; none when there is no such file."""
     if not path.exists():
         return
-    for where, row in lines(path):
-        score = need(where, row, "score", int, float, type(None))
-        if score is not None and not 0 <= score <= 1:
-            raise ValueError(f"{where}: score is {score!r}, a number from 0 to 1 or null is expected")
-        yield Verdict(
-            item=need(where, row, "item", str),
-            text=need(where, row, "text", str),
-            judge=need(where, row, "judge", str),
-            round=need(where, row, "round", int),
-            score=None if score is None else float(score),
-            error=need(where, row, "error", str, type(None)),
-        )
+    for number, verdict in read_records(path, VerdictRecord):
+        if verdict.score is not None and not 0 <= verdict.score <= 1:
+            where = location(path, number)
+            raise ValueError(f"{where}: score is {verdict.score!r}, a number from 0 to 1 or null is expected")
+        yield verdict
 
 
 def read_verdicts(folder: Path, judge: str | None = None) -> Verdicts:
-    """What a judge said about the answers of a run; `judge` may be left out when there was only one."""
+    """Read what a judge said about the answers of a run; `judge` may be left out when there was only one.
+
+    Within a round the last mark counts; a failure counts only where there is no mark.
+    """
     path = Path(folder) / "verdicts.jsonl"
-    rows = list(verdicts_in(path))
-    judges = sorted({row.judge for row in rows})
+    judges: set[str] = set()
+    items: dict[str, str] = {}
+    latest: dict[str, dict[int, dict[Pair, float | str]]] = {}
+    for verdict in stored_verdicts(path):
+        judges.add(verdict.judge)
+        if judge is None or verdict.judge == judge:
+            marks = latest.setdefault(verdict.judge, {}).setdefault(verdict.round, {})
+            pair = (items.setdefault(verdict.item, verdict.item), verdict.text)
+            if verdict.score is not None:
+                marks[pair] = verdict.score
+            else:
+                marks.setdefault(pair, verdict.error or "no mark")
+        if judge is None and len(judges) > 1:
+            latest.clear()  # a judge has to be chosen: only the names are still needed
     if judge is None and len(judges) > 1:
-        raise ValueError(f"{str(path)!r} has verdicts of several judges: choose one of {', '.join(judges)}")
+        raise ValueError(f"{str(path)!r} has verdicts of several judges: choose one of {', '.join(sorted(judges))}")
     if judge is not None and judges and judge not in judges:
-        raise ValueError(f"judge={judge!r}: {str(path)!r} has verdicts of {', '.join(judges)}")
+        raise ValueError(f"judge={judge!r}: {str(path)!r} has verdicts of {', '.join(sorted(judges))}")
     chosen = judge if judge is not None else next(iter(judges), None)
-    latest: dict[tuple[Pair, int], Verdict] = {}
-    for row in rows:
-        if row.judge == chosen and (row.score is not None or ((row.item, row.text), row.round) not in latest):
-            latest[(row.item, row.text), row.round] = row
-    marks: dict[Pair, list[float]] = {}
+    return _merge_rounds(chosen, list(latest.get(chosen or "", {}).values()))
+
+
+def _merge_rounds(judge: str | None, rounds: list[dict[Pair, float | str]]) -> Verdicts:
+    """Means over the rounds that have a mark; the rounds are used up to save memory."""
+    sums: dict[Pair, list[float]] = {}
+    scores: dict[Pair, float] = {}
     failed: Counter[Pair] = Counter()
     errors: Counter[str] = Counter()
-    for (pair, _), row in latest.items():
-        if row.score is None:
-            failed[pair] += 1
-            errors[row.error or "no mark"] += 1
-        else:
-            marks.setdefault(pair, []).append(row.score)
-    means = {pair: math.fsum(scores) / len(scores) for pair, scores in marks.items()}
-    return Verdicts(chosen, means, dict(failed), errors)
+    single = len(rounds) == 1
+    while rounds:
+        for pair, outcome in rounds.pop().items():
+            if isinstance(outcome, str):
+                failed[pair] += 1
+                errors[outcome] += 1
+            elif single:
+                scores[pair] = outcome
+            else:
+                sums.setdefault(pair, []).append(outcome)
+    for pair, marks in sums.items():
+        scores[pair] = math.fsum(marks) / len(marks)
+    return Verdicts(judge, scores, dict(failed), errors)

@@ -1,11 +1,11 @@
-"""What a report is made of, before it becomes a page, Markdown or LaTeX. Text is plain: who writes it escapes it."""
+"""The parts of a report, as the analysis makes them and renderers show them. Text is plain: renderers escape it."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Value:
-    """One number of a table, as text, with what stands beside it."""
+    """One number of a table, as text, with what is shown next to it."""
 
     text: str
     interval: str = ""
@@ -20,7 +20,7 @@ NOTHING = Value("\N{EN DASH}")
 
 @dataclass(frozen=True)
 class Row:
-    """Headings on the left, values on the right; `opens` says that a new group of rows begins here."""
+    """A table row: headings on the left, values on the right; `opens` says that a new group of rows begins here."""
 
     heads: tuple[str, ...]
     values: tuple[Value, ...]
@@ -46,11 +46,41 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A drawing; only the page shows it."""
+class Point:
+    """A mean, and its interval where there is one; x is the index of a tick."""
+
+    x: int
+    mean: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The points of a method; `method` is its name, which has a colour, and `label` also tells its variants apart."""
+
+    method: str
+    label: str
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The curves of one budget."""
 
     title: str
-    svg: str
+    curves: tuple[Curve, ...]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Panels with the same axes. `ticks` label the horizontal axis. Only the page shows figures."""
+
+    title: str
+    x_label: str
+    y_label: str
+    ticks: tuple[str, ...]
+    panels: tuple[Panel, ...]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A document as LaTeX with booktabs tables, to be compiled or copied from. Figures are left to the page."""
+"""Documents as LaTeX with booktabs tables, to be compiled or copied from. Figures are left to the page."""
 
 from clustrs.evaluation.report.blocks import NOTHING, Block, Document, Figure, Listing, Row, Table, Text, Value
 from clustrs.evaluation.report.escaping import for_tex
@@ -17,6 +17,7 @@ LONGEST = 40
 
 
 def latex(document: Document) -> str:
+    """Render a document."""
     parts = [OPENING, rf"\section*{{{for_tex(document.title)}}}"]
     for section in document.sections:
         shown = [_block(block) for block in section.blocks if not isinstance(block, Figure)]
@@ -76,10 +77,10 @@ def _line(cells: list[str]) -> str:
 
 
 def _value(value: Value) -> str:
-    """The number, and small beside it the interval and what else is known."""
-    beside = [_numbers(part) for part in (value.interval, value.note) if part]
-    beside += [f"(paper {_numbers(value.paper)})"] if value.paper else []
-    small = rf" {{\scriptsize {' '.join(beside)}}}" if beside else ""
+    """The number, and small next to it the interval and what else is known."""
+    extras = [_numbers(part) for part in (value.interval, value.note) if part]
+    extras += [f"(paper {_numbers(value.paper)})"] if value.paper else []
+    small = rf" {{\scriptsize {' '.join(extras)}}}" if extras else ""
     return (rf"\textbf{{{_numbers(value.text)}}}" if value.strong else _numbers(value.text)) + small
 
 

@@ -1,10 +1,11 @@
-"""A document as Markdown. Figures are left to the page."""
+"""Documents as Markdown. Figures are left to the page."""
 
 from clustrs.evaluation.report.blocks import Block, Document, Figure, Listing, Table, Text, Value
 from clustrs.evaluation.report.escaping import for_markdown
 
 
 def markdown(document: Document) -> str:
+    """Render a document."""
     parts = [f"# {for_markdown(document.title)}"]
     for section in document.sections:
         shown = [_block(block) for block in section.blocks if not isinstance(block, Figure)]

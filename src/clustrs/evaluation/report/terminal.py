@@ -1,25 +1,15 @@
-"""The scores of a run as an aligned table of plain text."""
+"""Tables as aligned plain text for the terminal."""
 
-from clustrs.evaluation import metrics
-from clustrs.evaluation.report.blocks import NOTHING, Value
+from clustrs.evaluation.report.analysis.scores import mean_table
+from clustrs.evaluation.report.analysis.summary import Summary
 from clustrs.evaluation.report.escaping import plain, short
-from clustrs.evaluation.report.grids import Group, grid
-from clustrs.evaluation.report.summary import Summary
 from clustrs.evaluation.results import FAILED, MISSING, UNJUDGED, Run
 
 
 def terminal_table(run: Run) -> str:
-    """A row for each corruption and budget, a column a method; a star marks the best pruning method of a row."""
+    """Render a row per corruption and budget, a column per method; a star marks the best pruning method of a row."""
     summary = Summary(run)
-
-    def about(place: int) -> Group:
-        def value(method: int) -> Value:
-            mean = metrics.mean(summary.values[method, place])
-            return NOTHING if mean is None else Value(summary.number(mean))
-
-        return str(run.conditions[place]), value
-
-    table = grid(run, "", "corruption", [about(place) for place in range(len(run.conditions))])
+    table = mean_table(summary)
     lines = [[*table.heads, *(short(plain(column), 32) for column in table.columns)]]
     lines += [
         [*map(plain, table.headings(row)), *(v.text + ("*" if v.strong else " ") for v in row.values)]

@@ -6,10 +6,10 @@ import numpy as np
 
 from clustrs.evaluation import metrics
 from clustrs.evaluation.metrics import Difference
+from clustrs.evaluation.report.analysis.scores import words
+from clustrs.evaluation.report.analysis.summary import Summary
+from clustrs.evaluation.report.analysis.tables import Group, budget_table
 from clustrs.evaluation.report.blocks import NOTHING, Block, Row, Section, Table, Text, Value
-from clustrs.evaluation.report.grids import Group, grid
-from clustrs.evaluation.report.scores import words
-from clustrs.evaluation.report.summary import Summary
 
 OURS = "clustrs"
 
@@ -34,7 +34,9 @@ def robustness(summary: Summary) -> Section | None:
     if run.unpruned is not None and run.labels:
         blocks += [
             Text("Retention: the share of the unpruned model's score, under the same corruption, in per cent."),
-            grid(run, "Retention", "corruption", _per_condition(summary, _retention, clean=True), unpruned=False),
+            budget_table(
+                run, "Retention", "corruption", _per_condition(summary, _retention, clean=True), unpruned=False
+            ),
         ]
         if summary.corrupted:
             blocks += [
@@ -43,7 +45,7 @@ def robustness(summary: Summary) -> Section | None:
                     "unpruned model, in per cent; mCE is the mean over the corruptions. 100 is as good as the unpruned "
                     "model, more is worse."
                 ),
-                grid(run, "Corruption error", "corruption", _errors(summary), unpruned=False, best="lowest"),
+                budget_table(run, "Corruption error", "corruption", _errors(summary), unpruned=False, best="lowest"),
             ]
     if summary.clean is not None and summary.corrupted:
         blocks += [
@@ -51,7 +53,7 @@ def robustness(summary: Summary) -> Section | None:
                 "Flip rate: the share of questions right on clean and wrong on corrupted images, or the other way "
                 "round, in per cent. Right is a score of at least 0.5."
             ),
-            grid(run, "Flip rate", "corruption", _per_condition(summary, _flips), best="lowest"),
+            budget_table(run, "Flip rate", "corruption", _per_condition(summary, _flips), best="lowest"),
         ]
         if run.labels:
             blocks += [
@@ -59,7 +61,9 @@ def robustness(summary: Summary) -> Section | None:
                     "Overlap: the share of the tokens kept in the clean image that are also kept in the corrupted "
                     "one, in per cent."
                 ),
-                grid(run, "Overlap of kept tokens", "corruption", _per_condition(summary, _overlap), unpruned=False),
+                budget_table(
+                    run, "Overlap of kept tokens", "corruption", _per_condition(summary, _overlap), unpruned=False
+                ),
             ]
     return Section("Robustness", tuple(blocks)) if blocks else None
 
@@ -67,9 +71,9 @@ def robustness(summary: Summary) -> Section | None:
 def _differences(summary: Summary, budget: str) -> Table | None:
     """Rows are conditions, then all corruptions together; columns are pairs."""
     run = summary.run
-    here = [i for i, method in enumerate(run.methods) if method.keep is not None and method.budget == budget]
-    ours = [i for i in here if run.methods[i].name == OURS]
-    rivals = [i for i in here if i not in ours]
+    subset = [i for i, method in enumerate(run.methods) if method.keep is not None and method.budget == budget]
+    ours = [i for i in subset if run.methods[i].name == OURS]
+    rivals = [i for i in subset if i not in ours]
     pairs = [(a, b) for a in ours for b in rivals] + [(ours[0], b) for b in ours[1:]]
     if not pairs:
         return None
@@ -79,9 +83,9 @@ def _differences(summary: Summary, budget: str) -> Table | None:
         titles.append("all corruptions")
         scores = np.concatenate([scores, scores[:, summary.corrupted].mean(1, keepdims=True)], axis=1)
     first, second = (scores[list(side)] for side in zip(*pairs, strict=True))
-    found = metrics.differences(first, second)
+    flat = metrics.differences(first, second)
     rows = [
-        Row((title,), tuple(_difference(summary, found[pair * len(titles) + i]) for pair in range(len(pairs))))
+        Row((title,), tuple(_difference(summary, flat[pair * len(titles) + i]) for pair in range(len(pairs))))
         for i, title in enumerate(titles)
     ]
     columns = tuple(f"{run.methods[a].label} minus {run.methods[b].label}" for a, b in pairs)
@@ -107,45 +111,47 @@ Measure = Callable[[Summary, int, int], float | None]
 
 
 def _per_condition(summary: Summary, measure: Measure, clean: bool = False) -> list[Group]:
-    def about(place: int) -> Callable[[int], Value]:
-        return lambda method: _percent(measure(summary, method, place), 100)
+    def under(condition: int) -> Callable[[int], Value]:
+        return lambda method: _percent(measure(summary, method, condition), 100)
 
-    places = range(len(summary.run.conditions)) if clean else summary.corrupted
-    return [(str(summary.run.conditions[place]), about(place)) for place in places]
+    conditions = range(len(summary.run.conditions)) if clean else summary.corrupted
+    return [(str(summary.run.conditions[condition]), under(condition)) for condition in conditions]
 
 
-def _retention(summary: Summary, method: int, place: int) -> float | None:
+def _retention(summary: Summary, method: int, condition: int) -> float | None:
     unpruned = summary.run.unpruned
     return (
-        None if unpruned is None else metrics.retention(summary.values[method, place], summary.values[unpruned, place])
+        None
+        if unpruned is None
+        else metrics.retention(summary.values[method, condition], summary.values[unpruned, condition])
     )
 
 
-def _flips(summary: Summary, method: int, place: int) -> float | None:
+def _flips(summary: Summary, method: int, condition: int) -> float | None:
     scores = summary.run.scores[method]
-    return None if summary.clean is None else metrics.flip_rate(scores[summary.clean], scores[place])
+    return None if summary.clean is None else metrics.flip_rate(scores[summary.clean], scores[condition])
 
 
-def _overlap(summary: Summary, method: int, place: int) -> float | None:
+def _overlap(summary: Summary, method: int, condition: int) -> float | None:
     """Of the seeds that have answers under both conditions."""
     run, clean = summary.run, summary.clean
     if clean is None:
         return None
-    keys = [((method, clean, seed), (method, place, seed)) for seed in range(len(run.seeds))]
+    keys = [((method, clean, seed), (method, condition, seed)) for seed in range(len(run.seeds))]
     pairs = [(run.kept[a], run.kept[b]) for a, b in keys if a in run.kept and b in run.kept]
     return metrics.kept_overlap([a for a, _ in pairs], [b for _, b in pairs], len(run.items))
 
 
 def _errors(summary: Summary) -> list[Group]:
     """A group for each corruption, and the mean of all."""
-    families = {name: places for name, places in summary.run.families.items() if name != "clean"}
-    groups = [(words(name), _error(summary, {name: places})) for name, places in families.items()]
+    families = {name: conditions for name, conditions in summary.run.families.items() if name != "clean"}
+    groups = [(words(name), _error(summary, {name: conditions})) for name, conditions in families.items()]
     return [*groups, ("mCE", _error(summary, families))]
 
 
 def _error(summary: Summary, families: dict[str, tuple[int, ...]]) -> Callable[[int], Value]:
     def scores(method: int) -> dict[str, metrics.Values]:
-        return {name: summary.values[method, list(places)] for name, places in families.items()}
+        return {name: summary.values[method, list(conditions)] for name, conditions in families.items()}
 
     def value(method: int) -> Value:
         unpruned = summary.run.unpruned

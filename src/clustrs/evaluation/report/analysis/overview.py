@@ -1,12 +1,12 @@
-"""What was run, what is missing, what failed, and the exact configuration."""
+"""The run in a few words: what is missing, what failed, and the exact configuration."""
 
 import json
 from collections.abc import Mapping
 
+from clustrs.evaluation.report.analysis.protocol import protocol_sentence
+from clustrs.evaluation.report.analysis.summary import Summary
 from clustrs.evaluation.report.blocks import Block, Listing, Row, Section, Table, Text, Value
 from clustrs.evaluation.report.escaping import short
-from clustrs.evaluation.report.protocol import protocol_sentence
-from clustrs.evaluation.report.summary import Summary
 from clustrs.evaluation.results import FAILED, MISSING, UNJUDGED
 
 FIRST = 10

@@ -7,8 +7,8 @@ import numpy as np
 
 from clustrs.evaluation import metrics
 from clustrs.evaluation.metrics import Estimate, Values
+from clustrs.evaluation.report.analysis.paper_reference import described, reference_of
 from clustrs.evaluation.report.blocks import NOTHING, Value
-from clustrs.evaluation.report.paper_reference import described, reference_of
 from clustrs.evaluation.results import Run
 
 
@@ -25,8 +25,8 @@ class Summary:
     def estimates(self) -> list[list[Estimate]]:
         """For each method and condition."""
         methods, conditions, _ = self.values.shape
-        found = metrics.estimates(self.values)
-        return [found[i * conditions : (i + 1) * conditions] for i in range(methods)]
+        flat = metrics.estimates(self.values)
+        return [flat[i * conditions : (i + 1) * conditions] for i in range(methods)]
 
     def together(self, conditions: Sequence[int]) -> Values:
         """The scores [methods, items] averaged over conditions, of the questions that have one under each."""
@@ -34,11 +34,12 @@ class Summary:
 
     @property
     def corrupted(self) -> list[int]:
-        """The numbers of the conditions that are not clean."""
+        """The indices of the conditions that are not clean."""
         return [i for i, condition in enumerate(self.run.conditions) if condition.level is not None]
 
     @property
     def clean(self) -> int | None:
+        """The index of the condition without corruption."""
         return next((i for i, condition in enumerate(self.run.conditions) if condition.level is None), None)
 
     @property
@@ -48,6 +49,7 @@ class Summary:
 
     @property
     def unit(self) -> str:
+        """What scores are shown in."""
         return "per cent" if self.run.scale == 100 else f"0 to {self.run.scale:g}"
 
     def number(self, score: float, signed: bool = False) -> str:
@@ -56,18 +58,19 @@ class Summary:
         return f"{rounded:{'+' if signed and rounded else ''}.{self.decimals}f}"
 
     def interval(self, estimate: Estimate, signed: bool = False) -> str:
+        """The bounds of an estimate; nothing where it has none."""
         if estimate.low is None or estimate.high is None:
             return ""
         return f"[{self.number(estimate.low, signed)}, {self.number(estimate.high, signed)}]"
 
     def value(self, estimate: Estimate, paper: float | None = None, whole: int | None = None) -> Value:
         """A mean as a table shows it; the number of questions where it is not `whole` (by default, all)."""
-        beside = "" if paper is None else self.number(paper)
+        printed = "" if paper is None else self.number(paper)
         if estimate.mean is None:
-            return Value(NOTHING.text, paper=beside)
+            return Value(NOTHING.text, paper=printed)
         expected = self.run.config["items"] if whole is None else whole
         note = f"n {estimate.n}" if estimate.n != expected else ""
-        return Value(self.number(estimate.mean), self.interval(estimate), note, beside)
+        return Value(self.number(estimate.mean), self.interval(estimate), note, printed)
 
     def paper_score(self, method: int, corruption: str, level: float | None) -> float | None:
         """What the paper has for a method of this run."""

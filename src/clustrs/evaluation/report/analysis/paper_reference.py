@@ -12,7 +12,7 @@ from clustrs.paper import MODELS, TITLE, PaperReference, find_reference, paper_m
 from clustrs.paper.lookup import MAIN, variant
 
 if TYPE_CHECKING:
-    from clustrs.evaluation.report.summary import Summary
+    from clustrs.evaluation.report.analysis.summary import Summary
 
 WITHOUT_RRS = {"shrink": False}
 """C+H, what the ablation's gain is measured against."""

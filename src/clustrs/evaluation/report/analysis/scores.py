@@ -1,0 +1,179 @@
+"""The scores: a table and curves for each corruption, means over levels, kinds of questions."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from clustrs.evaluation import metrics
+from clustrs.evaluation.metrics import Estimate
+from clustrs.evaluation.report.analysis.paper_reference import about_reference, reference_tables
+from clustrs.evaluation.report.analysis.summary import Summary
+from clustrs.evaluation.report.analysis.tables import UNPRUNED, Group, budget_table
+from clustrs.evaluation.report.blocks import NOTHING, Block, Curve, Figure, Panel, Point, Section, Table, Text, Value
+from clustrs.images.corruptions import PAPER_LEVELS
+
+NAMES = {"salt_pepper": "salt and pepper", "motion_blur": "motion blur", "jpeg": "JPEG", "gaussian": "Gaussian noise"}
+
+
+SHOWN_KINDS = 100
+"""Tables of more kinds would be of no use to a reader."""
+
+
+def words(corruption: str) -> str:
+    """The name of a corruption as sentences have it."""
+    return NAMES.get(corruption, corruption)
+
+
+def scores(summary: Summary) -> Section:
+    """A table for each corruption, with the paper's numbers where it has the same cell."""
+    tables = [*_tables(summary), *_means(summary), *reference_tables(summary)]
+    blocks: list[Block] = [Text(_legend(summary))]
+    if summary.reference and any(value.paper for table in tables for row in table.rows for value in row.values):
+        blocks.append(Text(about_reference(summary.run.config, summary.reference)))
+    return Section("Scores", (*blocks, *tables))
+
+
+def mean_table(summary: Summary) -> Table:
+    """The means alone, of all corruptions in one table."""
+    run = summary.run
+
+    def under(condition: int) -> Callable[[int], Value]:
+        def value(method: int) -> Value:
+            mean = metrics.mean(summary.values[method, condition])
+            return NOTHING if mean is None else Value(summary.number(mean))
+
+        return value
+
+    groups = [(str(condition), under(i)) for i, condition in enumerate(run.conditions)]
+    return budget_table(run, "", "corruption", groups)
+
+
+def figures(summary: Summary) -> Section | None:
+    """Curves of the score against the level, where a corruption was measured."""
+    drawn = [_figure(summary, name) for name in summary.run.families if name != "clean"]
+    return Section("Curves", tuple(drawn)) if drawn else None
+
+
+def _figure(summary: Summary, name: str) -> Figure:
+    """A panel per budget; clean images are the first level."""
+    run = summary.run
+    conditions = ([] if summary.clean is None else [summary.clean]) + list(run.families[name])
+    panels = []
+    for budget in run.budgets:
+        methods = [i for label in run.labels if (i := run.find(label, budget)) is not None]
+        methods += [] if run.unpruned is None else [run.unpruned]
+        panels.append(Panel(f"keep {budget}", tuple(_curve(summary, method, conditions) for method in methods)))
+    return Figure(
+        title=f"Score ({summary.unit}) under {words(name)}; bands are 95 % intervals.",
+        x_label=f"{name} level",
+        y_label=f"score ({summary.unit})",
+        ticks=tuple(run.conditions[i].level_text or "clean" for i in conditions),
+        panels=tuple(panels),
+    )
+
+
+def _curve(summary: Summary, index: int, conditions: Sequence[int]) -> Curve:
+    run, scale = summary.run, summary.run.scale
+    points = []
+    for x, condition in enumerate(conditions):
+        e = summary.estimates[index][condition]
+        if e.mean is not None:
+            low, high = (None if bound is None else bound * scale for bound in (e.low, e.high))
+            points.append(Point(x, e.mean * scale, low, high))
+    method = run.methods[index]
+    return Curve(method.name, UNPRUNED if method.keep is None else method.label, tuple(points))
+
+
+def kinds(summary: Summary) -> Section | None:
+    """Means for each kind of question, on clean images and over all corruptions."""
+    sizes = Counter(kind for own in summary.run.kinds for kind in own)
+    if not sizes:
+        return None
+    shown = dict(sorted(sizes.items(), key=lambda entry: (-entry[1], entry[0]))[:SHOWN_KINDS])
+    tables = []
+    if summary.clean is not None:
+        tables.append(_kind_table(summary, "Clean images", [summary.clean], shown))
+    if summary.corrupted:
+        title = "Corrupted images, mean over all corruptions"
+        tables.append(_kind_table(summary, title, summary.corrupted, shown))
+    text = "A question counts under each of its kinds; n is how many questions of a kind have answers."
+    if len(shown) < len(sizes):
+        text += f" Of {len(sizes)} kinds the {len(shown)} with the most questions are shown."
+    return Section("Kinds of questions", (Text(text), *tables))
+
+
+def _kind_table(summary: Summary, title: str, conditions: Sequence[int], sizes: Mapping[str, int]) -> Table:
+    """A group of rows per kind; `sizes` are the kinds to show and how many questions each has."""
+    run = summary.run
+    groups: list[Group] = []
+    for kind, estimates in metrics.kind_estimates(summary.together(conditions), run.kinds, sizes).items():
+        groups.append((f"{kind} (n {sizes[kind]})", _picker(summary, estimates, sizes[kind])))
+    return budget_table(run, title, "kind", groups)
+
+
+def _picker(summary: Summary, estimates: Sequence[Estimate], whole: int) -> Callable[[int], Value]:
+    return lambda method: summary.value(estimates[method], whole=whole)
+
+
+def _legend(summary: Summary) -> str:
+    seeds = len(summary.run.seeds)
+    return (
+        f"Mean score ({summary.unit}){f', averaged over {seeds} seeds' if seeds > 1 else ''}, with the 95 % interval "
+        "of a bootstrap over questions. Failed answers are left out, never counted as 0; n is given where a mean is "
+        "not over all questions. The best method of each row is bold; the unpruned model does not take part in that."
+    )
+
+
+def _tables(summary: Summary) -> list[Table]:
+    run = summary.run
+    tables = []
+    for name, conditions in run.families.items():
+        groups = [(run.conditions[i].level_text or "clean", _cell(summary, i)) for i in conditions]
+        title = "Clean images" if name == "clean" else words(name)
+        tables.append(budget_table(run, title[0].upper() + title[1:], "level", groups))
+    return tables
+
+
+def _cell(summary: Summary, index: int) -> Callable[[int], Value]:
+    condition = summary.run.conditions[index]
+
+    def value(method: int) -> Value:
+        paper = summary.paper_score(method, condition.name, condition.level)
+        return summary.value(summary.estimates[method][index], paper)
+
+    return value
+
+
+def _means(summary: Summary) -> list[Table]:
+    """Means over the levels of each corruption, over brightness and contrast as in the paper, and over everything."""
+    run = summary.run
+    families = {name: conditions for name, conditions in run.families.items() if name != "clean"}
+    requested: list[tuple[str, str, tuple[int, ...]]] = [
+        (words(name), name if _all_levels(summary, name) else "", conditions)
+        for name, conditions in families.items()
+        if len(conditions) > 1
+    ]
+    if _all_levels(summary, "brightness") and _all_levels(summary, "contrast"):
+        both = families["brightness"] + families["contrast"]
+        requested.append(("brightness and contrast", "brightness_contrast", both))
+    if len(families) > 1:
+        requested.append(("all corruptions", "", tuple(summary.corrupted)))
+    if not requested:
+        return []
+    flat = metrics.estimates(np.stack([summary.together(conditions) for *_, conditions in requested]))
+    groups = [
+        (title, _mean_cell(summary, known, flat[i * len(run.methods) : (i + 1) * len(run.methods)]))
+        for i, (title, known, _) in enumerate(requested)
+    ]
+    return [budget_table(run, "Means over levels", "corruption", groups)]
+
+
+def _mean_cell(summary: Summary, corruption: str, estimates: Sequence[Estimate]) -> Callable[[int], Value]:
+    return lambda method: summary.value(estimates[method], summary.paper_score(method, corruption, None))
+
+
+def _all_levels(summary: Summary, name: str) -> bool:
+    """Whether the run has the paper's levels of a corruption and no others."""
+    levels = {summary.run.conditions[i].level for i in summary.run.families.get(name, ())}
+    return name in PAPER_LEVELS and levels == set(PAPER_LEVELS[name])

@@ -1,0 +1,82 @@
+"""From a run's folder to its report, in files that are replaced together."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from clustrs.evaluation.report.analysis import Summary, analyse
+from clustrs.evaluation.report.analysis.cells import cell_means
+from clustrs.evaluation.report.csv import csv_table
+from clustrs.evaluation.report.html import page
+from clustrs.evaluation.report.latex import latex
+from clustrs.evaluation.report.markdown import markdown
+from clustrs.evaluation.results import load_run
+
+
+def write_report(folder: Path, judge: str | None = None, compare_with: str | None = None) -> Path:
+    """Write report.html, .md, .tex and .csv into a run's folder; returns the path of the page.
+
+    The same results give the same bytes. The files replace those of an earlier report together: if anything fails, the
+    earlier ones stay. compare_with: show the paper's numbers for this one of its models next to the run's, whatever
+    model was run; by default they are shown if the run's model is one of the paper's.
+    """
+    folder = Path(folder)
+    summary = Summary(load_run(folder, judge), compare_with)
+    document = analyse(summary)
+    contents = {
+        "report.csv": csv_table(cell_means(summary)),
+        "report.tex": latex(document),
+        "report.md": markdown(document),
+        "report.html": page(document),
+    }
+    replace_files(folder, {name: content.encode(errors="replace") for name, content in contents.items()})
+    return folder / "report.html"
+
+
+def replace_files(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Replace some files of a folder, all or none: first all new ones are written, then they take their names."""
+    partial = {name: folder / f".{name}.partial" for name in contents}
+    previous = {name: folder / f".{name}.previous" for name in contents}
+    name = ""
+    try:
+        for name, content in contents.items():
+            with partial[name].open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        for name in contents:
+            _keep(folder / name, previous[name])
+        replaced: list[str] = []
+        try:
+            for name in contents:
+                os.replace(partial[name], folder / name)
+                replaced.append(name)
+        except OSError:
+            for earlier in replaced:
+                _restore(folder / earlier, previous[earlier])
+            raise
+    except OSError as error:
+        raise ValueError(f"{str(folder / name)!r} could not be written: {error.strerror}") from None
+    finally:
+        for path in (*partial.values(), *previous.values()):
+            with suppress(OSError):
+                path.unlink()
+
+
+def _keep(path: Path, previous: Path) -> None:
+    """Give a file a second name, so that it can be restored; where that is not possible, copy it."""
+    previous.unlink(missing_ok=True)
+    if path.is_file():
+        try:
+            os.link(path, previous)
+        except OSError:
+            shutil.copy2(path, previous)
+
+
+def _restore(path: Path, previous: Path) -> None:
+    if previous.exists():
+        os.replace(previous, path)
+    else:
+        path.unlink()
