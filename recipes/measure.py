@@ -35,7 +35,7 @@ ON_OBJECT = 0.25
 
 
 def answers(model: Any, processor: Any, image: Image.Image, example: Example, method: Pruner) -> list[bool]:
-    """Whether each question about a image is answered right."""
+    """Whether each question about an image is answered right."""
     prompts = [(0, chat_prompt(processor, question.text)) for question in example.questions]
     batch = sharing.encode(model, processor, [image], prompts)
     replies = sharing.reply(model, processor, batch, method, 3)

@@ -253,8 +253,8 @@ def bad_images(folder: Path) -> dict[str, Path]:
         (folder / name).write_bytes(content)
     Image.new("F", (4, 4)).save(folder / "float.tiff")
     return {
-        "not a image in any format": folder / "text.png",
-        "not a image in any": folder / "empty.png",
+        "not an image in any format": folder / "text.png",
+        "not an image in any": folder / "empty.png",
         "could not be read: ": folder / "cut.png",
         "32-bit pixels": folder / "float.tiff",
         "there is no such file": folder / "missing.png",

@@ -19,7 +19,7 @@ FAILING = 3
 
 
 def build(root: Path) -> Path:
-    """Nine questions, three a image; the last image can't be read."""
+    """Nine questions, three an image; the last image can't be read."""
     root.mkdir()
     rows = []
     for number in range(3):

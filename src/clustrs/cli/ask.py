@@ -38,8 +38,8 @@ def add_commands(commands: Any) -> None:
     raw = argparse.RawDescriptionHelpFormatter
     ask = commands.add_parser(
         "ask",
-        help="ask a question about a image",
-        description="Ask a question about a image. Prints the answer, how many visual tokens the language model "
+        help="ask a question about an image",
+        description="Ask a question about an image. Prints the answer, how many visual tokens the language model "
         "read, and the time.",
         epilog=ASK_EXAMPLES,
         formatter_class=raw,
@@ -64,7 +64,7 @@ def add_commands(commands: Any) -> None:
         "samples",
         help="list the sample images",
         description="List the images that come with the package, with questions for the drawn ones and the right "
-        "answers. Give sample:NAME wherever a image is asked for.",
+        "answers. Give sample:NAME wherever an image is asked for.",
     )
     samples.add_argument("--json", action="store_true", help="print JSON")
     samples.set_defaults(run=run_samples)
@@ -75,7 +75,7 @@ def add_commands(commands: Any) -> None:
 
 
 def add_common(command: argparse.ArgumentParser) -> None:
-    command.add_argument("image", metavar="IMAGE", help="a image file, or sample:NAME (see clustrs samples)")
+    command.add_argument("image", metavar="IMAGE", help="an image file, or sample:NAME (see clustrs samples)")
     command.add_argument("question", metavar="QUESTION", help="what to ask")
     command.add_argument(
         "--model",

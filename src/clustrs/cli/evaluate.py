@@ -83,8 +83,8 @@ def add_commands(commands: Any) -> None:
     read.add_argument("-o", "--output", type=Path, required=True, help="the folder of the new run")
     read.set_defaults(run=run_import)
 
-    corrupt = commands.add_parser("corrupt", help="spoil a image", description="Spoil a image as an evaluation would.")
-    corrupt.add_argument("image", metavar="IMAGE", help="a image file, or sample:NAME (see clustrs samples)")
+    corrupt = commands.add_parser("corrupt", help="spoil an image", description="Spoil an image as an evaluation would.")
+    corrupt.add_argument("image", metavar="IMAGE", help="an image file, or sample:NAME (see clustrs samples)")
     corrupt.add_argument("--corrupt", metavar="NAME:LEVEL", help="for example gaussian:0.5 or imagenet_c/fog:3")
     corrupt.add_argument("--seed", type=int, default=0, help="of what is random (default: 0)")
     corrupt.add_argument("--sheet", action="store_true", help="draw all corruptions at all levels on one sheet")

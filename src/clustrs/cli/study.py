@@ -9,7 +9,7 @@ from clustrs.embedded import DEFAULT
 
 STUDIES = {
     "stability": "how the ranking by attention, and what each method keeps, move under noise",
-    "manifold": "the tokens of a image in two dimensions, clean and noisy, and which of them each method keeps",
+    "manifold": "the tokens of an image in two dimensions, clean and noisy, and which of them each method keeps",
     "movement": "where the shrinkage moves the kept tokens",
     "overhead": "milliseconds of the vision tower, of scoring and of selection, for each method and budget",
     "ablation": "Clustering, C+H and ClustRS, over noise and budgets",

@@ -1,7 +1,7 @@
 """How far kept tokens are from the clean ones.
 
 ClustRS selects in the noisy image. A kept token y has a clean counterpart x, at the same place, and a centre c; the
-shrinkage gives alpha y + (1 - alpha) c. Distances to x are relative: the mean over a image's kept tokens, divided by
+shrinkage gives alpha y + (1 - alpha) c. Distances to x are relative: the mean over an image's kept tokens, divided by
 the mean norm of all tokens of the clean image. Changes are relative to the distance before shrinkage.
 """
 

@@ -1,4 +1,4 @@
-"""The tokens of a image on a plane, clean and spoilt, and which of them each method keeps.
+"""The tokens of an image on a plane, clean and spoilt, and which of them each method keeps.
 
 PCA: the axes are those of the clean image, so that a token can be followed from one panel to the other. UMAP is
 fitted to each panel's own tokens; its axes mean nothing. A kept token is drawn where it lies before anything is merged

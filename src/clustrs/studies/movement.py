@@ -34,7 +34,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Moves:
-    """The tokens [N, D] of a image with their clusters [N], and of each cluster [k] the kept token and its numbers.
+    """The tokens [N, D] of an image with their clusters [N], and of each cluster [k] the kept token and its numbers.
 
     `after` [k, D] is where the kept tokens are moved, `centroids` [k, D] is where they are moved to in part.
     """

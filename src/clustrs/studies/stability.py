@@ -107,7 +107,7 @@ def measure(
     top: int,
     seed: int,
 ) -> tuple[list[Cell], Values, int]:
-    """What is measured, its values [cells, images], and how many tokens a image has."""
+    """What is measured, its values [cells, images], and how many tokens an image has."""
     from tqdm import tqdm
 
     columns: list[dict[Cell, float]] = []

@@ -22,10 +22,10 @@ class Question:
     answer: str
 
 
-def only(things: Sequence[Thing], **wanted: str) -> Thing | None:
+def only(things: Sequence[Thing], **properties: str) -> Thing | None:
     """The one object with these properties, if there is exactly one."""
-    found = [thing for thing in things if all(getattr(thing, key) == value for key, value in wanted.items())]
-    return found[0] if len(found) == 1 else None
+    matches = [thing for thing in things if all(getattr(thing, key) == value for key, value in properties.items())]
+    return matches[0] if len(matches) == 1 else None
 
 
 def pairs(things: Sequence[Thing]) -> list[Question]:
