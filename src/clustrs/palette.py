@@ -1,7 +1,7 @@
 """One color and one marker per method, the same in every figure, report and page.
 
-The colors are Okabe and Ito's, which color-blind readers can tell apart. A method that is not listed gets a color of its
-own, which depends on nothing but its name.
+The colors are Okabe and Ito's, which color-blind readers can tell apart. A method that is not listed gets a color of
+its own, which depends on nothing but its name.
 """
 
 import colorsys

@@ -1,4 +1,4 @@
-"""Images for a study, and what the model sees in them."""
+"""Images for a study, and the visual tokens that a model makes of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,17 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
+from torch import Tensor
 
 from clustrs.embedded import image_path
 from clustrs.images.corruptions import Corruption
 from clustrs.images.open import open_image
 from clustrs.images.scenes import examples
-from clustrs.models import shared_encoding as sharing
+from clustrs.models import shared_encoding
 from clustrs.models.candidates import Candidates
 from clustrs.models.load import load_model
 from clustrs.models.prompts import chat_prompt
 from clustrs.models.select import choose
 from clustrs.pruners import Pruner, Selection
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,8 @@ class StudyImage:
     name: str
     image: Image.Image
 
-    def spoilt(self, corruption: Corruption | None, seed: int = 0) -> "StudyImage":
-        """The same name, so that another corruption draws its own numbers for it."""
+    def corrupted(self, corruption: Corruption | None, seed: int = 0) -> "StudyImage":
+        """The corrupted image under the same name, so that every corruption draws its own numbers for it."""
         return self if corruption is None else StudyImage(self.name, corruption.apply(self.image, self.name, seed))
 
 
@@ -38,30 +41,40 @@ def study_images(given: Sequence[str], count: int) -> list[StudyImage]:
     paths: list[Path] = []
     for name in given:
         path = image_path(name)
-        inside = (
-            sorted(p for p in path.iterdir() if p.suffix.lower() in (".png", ".jpg", ".jpeg", ".webp", ".bmp"))
-            if path.is_dir()
-            else [path]
-        )
+        inside = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
         if not inside:
-            raise ValueError(f"image {name!r}: the folder has no images in it")
+            raise ValueError(f"image {name!r}: the folder has no images in it, they end in {', '.join(SUFFIXES)}")
         paths += inside
     return [StudyImage(path.name, open_image(path)) for path in paths]
 
 
-class Eyes:
-    """A model's vision: images to visual tokens, and methods to choose from them. The base crop alone."""
+@dataclass(frozen=True)
+class EncodedImage:
+    """The visual tokens [N, D] of an image, the attention score [N] of each, and where it lies on the patch grid."""
+
+    tokens: Tensor
+    scores: Tensor
+    y: Tensor
+    x: Tensor
+    candidates: Candidates
+    """The same as `models` has it, with what methods need besides."""
+
+
+class VisionEncoder:
+    """A model's vision tower and projector: images to visual tokens, of the base crop alone, and methods on them."""
 
     def __init__(self, model_id: str) -> None:
         self.model, self.processor = load_model(model_id)
 
-    def see(self, images: Sequence[StudyImage]) -> list[Candidates]:
-        """Tokens, attention, hidden states and keys of each image."""
+    def encode(self, images: Sequence[StudyImage]) -> list[EncodedImage]:
+        """The visual tokens of each image, before any method prunes them."""
         prompts = [(i, chat_prompt(self.processor, "?")) for i in range(len(images))]
         crops = "all" if self.model.config.model_type == "llava" else "base"
-        return sharing.encode(self.model, self.processor, [p.image for p in images], prompts, crops).images
+        batch = shared_encoding.encode(self.model, self.processor, [one.image for one in images], prompts, crops)
+        return [EncodedImage(c.whole[c.rows], c.attention, c.row, c.column, c) for c in batch.images]
 
-    def choose(self, method: Pruner, seen: Sequence[Candidates]) -> list[Selection]:
+    def select(self, method: Pruner, encoded: Sequence[EncodedImage]) -> list[Selection]:
         """What a method keeps of each image."""
         projector: Any = self.model.model.multi_modal_projector
-        return [selection for selection, _ in choose(method, list(seen), projector, scope="image")]
+        chosen = choose(method, [image.candidates for image in encoded], projector, scope="image")
+        return [selection for selection, _ in chosen]

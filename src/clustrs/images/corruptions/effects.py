@@ -53,9 +53,9 @@ def cutout(image: Image.Image, level: float, random: np.random.Generator) -> Ima
     return Image.fromarray(pixels)
 
 
-def cutout_size(height: int, width: int, share: float) -> tuple[int, int]:
-    """Height and width of the square that covers this fraction of the image, or of the rectangle as wide or high as it."""
-    area = share * height * width
+def cutout_size(height: int, width: int, fraction: float) -> tuple[int, int]:
+    """Height and width of the square of this fraction of the image's area, or of a rectangle where none fits."""
+    area = fraction * height * width
     side = math.sqrt(area)
     if side <= min(height, width):
         return round(side), round(side)

@@ -1,7 +1,7 @@
 """The table of corruptions: what each does to an image, and which levels it takes. Other packages can add to it.
 
-A package adds a corruption with `register_corruption` and an entry point of the group `clustrs.corruptions` that names the
-module (or anything in it). Entry points are loaded when a name is looked up that is not known yet, or when all are listed.
+A package adds a corruption with `register_corruption` and an entry point of the group `clustrs.corruptions` that names
+the module (or anything in it). Entry points are loaded when an unknown name is looked up, or when all are listed.
 """
 
 import sys
@@ -45,11 +45,13 @@ class Rule:
 
 _rules = {
     "gaussian": Rule(
-        effects.gaussian, 0, 100, "a standard deviation from 0 to 100 (pixels go from 0 to 1)", (0.1, 0.5, 1.0, 2.0, 3.0)
+        effects.gaussian,
+        0,
+        100,
+        "a standard deviation from 0 to 100 (pixels go from 0 to 1)",
+        (0.1, 0.5, 1.0, 2.0, 3.0),
     ),
-    "salt_pepper": Rule(
-        effects.salt_pepper, 0, 1, "a fraction of the pixels from 0 to 1", (0.01, 0.1, 0.2, 0.3, 0.5)
-    ),
+    "salt_pepper": Rule(effects.salt_pepper, 0, 1, "a fraction of the pixels from 0 to 1", (0.01, 0.1, 0.2, 0.3, 0.5)),
     "brightness": Rule(effects.brightness, 0, 100, "a factor from 0 to 100", (0.5, 1.5, 2.0)),
     "contrast": Rule(effects.contrast, 0, 100, "a factor from 0 to 100", (0.5, 1.5, 2.0)),
     "cutout": Rule(effects.cutout, 0, 1, "a fraction of the image from 0 to 1", (0.1, 0.25, 0.4)),
