@@ -73,6 +73,8 @@ def key_value(text: str, complaint: str) -> tuple[str, Any]:
         return key, json.loads(value)
     except json.JSONDecodeError:
         return key, value
+    except RecursionError:
+        raise ValueError(f"{key}={value[:20]}...: nested too deeply") from None
 
 
 def nearest(value: Any, options: Iterable[Any]) -> str:

@@ -108,7 +108,7 @@ def test_judge(run: Run, root: Path, tmp_path: Path, serve: Callable[..., Server
 def test_corrupt(run: Run, root: Path, tmp_path: Path) -> None:
     assert run("corrupt", root / "1.png", "--corrupt", "cutout:0.25", "-o", tmp_path / "a.png")[0] == 0
     assert (Image.open(tmp_path / "a.png").convert("L").point(lambda v: 255 * (v == 0)).histogram()[255]) == 22 * 22
-    assert run("corrupt", "sample:scene-1", "--sheet", "-o", tmp_path / "sheet.png")[0] == 0
+    assert run("corrupt", "sample:scene-1", "--contact-sheet", "-o", tmp_path / "sheet.png")[0] == 0
     assert Image.open(tmp_path / "sheet.png").width > 500
     code, _, err = run("corrupt", root / "1.png", "-o", tmp_path / "b.png")
     assert code == 2

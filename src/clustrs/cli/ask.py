@@ -165,6 +165,17 @@ def check_folder(option: str, folder: Path) -> None:
         raise ValueError(f"{option} {str(folder)!r}: {problem}, give a folder that can be written to")
 
 
+def check_file(option: str, path: Path) -> None:
+    """Check that a file can be written, as far as its name and its folder tell."""
+    try:
+        folder = path.is_dir()
+    except OSError as error:
+        raise ValueError(f"{option} {str(path)!r}: {error.strerror}, give another name") from None
+    if folder:
+        raise ValueError(f"{option} {str(path)!r}: this is a folder, give the name of a file")
+    check_folder(option, path.parent)
+
+
 class Question:
     """What `ask` and `compare` have in common: the options checked, the cheap ones first, and the model loaded."""
 
@@ -177,7 +188,7 @@ class Question:
         self.options = options
         if options.show:
             plot.check_path(options.show)
-            check_folder("--show", Path(options.show).parent)
+            check_file("--show", Path(options.show))
         self.corruption = Corruption.parse(options.corrupt) if options.corrupt else None
         path = image_path(options.image)
         image = open_image(path)

@@ -5,11 +5,12 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clustrs.cli import values
-from clustrs.cli.ask import add_choices, check_folder, quiet_transformers
+from clustrs.cli.ask import add_choices, check_file, check_folder, quiet_transformers
 from clustrs.embedded import DEFAULT, image_path
 
 if TYPE_CHECKING:
@@ -181,6 +182,7 @@ def configuration(options: argparse.Namespace) -> "Config":
     for name in LISTS:
         chosen[name] = as_list(chosen[name])
     if options.set_task:
+        check_task_options(options.set_task)
         chosen["task_options"] = {**chosen.get("task_options", {}), **options.set_task}
     keeps = [
         values.read_value("keep", value, values.keep) if isinstance(value, str) else value
@@ -194,11 +196,18 @@ def configuration(options: argparse.Namespace) -> "Config":
     )
 
 
+def check_task_options(given: Mapping[str, Any]) -> None:
+    """What has an option of its own is not an option of the task."""
+    for name in ("data", "limit"):
+        if name in given:
+            raise ValueError(f"--set-task {name}={given[name]}: give --{name} {given[name]}")
+
+
 def default_folder(config: "Config") -> Path:
     """A folder of its own for each configuration, so that the same command finds its run again."""
     stored = json.dumps(config.to_json(), sort_keys=True)
-    model = Path(config.model).name
-    return Path("runs") / f"{config.task}-{model}-{hashlib.sha256(stored.encode()).hexdigest()[:8]}"
+    model = Path(config.model).name[:60]
+    return Path("runs") / f"{config.task[:60]}-{model}-{hashlib.sha256(stored.encode()).hexdigest()[:8]}"
 
 
 def run_eval(options: argparse.Namespace) -> None:
@@ -210,6 +219,7 @@ def run_eval(options: argparse.Namespace) -> None:
             raise ValueError(f"--{name} {value}: this is for Ray, add --engine ray or leave it out")
     config = configuration(options)
     folder = options.output or default_folder(config)
+    check_folder("--output", folder)
     engine: runner.Engine = runner.local
     if options.engine == "ray":
         from clustrs.evaluation.engines.ray import ray_engine
@@ -269,7 +279,7 @@ def run_corrupt(options: argparse.Namespace) -> None:
     if options.contact_sheet == bool(options.corrupt):
         raise ValueError("give --corrupt NAME:LEVEL for one image, or --contact-sheet for all corruptions")
     corruption = None if options.contact_sheet else Corruption.parse(options.corrupt)
-    check_folder("--output", options.output.parent)
+    check_file("--output", options.output)
     path = image_path(options.image)
     image = open_image(path)
     result = (

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from clustrs.cli import values
+from clustrs.cli.evaluate import check_task_options
 
 STUDIES = {
     "stability": "how the ranking by attention, and what each method keeps, change under noise",
@@ -126,6 +127,7 @@ def make_config(name: str, options: argparse.Namespace) -> Any:
     names = {one.name for one in fields(config)}
     given = {key: value for key, value in vars(options).items() if key in names and value not in (None, [])}
     if "folder" in names:
+        check_task_options(given.get("task_options", {}))
         given["folder"] = options.output / "run"
     return config(**given)
 

@@ -69,18 +69,25 @@ def choice(options: Sequence[str]) -> Reader:
 
 def key_value(text: str) -> tuple[str, Any]:
     """KEY=VALUE; a value that is not JSON is a string."""
-    try:
-        return validation.key_value(text, "")
-    except ValueError:
-        raise ValueError("give KEY=VALUE, for example tau=2") from None
+    return validation.key_value(text, "give KEY=VALUE, for example tau=2")
 
 
 def split(values: Sequence[str]) -> list[str]:
     """The values of a list that was given with spaces, commas or both."""
-    parts = [part.strip() for value in values for part in re.split(r",(?![^\[]*\])", value)]
-    if "" in parts:
+    parts: list[str] = []
+    for value in values:
+        parts.append("")
+        depth = 0
+        for sign in value:
+            depth += (sign == "[") - (sign == "]")
+            if sign == "," and depth <= 0:
+                parts.append("")
+            else:
+                parts[-1] += sign
+    stripped = [part.strip() for part in parts]
+    if "" in stripped:
         raise ValueError("a value is empty, give values separated by spaces or commas")
-    return parts
+    return stripped
 
 
 class One(argparse.Action):

@@ -21,7 +21,7 @@ def open_image(path: str | os.PathLike[str]) -> Image.Image:
                 raise ValueError("it has 32-bit pixels, give 8 or 16 bits")
             return image.convert("RGB")
     except UnidentifiedImageError:
-        raise ValueError(f"image {str(path)!r}: not a image in any format that Pillow reads") from None
+        raise ValueError(f"image {str(path)!r}: not an image in any format that Pillow reads") from None
     except Image.DecompressionBombError:
         limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)
         raise ValueError(f"image {str(path)!r}: too large, more than {limit} pixels") from None
