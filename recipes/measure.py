@@ -42,11 +42,13 @@ def answers(model: Any, processor: Any, image: Image.Image, example: Example, me
     return [reply.text == question.answer for reply, question in zip(replies, example.questions, strict=True)]
 
 
-def accuracy(model: Any, processor: Any, tests: list[Example], name: str, method: Pruner, spoil: Any) -> dict[str, Any]:
+def accuracy(
+    model: Any, processor: Any, tests: list[Example], name: str, method: Pruner, corrupt: Any
+) -> dict[str, Any]:
     """Right answers in per cent, over all and by kind."""
     right: dict[str, list[bool]] = defaultdict(list)
     for example in tqdm(tests, desc=name, file=sys.stderr):
-        image = spoil(example)
+        image = corrupt(example)
         for question, ok in zip(example.questions, answers(model, processor, image, example, method), strict=True):
             right[question.kind].append(ok)
     every = [ok for kind in right.values() for ok in kind]
@@ -86,7 +88,7 @@ def coverage(scene: Any) -> Any:
 
 
 def cold_start(model: str) -> float:
-    """Seconds of `clustrs ask` from nothing to an answer."""
+    """Seconds of `clustrs ask` from scratch to an answer."""
     command = [
         sys.executable,
         "-m",

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from clustrs.palette import OKABE_ITO
-
 if TYPE_CHECKING:
     from clustrs.models.attach import ImageSelection
 
 FORMATS = (".png", ".pdf", ".svg")
+OKABE_ITO = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7")
+"""Colors for clusters, which color-blind people can tell apart."""
 SHADES = (0.0, 0.45, -0.35)
 """After seven clusters the colors come again, lighter; after fourteen, darker; after 21 they repeat."""
 

@@ -13,7 +13,7 @@ import numpy as np
 from clustrs import palette
 from clustrs.studies.inputs import part_names, resolve_corruptions, strongest
 from clustrs.studies.projection import Plane, Values, principal_plane, spread, to_numpy
-from clustrs.studies.result import StudyPart, StudyResult, pyplot
+from clustrs.studies.result import VERMILLION, StudyPart, StudyResult, pyplot
 from clustrs.studies.settings import ImageStudyConfig, seed_setting, setting
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from clustrs.studies.images import StudyImage, VisionEncoder
 
 CLEAN = "clean"
-BEFORE, AFTER, CENTROID = palette.OKABE_ITO[4], palette.color("clustrs"), "#000000"
+BEFORE, AFTER, CENTROID = VERMILLION, palette.color("clustrs"), "#000000"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+VERMILLION, GREEN = "#d55e00", "#009e73"
+"""Colors of Okabe and Ito for what is not a method but stands next to ClustRS."""
+
 
 @dataclass(frozen=True)
 class StudyPart:

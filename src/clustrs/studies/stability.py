@@ -234,7 +234,7 @@ def _draw_ranking(axis: Any, rows: Rows, measure: str, levels: Sequence[str], fa
     means, bars = _series(rows, measure, RANKING, levels, factor)
     subset = [row for row in rows if row["measure"] == measure]
     axis.axhline(factor * subset[0]["by_chance"], color="#777777", linestyle=":", label="a random order")
-    style = {"color": palette.OKABE_ITO[4], "marker": "o", "capsize": 3}
+    style = {"color": palette.color("fastervlm"), "marker": "o", "capsize": 3}
     axis.errorbar(np.arange(len(levels)), means, bars, **style, label="measured here")
     printed = {row["level"]: row["paper"] for row in subset if row["paper"] is not None}
     if printed:
