@@ -118,7 +118,8 @@ def reader(kind: Any, about: Mapping[str, Any]) -> values.Reader:
         return values.choice(get_args(kind))
     if kind is int:
         return values.integer(about["low"], about["high"])
-    return {str: str, float: values.number, int | float: values.keep}[kind]
+    readers: dict[Any, values.Reader] = {str: str, float: values.number, int | float: values.keep}
+    return readers[kind]
 
 
 def make_config(name: str, options: argparse.Namespace) -> Any:
