@@ -65,10 +65,10 @@ def test_export_and_import(run: Run, root: Path, tmp_path: Path) -> None:
     assert code == 0
     assert len(out.split()) == 6
     some = sorted((tmp_path / "files").iterdir())[0]
-    words = ("--task", "custom", "--data", root, "--format", "mmvet", "--name", "mine", "-o", tmp_path / "again")
+    words = ("--task", "custom", "--data", root, "--format", "mmvet", "--name", "theirs", "-o", tmp_path / "again")
     code, out, err = run("import", some, *words)
     assert (code, err) == (0, "")
-    assert "mine" in out
+    assert "theirs" in out
     rows = [json.loads(line) for line in (tmp_path / "again" / "answers.jsonl").read_text().splitlines()]
     assert [row["error"] for row in rows] == [None, None, "no prediction"]
 

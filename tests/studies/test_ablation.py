@@ -36,8 +36,8 @@ def result(folder_of: Folders, data: Path, output: Path) -> StudyPart:
 
 
 def row_of(result: StudyPart, keep: int | str, level: float | None) -> dict[str, Any]:
-    (found,) = [row for row in result.rows if (row["keep"], row["level"]) == (keep, level)]
-    return dict(found)
+    (measured,) = [row for row in result.rows if (row["keep"], row["level"]) == (keep, level)]
+    return dict(measured)
 
 
 def test_layout(result: StudyPart) -> None:
@@ -51,18 +51,18 @@ def test_scores_and_gains_are_those_of_the_record(result: StudyPart, output: Pat
     for keep in (4, 16):
         for level in (0.5, 2.0):
             row = row_of(result, keep, level)
-            found = {
+            measured = {
                 name: grid_task.by_question(output, keep, f"gaussian:{level:g}", changed)
                 for name, changed in COLUMNS.items()
             }
-            assert all(len(values) == 6 for values in found.values())
-            for name, values in found.items():
+            assert all(len(values) == 6 for values in measured.values())
+            for name, values in measured.items():
                 assert row[name] == pytest.approx(grid_task.mean(values))
                 assert row[f"{name}_low"] <= row[name] <= row[f"{name}_high"]
             for gain, (a, b) in GAINS.items():
-                assert row[gain] == pytest.approx(grid_task.mean(found[a]) - grid_task.mean(found[b]))
+                assert row[gain] == pytest.approx(grid_task.mean(measured[a]) - grid_task.mean(measured[b]))
                 first, second = (
-                    np.array([[found[name].get(f"{n}-{i}", np.nan) for n in range(3) for i in range(3)]])
+                    np.array([[measured[name].get(f"{n}-{i}", np.nan) for n in range(3) for i in range(3)]])
                     for name in (a, b)
                 )
                 (expected,) = metrics.differences(first, second)
@@ -144,10 +144,10 @@ def test_a_judge_comes_in_between(
     monkeypatch.setattr("clustrs.models.load.load_model", lambda *_: pytest.fail("nothing is left to do"))
     (row,) = grid_task.run(*given).rows
     for name, changed in COLUMNS.items():
-        found = grid_task.by_question(
+        measured = grid_task.by_question(
             tmp_path, 4, "gaussian:2", changed, lambda row: grid_task.mark(row["item"], row["text"])
         )
-        assert row[name] == pytest.approx(grid_task.mean(found))
+        assert row[name] == pytest.approx(grid_task.mean(measured))
     with pytest.raises(ValueError, match="'other'"):
         grid_task.run(*given, "--judge-model", "other")
 

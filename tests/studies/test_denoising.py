@@ -59,13 +59,13 @@ def test_numbers(folder_of: Folders, images: list[Path], family: str, tower: str
             kept.append(tokens)
             every = clean.tokens.double().tolist()
             norms.append(sum(math.sqrt(sum(value**2 for value in token)) for token in every) / len(every))
-            found = {
+            measured = {
                 "before": [distance(x, y, c, 1) for x, y, c, _ in tokens],
                 "after": [distance(*token) for token in tokens],
                 "bound": [min(distance(x, y, c, alpha) for alpha in ALPHAS) for x, y, c, _ in tokens],
                 "centroid": [distance(x, y, c, 0) for x, y, c, _ in tokens],
             }
-            for name, distances in found.items():
+            for name, distances in measured.items():
                 means[name].append(sum(distances) / 5 / norms[-1])
         for name, values in means.items():
             assert row[name] == pytest.approx(sum(values) / 3, rel=1e-4)

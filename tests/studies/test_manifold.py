@@ -38,8 +38,8 @@ def image_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def result(folder_of: Folders, image_file: Path) -> StudyPart:
     words = ("--keep", 4, "--methods", "clustrs,fastervlm,divprune,visionzip", "--no-umap", "--seed", 2)
-    (found,) = run(folder_of("llava", "clip"), image_file, *words)
-    return found
+    (measured,) = run(folder_of("llava", "clip"), image_file, *words)
+    return measured
 
 
 def looked_at(model: Any, processor: Any, path: Path, title: str, method: Pruner) -> ImageSelection:

@@ -53,9 +53,9 @@ def test_every_cell_is_that_of_the_record(result: StudyPart, output: Path) -> No
             names = [row["corruption"] + ("" if row["level"] is None else f":{row['level']:g}")]
         own, default = (
             {
-                question: sum(values[question] for values in found) / len(found)
-                for found in [[grid_task.by_question(output, 3, name, changed) for name in names]]
-                for question in found[0]
+                question: sum(values[question] for values in measured) / len(measured)
+                for measured in [[grid_task.by_question(output, 3, name, changed) for name in names]]
+                for question in measured[0]
             }
             for changed in (CHANGED[row["parameter"], row["value"]], {})
         )
@@ -91,12 +91,12 @@ def test_numbers_of_the_paper(folder_of: Folders, data: Path, tmp_path: Path, mo
     grid_task.short_answers(monkeypatch)
     words = ("--keep", "16,50", "--corrupt", "gaussian:2", "--parameters", "centroid", "clip", "--limit", 1)
     result = grid_task.run(sensitivity, folder_of("llava", "clip"), data, tmp_path, *words)
-    found = {(row["value"], row["keep"]): (row["paper_score"], row["paper_difference"]) for row in result.rows}
-    assert found["no RRS", 16] == (0.174, 0.014)
-    assert found["0-1", 50] == (0.171, -0.026)
-    assert found["0.1-0.95", 50] == (0.197, 0.0)
-    assert found["0.3-0.8", "all"] == (0.189, 0.0105)
-    assert found["huber", 16] == found["mean", 50] == (None, None)
+    measured = {(row["value"], row["keep"]): (row["paper_score"], row["paper_difference"]) for row in result.rows}
+    assert measured["no RRS", 16] == (0.174, 0.014)
+    assert measured["0-1", 50] == (0.171, -0.026)
+    assert measured["0.1-0.95", 50] == (0.197, 0.0)
+    assert measured["0.3-0.8", "all"] == (0.189, 0.0105)
+    assert measured["huber", 16] == measured["mean", 50] == (None, None)
     assert f"Paper (LLaVA-1.5-7B on MM-Vet): no RRS: {0.1905:.3f}; " in result.findings
     assert [row["parameter"] for row in result.rows[:6]] == ["centroid"] * 6
     assert result.rows[0]["score_low"] is None  # one question has no interval

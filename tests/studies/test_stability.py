@@ -34,8 +34,8 @@ def result(folder_of: Folders, images: list[Path]) -> StudyPart:
 
 
 def cell(rows: Any, level: str, measure: str, method: str = "ranking") -> dict[str, Any]:
-    (found,) = [row for row in rows if (row["level"], row["measure"], row["method"]) == (level, measure, method)]
-    return dict(found)
+    (measured,) = [row for row in rows if (row["level"], row["measure"], row["method"]) == (level, measure, method)]
+    return dict(measured)
 
 
 def looked_at(model: Any, processor: Any, path: Path, level: float, method: Pruner) -> ImageSelection:
@@ -86,18 +86,18 @@ def test_interval_is_that_of_resampled_images(result: StudyPart, folder_of: Fold
     alone = [run(folder_of("llava", "clip"), path, "--keep", 4, "--methods", "random").rows for path in images]
     values = [cell(rows, "1", "rank_change")["mean"] for rows in alone]
     assert cell(alone[0], "1", "rank_change")["low"] is None
-    found = cell(result.rows, "1", "rank_change")
-    assert found["mean"] == pytest.approx(sum(values) / 3)
+    measured = cell(result.rows, "1", "rank_change")
+    assert measured["mean"] == pytest.approx(sum(values) / 3)
     # One draw in 27 is three times the smallest, which is more than the 2.5 % below the interval.
-    assert (found["low"], found["high"]) == pytest.approx((min(values), max(values)))
+    assert (measured["low"], measured["high"]) == pytest.approx((min(values), max(values)))
     assert min(values) < max(values)
 
 
 def test_the_papers_numbers_are_there(result: StudyPart, folder_of: Folders, images: list[Path]) -> None:
     printed = {"0": (0, 1), "0.1": (288, 0.13), "1": (321, 0), "3": (308, 0)}
     for level in ("0", "0.1", "0.5", "1", "2", "3"):
-        found = tuple(cell(result.rows, level, what)["paper"] for what in ("rank_change", "top_overlap"))
-        assert found == printed.get(level, (None, None))
+        measured = tuple(cell(result.rows, level, what)["paper"] for what in ("rank_change", "top_overlap"))
+        assert measured == printed.get(level, (None, None))
     assert all(row["paper"] is None for row in result.rows if row["method"] != "ranking")
     common = (images[0], "--methods", "random", "--levels", "0.1")
     for words in (("--top", 14), ("--corrupt", "salt_pepper")):

@@ -154,13 +154,13 @@ def test_cutout_area(size: tuple[int, int], share: float) -> None:
     assert black.sum() == cut_height * cut_width
     if black.any():
         assert (int(np.ptp(rows)) + 1, int(np.ptp(columns)) + 1) == (cut_height, cut_width), "not one rectangle"
-    wanted = share * size[0] * size[1]
-    if math.sqrt(wanted) <= min(size):
+    area = share * size[0] * size[1]
+    if math.sqrt(area) <= min(size):
         assert cut_height == cut_width
-        assert abs(cut_height - math.sqrt(wanted)) <= 0.5
+        assert abs(cut_height - math.sqrt(area)) <= 0.5
     else:
         assert min(cut_height, cut_width) == min(size)
-        assert abs(cut_height * cut_width - wanted) <= min(size) / 2
+        assert abs(cut_height * cut_width - area) <= min(size) / 2
 
 
 def test_cutout_reaches_every_border() -> None:
