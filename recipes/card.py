@@ -122,7 +122,7 @@ def attention_table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def seconds_table(results: dict[str, dict[str, Any]]) -> str:
-    lines = [row(["model", "`clustrs ask`, from nothing, s", "load and answer, s"]), "|:--|--:|--:|"]
+    lines = [row(["model", "`clustrs ask`, from scratch, s", "load and answer, s"]), "|:--|--:|--:|"]
     lines += [row([name, *(float(value) for value in result["seconds"].values())]) for name, result in results.items()]
     return "\n".join(lines)
 

@@ -41,15 +41,15 @@ class Stage:
     rate: float | None = None
     """Learning rate of this stage, instead of the schedule's cosine."""
     lists: int = 0
-    """Requests to list all objects, a image."""
+    """Requests to list all objects, per image."""
     hints: int = 0
-    """Simpler questions about one object or one property, a image; never in the test."""
+    """Simpler questions about one object or one property, per image; never in the test."""
     grades: int = 0
-    """Questions for the place or the size of an object as a number from 0 to 9, a image; never in the test."""
+    """Questions for the place or the size of an object as a number from 0 to 9, per image; never in the test."""
     pairs: int = 0
-    """Further questions that compare two objects, a image."""
+    """Further questions that compare two objects, per image."""
     counts: int = 0
-    """Further questions for the number of objects of a colour or of a shape, a image."""
+    """Further questions for the number of objects of a colour or of a shape, per image."""
     spreading: bool = False
     """Whether the encoder's classifiers are held to unit weights, see `tower.spread`."""
     even: bool = False
@@ -67,7 +67,7 @@ def blurred(image: NDArray[np.float32], sigma: float) -> NDArray[np.float32]:
     return image
 
 
-def spoilt(pixels: NDArray[np.uint8], settings: dict[str, float], generator: Generator) -> NDArray[np.uint8]:
+def corrupted(pixels: NDArray[np.uint8], settings: dict[str, float], generator: Generator) -> NDArray[np.uint8]:
     """Mild changes of brightness, contrast, sharpness and grain."""
     image: Any = pixels.astype(np.float32) / 255
     if generator.random() < settings["chance"]:
@@ -145,7 +145,7 @@ class Images(Dataset[dict[str, Tensor]]):
             generator = generator_for(self.seed, purpose, self.stage, step, number)
             scene = sample(generator, side, even=self.plan.even)
             drawing = draw(scene.scaled(round(side * self.scale)), generator)
-            pixels = spoilt(drawing.pixels, self.photometry, generator)
+            pixels = corrupted(drawing.pixels, self.photometry, generator)
             corner = generator.integers(0, self.grid - len(pixels) // PATCH + 1, 2)
             row: dict[str, Any] = {"pixels": pixels, "corner": corner}
             if self.words is None:
@@ -244,7 +244,7 @@ def split(text: str) -> list[str]:
 
 
 def blocks(asked: list[Question], words: dict[str, int]) -> dict[str, NDArray[np.int64]]:
-    """The questions and answers of a image in a row. Each sees the image and itself: `segments` tells them apart,
+    """The questions and answers of an image in a row. Each sees the image and itself: `segments` tells them apart,
     `positions` start anew. `targets` are the answers, shifted to where they are predicted; `kinds` says of what."""
     ids: list[int] = []
     segments: list[int] = []

@@ -12,7 +12,7 @@ PREFIX = ("<s>", "user", ":")
 
 
 class Asking(nn.Module):
-    """Answers all questions about a image in one pass; each sees the image and itself, as if asked alone.
+    """Answers all questions about an image in one pass; each sees the image and itself, as if asked alone.
 
     The layers are the model's own, in an order that does no work in vain: what comes before the questions is computed
     once for all of them, and in the last layer only the questions matter.
@@ -30,7 +30,7 @@ class Asking(nn.Module):
         self.prefix = torch.tensor([words[word] for word in PREFIX])
 
     def image(self, batch: dict[str, Tensor]) -> Tensor:
-        """The visual tokens. In a family with a newline token, a image is itself and then, row by row, its tile."""
+        """The visual tokens. In a family with a newline token, an image is itself and then, row by row, its tile."""
         with torch.no_grad():
             features = self.encoder[0].features(batch["pixels"], batch["corner"])
         visual = self.projector(features)

@@ -35,18 +35,20 @@ ON_OBJECT = 0.25
 
 
 def answers(model: Any, processor: Any, image: Image.Image, example: Example, method: Pruner) -> list[bool]:
-    """Whether each question about a image is answered right."""
+    """Whether each question about an image is answered right."""
     prompts = [(0, chat_prompt(processor, question.text)) for question in example.questions]
     batch = sharing.encode(model, processor, [image], prompts)
     replies = sharing.reply(model, processor, batch, method, 3)
     return [reply.text == question.answer for reply, question in zip(replies, example.questions, strict=True)]
 
 
-def accuracy(model: Any, processor: Any, tests: list[Example], name: str, method: Pruner, spoil: Any) -> dict[str, Any]:
+def accuracy(
+    model: Any, processor: Any, tests: list[Example], name: str, method: Pruner, corrupt: Any
+) -> dict[str, Any]:
     """Right answers in per cent, over all and by kind."""
     right: dict[str, list[bool]] = defaultdict(list)
     for example in tqdm(tests, desc=name, file=sys.stderr):
-        image = spoil(example)
+        image = corrupt(example)
         for question, ok in zip(example.questions, answers(model, processor, image, example, method), strict=True):
             right[question.kind].append(ok)
     every = [ok for kind in right.values() for ok in kind]
@@ -86,7 +88,7 @@ def coverage(scene: Any) -> Any:
 
 
 def cold_start(model: str) -> float:
-    """Seconds of `clustrs ask` from nothing to an answer."""
+    """Seconds of `clustrs ask` from scratch to an answer."""
     command = [
         sys.executable,
         "-m",

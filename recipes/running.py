@@ -1,4 +1,4 @@
-"""A training run that can be stopped at any moment and goes on where it was: checkpoints, schedule, log."""
+"""A training run that can be stopped at any moment and resumes where it was: checkpoints, schedule, log."""
 
 import json
 import math

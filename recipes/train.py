@@ -1,4 +1,4 @@
-"""Train the embedded models from nothing.
+"""Train the embedded models from scratch.
 
     python -m recipes.train llava encoder       the vision tower, by itself
     python -m recipes.train llava language      projector and language model, with that tower as it is
@@ -6,7 +6,7 @@
 
 and the same for `onevision`, which starts from what `llava` has learnt.
 
-Stop it at any moment: the same command goes on from the last checkpoint. All settings are in `recipes/settings.toml`.
+Stop it at any moment: the same command resumes from the last checkpoint. All settings are in `recipes/settings.toml`.
 """
 
 import argparse

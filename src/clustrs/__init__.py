@@ -4,6 +4,7 @@ Names are imported when they are first used, so that `import clustrs` and `clust
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if not name.startswith("_"):
+    if not name.startswith("_") and find_spec(f"clustrs.{name}") is None:  # a module is left to the import statement
         pruners = import_module("clustrs.pruners")
         if name in pruners.__all__:
             return getattr(pruners, name)

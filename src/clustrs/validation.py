@@ -2,14 +2,15 @@
 accepted. Nothing here needs torch."""
 
 import json
-import math
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """A finite number that a float can hold; integers of hundreds of digits are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def keep(value: Any) -> None:
@@ -72,6 +73,8 @@ def key_value(text: str, complaint: str) -> tuple[str, Any]:
         return key, json.loads(value)
     except json.JSONDecodeError:
         return key, value
+    except RecursionError:
+        raise ValueError(f"{key}={value[:20]}...: nested too deeply") from None
 
 
 def nearest(value: Any, options: Iterable[Any]) -> str:

@@ -68,10 +68,10 @@ def test_export_and_import(run: Run, root: Path, tmp_path: Path) -> None:
     assert code == 0
     assert len(out.split()) == 6
     some = sorted((tmp_path / "files").iterdir())[0]
-    words = ("--task", "custom", "--data", root, "--format", "mmvet", "--name", "mine", "-o", tmp_path / "again")
+    words = ("--task", "custom", "--data", root, "--format", "mmvet", "--name", "theirs", "-o", tmp_path / "again")
     code, out, err = run("import", some, *words)
     assert (code, err) == (0, "")
-    assert "mine" in out
+    assert "theirs" in out
     rows = [json.loads(line) for line in (tmp_path / "again" / "answers.jsonl").read_text().splitlines()]
     assert [row["error"] for row in rows] == [None, None, "no prediction"]
 
@@ -135,7 +135,7 @@ def test_judge_asks_before_many_calls(
 def test_corrupt(run: Run, root: Path, tmp_path: Path) -> None:
     assert run("corrupt", root / "1.png", "--corrupt", "cutout:0.25", "-o", tmp_path / "a.png")[0] == 0
     assert (Image.open(tmp_path / "a.png").convert("L").point(lambda v: 255 * (v == 0)).histogram()[255]) == 22 * 22
-    assert run("corrupt", "sample:scene-1", "--sheet", "-o", tmp_path / "sheet.png")[0] == 0
+    assert run("corrupt", "sample:scene-1", "--contact-sheet", "-o", tmp_path / "sheet.png")[0] == 0
     assert Image.open(tmp_path / "sheet.png").width > 500
     code, _, err = run("corrupt", root / "1.png", "-o", tmp_path / "b.png")
     assert code == 2

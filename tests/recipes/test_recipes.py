@@ -1,4 +1,4 @@
-"""The recipe: training sees what inference sees, and a stopped run goes on as if it had not been stopped."""
+"""The recipe: training sees what inference sees, and a stopped run resumes as if it had not been stopped."""
 
 import copy
 import json
@@ -230,10 +230,10 @@ def test_counts_of_a_known_scene() -> None:
         assert chosen.count(answer) == pytest.approx(1000, abs=120)
 
 
-def test_spoilt_images_stay_close(settings: dict[str, Any]) -> None:
+def test_corrupted_images_stay_close(settings: dict[str, Any]) -> None:
     generator = generator_for(9)
     drawing = draw(sample(generator, 96), generator)
-    changed = [data.spoilt(drawing.pixels, settings["photometry"], generator) for _ in range(50)]
+    changed = [data.corrupted(drawing.pixels, settings["photometry"], generator) for _ in range(50)]
     differences = [abs(image.astype(int) - drawing.pixels).mean() for image in changed]
     assert 0 < np.median(differences) < 40
     assert max(differences) < 90

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 import tiny_models
-from studies.study_command import outcomes
+from studies.study_command import parts
 
 from clustrs.evaluation.task import Item
 from clustrs.evaluation.tasks import custom
-from clustrs.studies.outcome import Outcome
+from clustrs.studies import StudyPart
 
 QUESTIONS = 9
 FAILING = 3
 
 
 def build(root: Path) -> Path:
-    """Nine questions, three a image; the last image can't be read."""
+    """Nine questions, three per image; the last image can't be read."""
     root.mkdir()
     rows = []
     for number in range(3):
@@ -48,10 +48,10 @@ def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(custom.Custom, "score", score)
 
 
-def run(study: Any, model: Path, data: Path, output: Path, *words: Any) -> Outcome:
+def run(study: Any, model: Path, data: Path, output: Path, *words: Any) -> StudyPart:
     """A study with these words on its command line."""
-    (outcome,) = outcomes(study, model, "--output", output, "--task", "custom", "--data", data, *words)
-    return outcome
+    (part,) = parts(study, model, "--output", output, "--task", "custom", "--data", data, *words)
+    return part
 
 
 def answers(output: Path) -> Iterator[dict[str, Any]]:
@@ -63,14 +63,14 @@ def by_question(
     output: Path, keep: int, corruption: str, changed: dict[str, Any], marks: Any = lambda row: row["score"]
 ) -> dict[str, float]:
     """The mean over seeds of each question's score with a variant of ClustRS, from the record."""
-    usual = {"tau": 1.0, "distance": "huber", "shrink": True, "clip": [0.1, 0.95], "centroid": "mean"}
-    wanted = {**usual, **changed, "keep": keep}
-    found: dict[str, list[float]] = {}
+    defaults = {"tau": 1.0, "distance": "huber", "shrink": True, "clip": [0.1, 0.95], "centroid": "mean"}
+    parameters = {**defaults, **changed, "keep": keep}
+    scores: dict[str, list[float]] = {}
     for row in answers(output):
-        same = all(row["method"][name] == value for name, value in wanted.items())
+        same = all(row["method"][name] == value for name, value in parameters.items())
         if same and row["corruption"] == corruption and row["error"] is None:
-            found.setdefault(row["item"], []).append(marks(row))
-    return {item: sum(values) / len(values) for item, values in found.items()}
+            scores.setdefault(row["item"], []).append(marks(row))
+    return {item: sum(values) / len(values) for item, values in scores.items()}
 
 
 def mean(values: dict[str, float]) -> float:

@@ -1,16 +1,16 @@
-"""A study as the command line calls it."""
+"""A study as the command line calls it, without writing its files."""
 
-import argparse
 from pathlib import Path
 from typing import Any
 
-from clustrs.studies.outcome import Outcome
+from clustrs.cli import study as command
+from clustrs.studies import StudyPart
 
 
-def outcomes(study: Any, model: Path, *words: Any) -> list[Outcome]:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", default=str(model))
-    parser.add_argument("--output", type=Path)
-    study.add_options(parser)
-    found: list[Outcome] = study.study(parser.parse_args([str(word) for word in words]))
-    return found
+def parts(study: Any, model: Path, *words: Any) -> tuple[StudyPart, ...]:
+    """The parts of a study's result with these words on its command line."""
+    name = study.__name__.rpartition(".")[2]
+    given = [str(word) for word in words]
+    options = command.parse([name, *given, *([] if "--model" in given else ["--model", str(model)]), "--quiet"])
+    result: tuple[StudyPart, ...] = study.run(command.make_config(name, options)).parts
+    return result

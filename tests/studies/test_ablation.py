@@ -11,8 +11,7 @@ import pytest
 from studies import grid_task
 
 from clustrs.evaluation import metrics
-from clustrs.studies import ablation
-from clustrs.studies.outcome import Outcome
+from clustrs.studies import StudyPart, ablation
 
 Folders = Callable[[str, str], Path]
 COLUMNS: dict[str, dict[str, Any]] = {
@@ -30,79 +29,79 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def outcome(folder_of: Folders, data: Path, output: Path) -> Outcome:
+def result(folder_of: Folders, data: Path, output: Path) -> StudyPart:
     with pytest.MonkeyPatch.context() as patch:
         grid_task.short_answers(patch)
         return grid_task.run(ablation, folder_of("llava", "clip"), data, output, *WORDS)
 
 
-def row_of(outcome: Outcome, keep: int | str, level: float | None) -> dict[str, Any]:
-    (found,) = [row for row in outcome.rows if (row["keep"], row["level"]) == (keep, level)]
-    return dict(found)
+def row_of(result: StudyPart, keep: int | str, level: float | None) -> dict[str, Any]:
+    (measured,) = [row for row in result.rows if (row["keep"], row["level"]) == (keep, level)]
+    return dict(measured)
 
 
-def test_layout(outcome: Outcome) -> None:
-    rows = [(row["keep"], row["corruption"], row["level"]) for row in outcome.rows]
+def test_layout(result: StudyPart) -> None:
+    rows = [(row["keep"], row["corruption"], row["level"]) for row in result.rows]
     levels = [("gaussian", 0.5), ("gaussian", 2.0), ("mean", None)]
     assert rows == [(keep, *level) for keep in (4, 16) for level in levels] + [("all", "mean", None)]
-    assert {row["questions"] for row in outcome.rows} == {grid_task.QUESTIONS - grid_task.FAILING}
+    assert {row["questions"] for row in result.rows} == {grid_task.QUESTIONS - grid_task.FAILING}
 
 
-def test_scores_and_gains_are_those_of_the_record(outcome: Outcome, output: Path) -> None:
+def test_scores_and_gains_are_those_of_the_record(result: StudyPart, output: Path) -> None:
     for keep in (4, 16):
         for level in (0.5, 2.0):
-            row = row_of(outcome, keep, level)
-            found = {
+            row = row_of(result, keep, level)
+            measured = {
                 name: grid_task.by_question(output, keep, f"gaussian:{level:g}", changed)
                 for name, changed in COLUMNS.items()
             }
-            assert all(len(values) == 6 for values in found.values())
-            for name, values in found.items():
+            assert all(len(values) == 6 for values in measured.values())
+            for name, values in measured.items():
                 assert row[name] == pytest.approx(grid_task.mean(values))
                 assert row[f"{name}_low"] <= row[name] <= row[f"{name}_high"]
             for gain, (a, b) in GAINS.items():
-                assert row[gain] == pytest.approx(grid_task.mean(found[a]) - grid_task.mean(found[b]))
+                assert row[gain] == pytest.approx(grid_task.mean(measured[a]) - grid_task.mean(measured[b]))
                 first, second = (
-                    np.array([[found[name].get(f"{n}-{i}", np.nan) for n in range(3) for i in range(3)]])
+                    np.array([[measured[name].get(f"{n}-{i}", np.nan) for n in range(3) for i in range(3)]])
                     for name in (a, b)
                 )
                 (expected,) = metrics.differences(first, second)
                 bounds = [row[f"{gain}_{end}"] for end in ("low", "high", "p")]
                 assert bounds == pytest.approx([expected.low, expected.high, expected.p])
-    assert any(row["gain_rrs"] and row["gain_huber"] for row in outcome.rows)
+    assert any(row["gain_rrs"] and row["gain_huber"] for row in result.rows)
 
 
-def test_means(outcome: Outcome) -> None:
+def test_means(result: StudyPart) -> None:
     for name in (*COLUMNS, *GAINS):
-        single = {keep: [row_of(outcome, keep, level)[name] for level in (0.5, 2.0)] for keep in (4, 16)}
+        single = {keep: [row_of(result, keep, level)[name] for level in (0.5, 2.0)] for keep in (4, 16)}
         for keep, values in single.items():
-            (row,) = [r for r in outcome.rows if r["keep"] == keep and r["corruption"] == "mean"]
+            (row,) = [r for r in result.rows if r["keep"] == keep and r["corruption"] == "mean"]
             assert row[name] == pytest.approx(sum(values) / 2)
-        assert row_of(outcome, "all", None)[name] == pytest.approx(sum(map(sum, single.values())) / 4)
+        assert row_of(result, "all", None)[name] == pytest.approx(sum(map(sum, single.values())) / 4)
 
 
-def test_numbers_of_the_paper(outcome: Outcome) -> None:
+def test_numbers_of_the_paper(result: StudyPart) -> None:
     names = [f"paper_{name}" for name in (*COLUMNS, *GAINS)]
-    mild, severe = (row_of(outcome, 16, level) for level in (0.5, 2.0))
+    mild, severe = (row_of(result, 16, level) for level in (0.5, 2.0))
     assert [mild[name] for name in names] == [0.233, 0.254, 0.272, 0.021, 0.018]
     assert [severe[name] for name in names] == [0.185, 0.193, 0.222, 0.008, 0.029]
-    (mean,) = [row for row in outcome.rows if row["keep"] == 16 and row["corruption"] == "mean"]
+    (mean,) = [row for row in result.rows if row["keep"] == 16 and row["corruption"] == "mean"]
     assert [mean[name] for name in names] == pytest.approx([0.209, 0.2235, 0.247, 0.0145, 0.0235])
-    for other in (row_of(outcome, 4, 0.5), row_of(outcome, "all", None)):
+    for other in (row_of(result, 4, 0.5), row_of(result, "all", None)):
         assert {other[name] for name in names} == {None}
-    assert f"(paper, LLaVA-1.5-7B on MM-Vet: {0.0145:+.3f} and {0.0235:+.3f})" in outcome.reading
+    assert f"(paper, LLaVA-1.5-7B on MM-Vet: {0.0145:+.3f} and {0.0235:+.3f})" in result.findings
 
 
-def test_reading_and_files(outcome: Outcome, tmp_path: Path) -> None:
-    assert f"{3 * 2 * 2 * 2 * grid_task.FAILING} of 216 answers are left out: failed" in outcome.reading
-    (row,) = [row for row in outcome.rows if row["keep"] == 4 and row["corruption"] == "mean"]
-    assert f"k = 4, mean over levels: Clustering {row['clustering']:.3f}" in outcome.reading
-    png, svg, table = outcome.save(tmp_path)
+def test_findings_and_files(result: StudyPart, tmp_path: Path) -> None:
+    assert f"{3 * 2 * 2 * 2 * grid_task.FAILING} of 216 answers are left out: failed" in result.findings
+    (row,) = [row for row in result.rows if row["keep"] == 4 and row["corruption"] == "mean"]
+    assert f"k = 4, mean over levels: Clustering {row['clustering']:.3f}" in result.findings
+    png, svg, table = result.save(tmp_path)
     assert png.read_bytes().startswith(b"\x89PNG")
     assert "<svg" in svg.read_text()
     with table.open(newline="") as file:
         stored = list(csv.DictReader(file))
-    assert [float(r["clustrs"]) for r in stored] == [r["clustrs"] for r in outcome.rows]
+    assert [float(r["clustrs"]) for r in stored] == [r["clustrs"] for r in result.rows]
 
 
 def test_what_is_clear_is_counted() -> None:
@@ -112,19 +111,19 @@ def test_what_is_clear_is_counted() -> None:
         gains = {f"{gain}{end}": v for gain in GAINS for end, v in {"": 0.1, "_low": low, "_high": high}.items()}
         return {"corruption": "gaussian", "level": 1.0, "keep": keep, **names, **paper, **gains}
 
-    text = ablation.reading([row(4, 0.05, 0.2), row(5, -0.1, 0.2), row(6, -0.2, -0.1)], "about")
+    text = ablation.findings([row(4, 0.05, 0.2), row(5, -0.1, 0.2), row(6, -0.2, -0.1)], "about")
     assert "RRS: clearly better in 1 and clearly worse in 1 of 3 cells" in text
     assert "RRS +0.100 [+0.050, +0.200]*." in text
     assert "RRS +0.100 [-0.100, +0.200]." in text
 
 
 def test_the_same_command_answers_nothing_again(
-    outcome: Outcome, folder_of: Folders, data: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+    result: StudyPart, folder_of: Folders, data: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grid_task.short_answers(monkeypatch)
     monkeypatch.setattr("clustrs.models.load.load_model", lambda *_: pytest.fail("nothing is left to do"))
     again = grid_task.run(ablation, folder_of("llava", "clip"), data, output, *WORDS)
-    assert again.rows == outcome.rows
+    assert again.rows == result.rows
     with pytest.raises(ValueError, match=r"another configuration.*seeds"):
         grid_task.run(ablation, folder_of("llava", "clip"), data, output, *WORDS[:-5], "--seeds", 0, "--batch-size", 4)
 
@@ -145,10 +144,10 @@ def test_a_judge_comes_in_between(
     monkeypatch.setattr("clustrs.models.load.load_model", lambda *_: pytest.fail("nothing is left to do"))
     (row,) = grid_task.run(*given).rows
     for name, changed in COLUMNS.items():
-        found = grid_task.by_question(
+        measured = grid_task.by_question(
             tmp_path, 4, "gaussian:2", changed, lambda row: grid_task.mark(row["item"], row["text"])
         )
-        assert row[name] == pytest.approx(grid_task.mean(found))
+        assert row[name] == pytest.approx(grid_task.mean(measured))
     with pytest.raises(ValueError, match="'other'"):
         grid_task.run(*given, "--judge-model", "other")
 
@@ -158,12 +157,12 @@ def test_a_judge_comes_in_between(
     [
         (("--keep", "x"), "--keep x: give a count"),
         (("--keep", "4,4"), "--keep 4,4: give each once"),
-        (("--levels", "one"), "--levels one"),
-        (("--seeds", "-1"), "--seeds -1: give integers of at least 0"),
+        (("--levels", "one"), "--levels one: give a number"),
+        (("--seeds", "-1"), "--seeds -1: give an integer from 0"),
         (("--corrupt", "fogg"), "unknown corruption 'fogg'"),
         (("--set-task", "scoring"), "--set-task scoring: give KEY=VALUE"),
         (("--task", "scene"), "unknown task 'scene'"),
-        (("--batch-size", "0"), "batch_size=0"),
+        (("--batch-size", "0"), "--batch-size 0: give an integer from 1"),
     ],
 )
 def test_mistakes(folder_of: Folders, data: Path, tmp_path: Path, words: tuple[str, ...], message: str) -> None:

@@ -9,20 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_models
-from studies.study_command import outcomes
+from studies.study_command import parts
 
 from clustrs import ClustRS, NoPruning
 from clustrs.images.corruptions import Corruption
 from clustrs.images.open import open_image
 from clustrs.models.ask import ask
-from clustrs.studies import movement
-from clustrs.studies.outcome import Outcome
+from clustrs.studies import StudyPart, movement
 
 Folders = Callable[[str, str], Path]
 
 
-def run(folder: Path, *words: Any) -> list[Outcome]:
-    return outcomes(movement, folder, *words)
+def run(folder: Path, *words: Any) -> tuple[StudyPart, ...]:
+    return parts(movement, folder, *words)
 
 
 @pytest.fixture(scope="module")
@@ -59,34 +58,34 @@ class Expected:
 @pytest.mark.parametrize("level", [None, 0.5])
 def test_numbers(folder_of: Folders, load: Any, image_file: Path, level: float | None) -> None:
     words = () if level is None else ("--corrupt", "gaussian", "--levels", level, "--seed", 3)
-    (outcome,) = run(folder_of("llava", "clip"), image_file, "--keep", 5, *words)
+    (result,) = run(folder_of("llava", "clip"), image_file, "--keep", 5, *words)
     image = open_image(image_file)
     if level is not None:
         image = Corruption("gaussian", level).apply(image, image_file.name, 3)
     model, processor = load()
     expected = Expected(model, processor, image, 5)
-    assert [row["token"] for row in outcome.rows] == expected.kept
-    assert [row["cluster_size"] for row in outcome.rows] == [len(members) for members in expected.members]
+    assert [row["token"] for row in result.rows] == expected.kept
+    assert [row["cluster_size"] for row in result.rows] == [len(members) for members in expected.members]
     for row, token, centre, alpha, after in zip(
-        outcome.rows, expected.kept, expected.centroids, expected.alpha, expected.after, strict=True
+        result.rows, expected.kept, expected.centroids, expected.alpha, expected.after, strict=True
     ):
         before = expected.tokens[token]
-        assert (row["row"], row["column"]) == divmod(token, tiny_models.GRID)
+        assert (row["y"], row["x"]) == divmod(token, tiny_models.GRID)
         assert row["alpha"] == pytest.approx(alpha, rel=1e-4)
         assert row["to_centroid_before"] == pytest.approx(np.linalg.norm(before - centre), rel=1e-4, abs=1e-5)
         assert row["to_centroid_after"] == pytest.approx(np.linalg.norm(after - centre), rel=1e-4, abs=1e-5)
         assert row["moved"] == pytest.approx(np.linalg.norm(after - before), rel=1e-4, abs=1e-5)
         assert row["corruption"] == ("clean" if level is None else "gaussian:0.5")
-    assert max(row["moved"] for row in outcome.rows) > 0.01
+    assert max(row["moved"] for row in result.rows) > 0.01
 
 
 def test_arrows_go_from_the_tokens_to_where_they_move(folder_of: Folders, load: Any, image_file: Path) -> None:
-    (outcome,) = run(folder_of("llava", "clip"), image_file, "--keep", 5)
+    (result,) = run(folder_of("llava", "clip"), image_file, "--keep", 5)
     model, processor = load()
     expected = Expected(model, processor, open_image(image_file), 5)
     largest = max(range(5), key=lambda j: len(expected.members[j]))
     assert largest != int(np.argmin(expected.alpha))
-    left, right = outcome.figure.axes
+    left, right = result.figure.axes
     for axis, members, clusters in (
         (left, list(range(16)), list(range(5))),
         (right, expected.members[largest], [largest]),
@@ -108,34 +107,34 @@ def test_arrows_go_from_the_tokens_to_where_they_move(folder_of: Folders, load: 
 
 
 def test_files_and_words(folder_of: Folders, image_file: Path, tmp_path: Path) -> None:
-    (outcome,) = run(folder_of("llava", "clip"), image_file, "--keep", 5)
-    *figures, numbers = outcome.save(tmp_path)
+    (result,) = run(folder_of("llava", "clip"), image_file, "--keep", 5)
+    *figures, numbers = result.save(tmp_path)
     assert [path.name for path in figures] == ["movement.png", "movement.svg"]
     assert all(path.stat().st_size > 5000 for path in figures)
     with numbers.open(newline="") as file:
-        assert [float(row["moved"]) for row in csv.DictReader(file)] == [row["moved"] for row in outcome.rows]
-    alpha = [row["alpha"] for row in outcome.rows]
+        assert [float(row["moved"]) for row in csv.DictReader(file)] == [row["moved"] for row in result.rows]
+    alpha = [row["alpha"] for row in result.rows]
     text = f"alpha goes from {min(alpha):.2f} to {max(alpha):.2f}, median {median(alpha):.2f}."
-    assert outcome.reading.splitlines()[0] == f"noise.png, clean: {text}"
-    way = sum(row["moved"] for row in outcome.rows) / sum(row["to_centroid_before"] for row in outcome.rows)
-    assert f"together they go {way:.0%} of the way" in outcome.reading
+    assert result.findings.splitlines()[0] == f"noise.png, clean: {text}"
+    way = sum(row["moved"] for row in result.rows) / sum(row["to_centroid_before"] for row in result.rows)
+    assert f"together they go {way:.0%} of the way" in result.findings
 
 
 def test_nothing_moves_when_everything_is_kept(folder_of: Folders, image_file: Path, tmp_path: Path) -> None:
-    (outcome,) = run(folder_of("llava", "clip"), image_file, "--keep", "1.0")
-    assert [(row["cluster_size"], row["alpha"], row["moved"]) for row in outcome.rows] == [(1, 1.0, 0.0)] * 16
-    assert "alone in their clusters: 16" in outcome.reading
-    outcome.save(tmp_path)
+    (result,) = run(folder_of("llava", "clip"), image_file, "--keep", "1.0")
+    assert [(row["cluster_size"], row["alpha"], row["moved"]) for row in result.rows] == [(1, 1.0, 0.0)] * 16
+    assert "alone in their clusters: 16" in result.findings
+    result.save(tmp_path)
 
 
 def test_a_figure_for_each_image_and_level(folder_of: Folders, image_file: Path) -> None:
-    outcomes = run(
+    results = run(
         folder_of("llava", "clip"), image_file, "sample:scene-1", image_file, "--corrupt", "gaussian", "--levels", "1,3"
     )
     stems = ("noise-1", "scene-1", "noise-2")
-    assert [o.name for o in outcomes] == [f"movement-{stem}-gaussian-{x}" for stem in stems for x in (1, 3)]
-    assert outcomes[0].rows == outcomes[4].rows
-    assert outcomes[0].rows != outcomes[1].rows
+    assert [o.name for o in results] == [f"movement-{stem}-gaussian-{x}" for stem in stems for x in (1, 3)]
+    assert results[0].rows == results[4].rows
+    assert results[0].rows != results[1].rows
     (strongest,) = run(folder_of("llava", "clip"), image_file, "--corrupt", "salt_pepper")
     assert strongest.rows[0]["corruption"] == "salt_pepper:0.5"
 
@@ -143,10 +142,10 @@ def test_a_figure_for_each_image_and_level(folder_of: Folders, image_file: Path)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--levels", "1"), "--levels 1: say of which corruption"),
+        (("--levels", "1"), r"levels=\(1.0,\) but no corruption"),
         (("--corrupt", "fog"), "unknown corruption 'fog'"),
-        (("--keep", "1.5"), "keep=1.5"),
-        (("--count", "-1"), "--count=-1"),
+        (("--keep", "1.5"), "--keep 1.5: give a count"),
+        (("--count", "-1"), "--count -1: give an integer from 1"),
         (("nowhere.png",), "there is no such file"),
     ],
 )

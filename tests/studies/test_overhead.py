@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import tiny_models
-from studies.study_command import outcomes
+from studies.study_command import parts
 from transformers import PreTrainedModel
 
 from clustrs import ClustRS, FasterVLM, NoPruning
@@ -18,8 +18,7 @@ from clustrs.models import scoring as towers
 from clustrs.models import select as choosing
 from clustrs.models.load import load_model
 from clustrs.models.prompts import chat_prompt
-from clustrs.studies import overhead
-from clustrs.studies.outcome import Outcome
+from clustrs.studies import StudyPart, overhead
 from clustrs.studies.overhead import Contestant, Timing
 
 Folders = Callable[[str, str], Path]
@@ -43,9 +42,9 @@ class Clock:
         self.time += PER_POSITION * kwargs["inputs_embeds"].shape[1]
 
 
-def run(folder: Path, *words: Any) -> Outcome:
-    (outcome,) = outcomes(overhead, folder, *words)
-    return outcome
+def run(folder: Path, *words: Any) -> StudyPart:
+    (result,) = parts(overhead, folder, *words)
+    return result
 
 
 @pytest.fixture
@@ -81,7 +80,7 @@ def test_every_part_by_the_clock(folder_of: Folders, clock: Clock, tmp_path: Pat
     tiny_models.make_image(40, 40).save(path)
     folder = folder_of("llava", "clip")
     words = ("--methods", "none,clustrs,fastervlm", "--keep", "4,8", "--new-tokens", "2,5", "--repeats", REPEATS)
-    outcome = run(folder, path, *words)
+    result = run(folder, path, *words)
 
     names = [("none", 1.0), ("clustrs", 4), ("clustrs", 8), ("fastervlm", 4), ("fastervlm", 8)]
     rounds = [clock.chosen[i : i + 5] for i in range(0, len(clock.chosen), 5)]
@@ -93,8 +92,8 @@ def test_every_part_by_the_clock(folder_of: Folders, clock: Clock, tmp_path: Pat
     text = chat_prompt(processor, overhead.QUESTION)
     inputs = processor(images=[open_image(path)], text=[text], return_tensors="pt")
     around = inputs["input_ids"].shape[1] - 16
-    assert len(outcome.rows) == len(names)
-    for row, name in zip(outcome.rows, names, strict=True):
+    assert len(result.rows) == len(names)
+    for row, name in zip(result.rows, names, strict=True):
         assert (row["method"], row["keep"]) == (name[0], "all" if name[0] == "none" else name[1])
         places = [i for i, chosen in enumerate(clock.chosen) if chosen == name][1:]  # the first round warms up
         tower = statistics.median(clock.towers[i] for i in places)
@@ -115,8 +114,8 @@ def test_every_part_by_the_clock(folder_of: Folders, clock: Clock, tmp_path: Pat
         assert [row[f"{part}_share"] * visual for part in overhead.PARTS] == pytest.approx([tower, scoring, selection])
         assert row["overhead_quartile_1_ms"] <= row["overhead_ms"] <= row["overhead_quartile_3_ms"]
         assert (row["paper_lowest_ms"], row["paper_highest_ms"]) == (None, None)
-    assert "k = 4, milliseconds: clustrs " in outcome.reading
-    assert "ClustRS adds least" in outcome.reading
+    assert "k = 4, milliseconds: clustrs " in result.findings
+    assert "ClustRS adds least" in result.findings
 
 
 def test_real_time_and_files(folder_of: Folders, tmp_path: Path) -> None:
@@ -133,8 +132,8 @@ def test_real_time_and_files(folder_of: Folders, tmp_path: Path) -> None:
         "--crops",
         "base",
     )
-    outcome = run(folder_of("llava_onevision", "siglip"), *words)
-    png, svg, table = outcome.save(tmp_path)
+    result = run(folder_of("llava_onevision", "siglip"), *words)
+    png, svg, table = result.save(tmp_path)
     assert png.read_bytes().startswith(b"\x89PNG")
     assert "<svg" in svg.read_text()
     with table.open(newline="") as file:
@@ -168,7 +167,7 @@ def test_the_papers_table_is_beside_its_model() -> None:
     assert printed("llava-hf/llava-1.5-7b-hf") == [nothing, (35, 35), (52, 52), (33, 34), nothing, nothing]
     assert printed("llava-hf/llava-1.5-13b-hf") == [nothing] * 6
     rows = overhead.summarise(contestants, timings, [2], "llava-hf/llava-1.5-7b-hf")
-    text = overhead.reading(rows, [2], "a machine")
+    text = overhead.findings(rows, [2], "a machine")
     assert "The paper prints an overhead of 52 ms (A100)." in text
     assert "its overhead is 55.0% of an answer of 2 tokens" in text
     legend = overhead.draw(rows, [2], "llava-1.5-7b").axes[0].get_legend()
@@ -185,13 +184,13 @@ def test_quartiles() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--repeats", "0"), "--repeats=0"),
-        (("--count", "-1"), "--count=-1"),
-        (("--new-tokens", "0"), "--new-tokens 0: give integers of at least 1"),
+        (("--repeats", "0"), "--repeats 0: give an integer from 1"),
+        (("--count", "-1"), "--count -1: give an integer from 1"),
+        (("--new-tokens", "0"), "--new-tokens 0: give an integer from 1"),
         (("--new-tokens", "14,14"), "give each once"),
         (("--keep", "some"), "--keep some"),
         (("--methods", "clusters"), "clusters"),
-        (("--crops", "none"), "--crops='none'"),
+        (("--crops", "none"), "--crops none: give one of all, base"),
     ],
 )
 def test_mistakes(folder_of: Folders, words: tuple[str, ...], message: str) -> None:

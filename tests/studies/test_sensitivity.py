@@ -10,8 +10,7 @@ import pytest
 from studies import grid_task
 
 from clustrs.evaluation import metrics
-from clustrs.studies import sensitivity
-from clustrs.studies.outcome import Outcome
+from clustrs.studies import StudyPart, sensitivity
 
 Folders = Callable[[str, str], Path]
 CHANGED: dict[tuple[str, str], dict[str, Any]] = {
@@ -37,33 +36,33 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def outcome(folder_of: Folders, data: Path, output: Path) -> Outcome:
+def result(folder_of: Folders, data: Path, output: Path) -> StudyPart:
     with pytest.MonkeyPatch.context() as patch:
         grid_task.short_answers(patch)
         words = ("--keep", 3, "--corrupt", "clean", "gaussian:0.5")
         return grid_task.run(sensitivity, folder_of("llava", "clip"), data, output, *words)
 
 
-def test_every_cell_is_that_of_the_record(outcome: Outcome, output: Path) -> None:
-    assert len(outcome.rows) == len(CHANGED) * 3
+def test_every_cell_is_that_of_the_record(result: StudyPart, output: Path) -> None:
+    assert len(result.rows) == len(CHANGED) * 3
     questions = [f"{number}-{i}" for number in range(3) for i in range(3)]
     moved = set()
-    for row in outcome.rows:
+    for row in result.rows:
         names = ["clean", "gaussian:0.5"]
         if row["corruption"] != "mean":
             names = [row["corruption"] + ("" if row["level"] is None else f":{row['level']:g}")]
-        own, usual = (
+        own, default = (
             {
-                question: sum(values[question] for values in found) / len(found)
-                for found in [[grid_task.by_question(output, 3, name, changed) for name in names]]
-                for question in found[0]
+                question: sum(values[question] for values in measured) / len(measured)
+                for measured in [[grid_task.by_question(output, 3, name, changed) for name in names]]
+                for question in measured[0]
             }
             for changed in (CHANGED[row["parameter"], row["value"]], {})
         )
         assert row["questions"] == len(own) == 6
         assert row["score"] == pytest.approx(grid_task.mean(own))
-        assert row["difference"] == pytest.approx(grid_task.mean(own) - grid_task.mean(usual))
-        first, second = (np.array([[v.get(question, np.nan) for question in questions]]) for v in (own, usual))
+        assert row["difference"] == pytest.approx(grid_task.mean(own) - grid_task.mean(default))
+        first, second = (np.array([[v.get(question, np.nan) for question in questions]]) for v in (own, default))
         (expected,) = metrics.differences(first, second)
         bounds = [row[f"difference_{end}"] for end in ("low", "high", "p")]
         assert bounds == pytest.approx([expected.low, expected.high, expected.p])
@@ -73,34 +72,34 @@ def test_every_cell_is_that_of_the_record(outcome: Outcome, output: Path) -> Non
     assert moved >= {"tau", "clip"}
 
 
-def test_files_and_reading(outcome: Outcome, tmp_path: Path) -> None:
-    png, svg, table = outcome.save(tmp_path)
+def test_files_and_findings(result: StudyPart, tmp_path: Path) -> None:
+    png, svg, table = result.save(tmp_path)
     assert png.read_bytes().startswith(b"\x89PNG")
     assert "<svg" in svg.read_text()
     with table.open(newline="") as file:
-        assert [float(row["score"]) for row in csv.DictReader(file)] == [row["score"] for row in outcome.rows]
-    means = {row["value"]: row for row in outcome.rows if row["parameter"] == "tau" and row["corruption"] == "mean"}
+        assert [float(row["score"]) for row in csv.DictReader(file)] == [row["score"] for row in result.rows]
+    means = {row["value"]: row for row in result.rows if row["parameter"] == "tau" and row["corruption"] == "mean"}
     assert (
-        f"tau, mean of all: 0.25: {means['0.25']['score']:.3f} ({means['0.25']['difference']:+.3f} [" in outcome.reading
+        f"tau, mean of all: 0.25: {means['0.25']['score']:.3f} ({means['0.25']['difference']:+.3f} [" in result.findings
     )
-    assert f"; 1: {means['1']['score']:.3f}; 2: " in outcome.reading
-    assert "of 8 cells (about 0.4 would look clear" in outcome.reading
+    assert f"; 1: {means['1']['score']:.3f}; 2: " in result.findings
+    assert "of 8 cells (about 0.4 would look clear" in result.findings
 
 
 def test_numbers_of_the_paper(folder_of: Folders, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are there for the paper's budgets and conditions, each parameter from its own table."""
     grid_task.short_answers(monkeypatch)
-    words = ("--keep", "16,50", "--corrupt", "gaussian:2", "--settings", "centroid", "clip", "--limit", 1)
-    outcome = grid_task.run(sensitivity, folder_of("llava", "clip"), data, tmp_path, *words)
-    found = {(row["value"], row["keep"]): (row["paper_score"], row["paper_difference"]) for row in outcome.rows}
-    assert found["no RRS", 16] == (0.174, 0.014)
-    assert found["0-1", 50] == (0.171, -0.026)
-    assert found["0.1-0.95", 50] == (0.197, 0.0)
-    assert found["0.3-0.8", "all"] == (0.189, 0.0105)
-    assert found["huber", 16] == found["mean", 50] == (None, None)
-    assert f"Paper (LLaVA-1.5-7B on MM-Vet): no RRS: {0.1905:.3f}; " in outcome.reading
-    assert [row["parameter"] for row in outcome.rows[:6]] == ["centroid"] * 6
-    assert outcome.rows[0]["score_low"] is None  # one question has no interval
+    words = ("--keep", "16,50", "--corrupt", "gaussian:2", "--parameters", "centroid", "clip", "--limit", 1)
+    result = grid_task.run(sensitivity, folder_of("llava", "clip"), data, tmp_path, *words)
+    measured = {(row["value"], row["keep"]): (row["paper_score"], row["paper_difference"]) for row in result.rows}
+    assert measured["no RRS", 16] == (0.174, 0.014)
+    assert measured["0-1", 50] == (0.171, -0.026)
+    assert measured["0.1-0.95", 50] == (0.197, 0.0)
+    assert measured["0.3-0.8", "all"] == (0.189, 0.0105)
+    assert measured["huber", 16] == measured["mean", 50] == (None, None)
+    assert f"Paper (LLaVA-1.5-7B on MM-Vet): no RRS: {0.1905:.3f}; " in result.findings
+    assert [row["parameter"] for row in result.rows[:6]] == ["centroid"] * 6
+    assert result.rows[0]["score_low"] is None  # one question has no interval
 
 
 def test_tau_of_the_paper_is_its_own_table() -> None:
@@ -114,8 +113,8 @@ def test_tau_of_the_paper_is_its_own_table() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--settings", "tau", "tauu"), "settings='tauu'.*did you mean 'tau'"),
-        (("--settings", "tau", "tau"), "--settings tau,tau: give each once"),
+        (("--parameters", "tau", "tauu"), "--parameters tauu: give one of tau, clip.*did you mean 'tau'"),
+        (("--parameters", "tau", "tau"), "--parameters tau tau: give each once"),
         (("--corrupt", "gaussian:x"), "give NAME:LEVEL"),
     ],
 )

@@ -1,4 +1,4 @@
-"""How stable ranking and choice are: the numbers, against loops over what an attached model keeps."""
+"""How stable ranking and selection are: the numbers, against loops over what an attached model keeps."""
 
 import csv
 import itertools
@@ -10,33 +10,32 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from studies.study_command import outcomes
+from studies.study_command import parts
 
 from clustrs import ClustRS, NoPruning, Pruner, Random, VisionZip
 from clustrs.images.corruptions import Corruption
 from clustrs.images.open import open_image
 from clustrs.models.ask import ask
 from clustrs.models.attach import ImageSelection
-from clustrs.studies import stability
-from clustrs.studies.outcome import Outcome
+from clustrs.studies import StudyPart, stability
 
 Folders = Callable[[str, str], Path]
 
 
-def run(folder: Path, *words: Any) -> Outcome:
-    (outcome,) = outcomes(stability, folder, *words)
-    return outcome
+def run(folder: Path, *words: Any) -> StudyPart:
+    (result,) = parts(stability, folder, *words)
+    return result
 
 
 @pytest.fixture(scope="module")
-def outcome(folder_of: Folders, images: list[Path]) -> Outcome:
+def result(folder_of: Folders, images: list[Path]) -> StudyPart:
     """Three images at the default levels, with the default methods."""
     return run(folder_of("llava", "clip"), *images, "--keep", 4)
 
 
 def cell(rows: Any, level: str, measure: str, method: str = "ranking") -> dict[str, Any]:
-    (found,) = [row for row in rows if (row["level"], row["measure"], row["method"]) == (level, measure, method)]
-    return dict(found)
+    (measured,) = [row for row in rows if (row["level"], row["measure"], row["method"]) == (level, measure, method)]
+    return dict(measured)
 
 
 def looked_at(model: Any, processor: Any, path: Path, level: float, method: Pruner) -> ImageSelection:
@@ -76,30 +75,30 @@ def test_numbers(folder_of: Folders, load: Any, images: list[Path], family: str,
     assert min(row["mean"] for row in rows if row["measure"] == "kept_overlap") < 1
 
 
-def test_without_noise_nothing_moves(outcome: Outcome) -> None:
+def test_without_noise_nothing_moves(result: StudyPart) -> None:
     still = {"rank_change": 0, "top_overlap": 1, "kept_overlap": 1, "feature_distance": 0}
-    rows = [row for row in outcome.rows if row["level"] == "0"]
+    rows = [row for row in result.rows if row["level"] == "0"]
     assert len(rows) == 2 + 2 * 7
     assert all((row["mean"], row["low"], row["high"]) == (still[row["measure"]],) * 3 for row in rows)
 
 
-def test_interval_is_that_of_resampled_images(outcome: Outcome, folder_of: Folders, images: list[Path]) -> None:
+def test_interval_is_that_of_resampled_images(result: StudyPart, folder_of: Folders, images: list[Path]) -> None:
     alone = [run(folder_of("llava", "clip"), path, "--keep", 4, "--methods", "random").rows for path in images]
     values = [cell(rows, "1", "rank_change")["mean"] for rows in alone]
     assert cell(alone[0], "1", "rank_change")["low"] is None
-    found = cell(outcome.rows, "1", "rank_change")
-    assert found["mean"] == pytest.approx(sum(values) / 3)
+    measured = cell(result.rows, "1", "rank_change")
+    assert measured["mean"] == pytest.approx(sum(values) / 3)
     # One draw in 27 is three times the smallest, which is more than the 2.5 % below the interval.
-    assert (found["low"], found["high"]) == pytest.approx((min(values), max(values)))
+    assert (measured["low"], measured["high"]) == pytest.approx((min(values), max(values)))
     assert min(values) < max(values)
 
 
-def test_the_papers_numbers_stand_beside(outcome: Outcome, folder_of: Folders, images: list[Path]) -> None:
+def test_the_papers_numbers_are_there(result: StudyPart, folder_of: Folders, images: list[Path]) -> None:
     printed = {"0": (0, 1), "0.1": (288, 0.13), "1": (321, 0), "3": (308, 0)}
     for level in ("0", "0.1", "0.5", "1", "2", "3"):
-        found = tuple(cell(outcome.rows, level, what)["paper"] for what in ("rank_change", "top_overlap"))
-        assert found == printed.get(level, (None, None))
-    assert all(row["paper"] is None for row in outcome.rows if row["method"] != "ranking")
+        measured = tuple(cell(result.rows, level, what)["paper"] for what in ("rank_change", "top_overlap"))
+        assert measured == printed.get(level, (None, None))
+    assert all(row["paper"] is None for row in result.rows if row["method"] != "ranking")
     common = (images[0], "--methods", "random", "--levels", "0.1")
     for words in (("--top", 14), ("--corrupt", "salt_pepper")):
         assert all(row["paper"] is None for row in run(folder_of("llava", "clip"), *common, *words).rows)
@@ -122,38 +121,36 @@ def test_levels_of_other_corruptions(folder_of: Folders, images: list[Path]) -> 
     assert [row["level"] for row in rows if row["measure"] == "rank_change"] == ["60", "30"]
 
 
-def test_files_and_words(outcome: Outcome, tmp_path: Path) -> None:
-    png, svg, numbers = outcome.save(tmp_path)
+def test_files_and_words(result: StudyPart, tmp_path: Path) -> None:
+    png, svg, numbers = result.save(tmp_path)
     assert png.read_bytes().startswith(b"\x89PNG")
     assert "</svg>" in svg.read_text()
     with numbers.open(newline="") as file:
         stored = list(csv.DictReader(file))
-    for row, kept in zip(stored, outcome.rows, strict=True):
+    for row, kept in zip(stored, result.rows, strict=True):
         assert {key: "" if value is None else str(value) for key, value in kept.items()} == row
-    mild = cell(outcome.rows, "0.1", "rank_change")["mean"]
-    lines = outcome.reading.splitlines()
+    mild = cell(result.rows, "0.1", "rank_change")["mean"]
+    lines = result.findings.splitlines()
     assert 2 <= len(lines) <= 6
     assert f"move by {mild:.0f} ranks" in lines[0]
     assert "the paper's, LLaVA-1.5-7B: 288 and 13%" in lines[0]
-    assert "The same places at every level are kept by random, grid." in outcome.reading
+    assert "The same positions at every level are kept by random, grid." in result.findings
     last = {
-        row["method"]: row["mean"]
-        for row in outcome.rows
-        if (row["level"], row["measure"]) == ("3", "feature_distance")
+        row["method"]: row["mean"] for row in result.rows if (row["level"], row["measure"]) == ("3", "feature_distance")
     }
     assert lines[-1].endswith(
         ": " + ", ".join(f"{name} {last[name]:.2f}" for name in sorted(last, key=last.__getitem__)) + "."
     )
 
 
-def test_what_is_drawn(outcome: Outcome) -> None:
-    panels = outcome.figure.axes
+def test_what_is_drawn(result: StudyPart) -> None:
+    panels = result.figure.axes
     measures = ("rank_change", "top_overlap", "feature_distance", "kept_overlap")
     for panel, measure, factor in zip(panels, measures, (1, 100, 1, 100), strict=True):
         assert [label.get_text() for label in panel.get_xticklabels()] == ["0", "0.1", "0.5", "1", "2", "3"]
         for line in panel.containers:
             name = "ranking" if measure in measures[:2] else line.get_label()
-            means = [factor * cell(outcome.rows, level, measure, name)["mean"] for level in ("0.1", "3")]
+            means = [factor * cell(result.rows, level, measure, name)["mean"] for level in ("0.1", "3")]
             assert [line.lines[0].get_ydata()[i] for i in (1, 5)] == pytest.approx(means)
         assert len(panel.containers) == (1 if measure in measures[:2] else 7)
     (printed,) = [line for line in panels[0].get_lines() if "paper" in str(line.get_label())]
@@ -163,16 +160,16 @@ def test_what_is_drawn(outcome: Outcome) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--levels", "0,x"), "--levels 0,x: give numbers"),
-        (("--levels", "1,1"), "give each level once"),
+        (("--levels", "0,x"), "--levels x: give a number"),
+        (("--levels", "1,1"), "--levels 1,1: give each once"),
         (("--levels", "-1"), "gaussian level=-1"),
         (("--corrupt", "gausian"), "unknown corruption 'gausian'"),
-        (("--methods", "clustrs,clustrs"), "give each method once"),
+        (("--methods", "clustrs,clustrs"), "--methods clustrs,clustrs: give each once"),
         (("--methods", "clusters"), "unknown method 'clusters'"),
         (("--keep", "many"), "--keep many: give a count"),
-        (("--keep", "0"), "keep=0"),
-        (("--top", "0"), "--top=0"),
-        (("--count", "0"), "--count=0"),
+        (("--keep", "0"), "--keep 0: give a count"),
+        (("--top", "0"), "--top 0: give an integer from 1"),
+        (("--count", "0"), "--count 0: give an integer from 1"),
     ],
 )
 def test_mistakes(words: tuple[str, ...], message: str) -> None:
@@ -180,8 +177,8 @@ def test_mistakes(words: tuple[str, ...], message: str) -> None:
         run(Path("nowhere"), *words)
 
 
-def test_numbers_do_not_depend_on_the_other_methods(outcome: Outcome, folder_of: Folders, images: list[Path]) -> None:
+def test_numbers_do_not_depend_on_the_other_methods(result: StudyPart, folder_of: Folders, images: list[Path]) -> None:
     torch.manual_seed(3)
     fewer = run(folder_of("llava", "clip"), *images, "--keep", 4, "--methods", "divprune", "--levels", "3").rows
     for row in fewer:
-        assert cell(outcome.rows, "3", row["measure"], row["method"]) == row
+        assert cell(result.rows, "3", row["measure"], row["method"]) == row

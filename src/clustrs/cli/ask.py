@@ -1,13 +1,17 @@
-"""`clustrs ask`, `compare`, `samples` and `methods`."""
+"""`clustrs ask` and `compare`: one question about one image, with one method or with several."""
 
 import argparse
 import json
-from dataclasses import MISSING, asdict, fields
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
+from clustrs.cli import values
 from clustrs.cli.protocol_options import add_protocol_options
-from clustrs.embedded import DEFAULT, image_path, samples
+from clustrs.embedded import DEFAULT, image_path
 from clustrs.embedded import MODELS as EMBEDDED
 
 if TYPE_CHECKING:
@@ -31,7 +35,9 @@ COMPARE_EXAMPLES = """\
 examples (M stands for a folder or a Hugging Face id):
   clustrs compare sample:scene-1 "How many objects are there?"
   clustrs compare cat.jpg "What is this?" --model M --methods none,clustrs,fastervlm --corrupt salt_pepper:0.2
+  clustrs compare cat.jpg "What is this?" --model M --methods none "clustrs tau=2" clustrs --keep 16 64
   clustrs compare cat.jpg "What is this?" --model M --show kept.png
+lists are given with spaces or commas: --keep 16 64 is --keep 16,64
 """
 
 
@@ -39,8 +45,8 @@ def add_commands(commands: Any) -> None:
     raw = argparse.RawDescriptionHelpFormatter
     ask = commands.add_parser(
         "ask",
-        help="ask a question about a image",
-        description="Ask a question about a image. Prints the answer, how many visual tokens the language model "
+        help="ask a question about an image",
+        description="Ask a question about an image. Prints the answer, how many visual tokens the language model "
         "read, and the time.",
         epilog=ASK_EXAMPLES,
         formatter_class=raw,
@@ -58,25 +64,19 @@ def add_commands(commands: Any) -> None:
         formatter_class=raw,
     )
     add_common(compare)
-    compare.add_argument("--methods", metavar="A,B", help="which methods (default: all)")
-    compare.set_defaults(run=run_compare)
-
-    samples = commands.add_parser(
-        "samples",
-        help="list the sample images",
-        description="List the images that come with the package, with questions for the drawn ones and the right "
-        "answers. Give sample:NAME wherever a image is asked for.",
+    compare.add_argument(
+        "--methods",
+        action=values.Several,
+        read=str,
+        metavar="METHOD",
+        default=["all"],
+        help='methods, see clustrs methods; parameters may follow ("clustrs tau=2") (default: all)',
     )
-    samples.add_argument("--json", action="store_true", help="print JSON")
-    samples.set_defaults(run=run_samples)
-
-    methods = commands.add_parser("methods", help="list the methods", description="List the methods, their parameters.")
-    methods.add_argument("--json", action="store_true", help="print JSON")
-    methods.set_defaults(run=run_methods)
+    compare.set_defaults(run=run_compare)
 
 
 def add_common(command: argparse.ArgumentParser) -> None:
-    command.add_argument("image", metavar="IMAGE", help="a image file, or sample:NAME (see clustrs samples)")
+    command.add_argument("image", metavar="IMAGE", help="an image file, or sample:NAME (see clustrs samples)")
     command.add_argument("question", metavar="QUESTION", help="what to ask")
     command.add_argument(
         "--model",
@@ -85,68 +85,113 @@ def add_common(command: argparse.ArgumentParser) -> None:
         help=f"a folder, a Hugging Face id, or one of {', '.join(EMBEDDED)}, which come with the package and know "
         f"drawn scenes only (default: {DEFAULT})",
     )
-    command.add_argument("--keep", help=f"a count (16) or a fraction (0.25; 1.0 is all) (default: {DEFAULT_KEEP})")
     command.add_argument(
-        "--set", metavar="KEY=VALUE", action="append", default=[], help="a parameter of the method, see clustrs methods"
+        "--keep",
+        action=values.Several,
+        read=values.keep,
+        metavar="K",
+        help=f"a count (16) or a fraction (0.25; 1.0 is all); compare takes several (default: {DEFAULT_KEEP})",
     )
-    command.add_argument("--corrupt", metavar="NAME:LEVEL", help="spoil the image first, for example gaussian:0.5")
-    command.add_argument("--seed", type=int, default=0, help="of the corruption (default: 0)")
     command.add_argument(
-        "--scope", default="image", help='one budget for the whole "image" or for each "crop" (default: image)'
+        "--set",
+        metavar="KEY=VALUE",
+        action=values.Settings,
+        default={},
+        help="parameters of the method, see clustrs methods",
     )
-    command.add_argument("--crops", default="all", help='"all" crops or the "base" crop alone (default: all)')
     command.add_argument(
-        "--positions", default="compact", help='"compact" or "original" position of kept tokens (default: compact)'
+        "--corrupt",
+        metavar="NAME:LEVEL",
+        help="corrupt the image first, for example gaussian:0.5; see clustrs corruptions",
+    )
+    command.add_argument(
+        "--seed", action=values.One, read=values.seed, default=0, help="seed of the corruption (default: 0)"
+    )
+    add_choices(command, scope="image", crops="all", positions="compact")
+    command.add_argument(
+        "--max-new-tokens", action=values.One, read=values.integer(), default=64, help="longest answer (default: 64)"
     )
     add_protocol_options(command, default="checkpoint")
-    command.add_argument("--max-new-tokens", type=int, default=64, help="longest answer (default: 64)")
     command.add_argument("--show", metavar="FILE", help="draw the kept tokens to a .png, .pdf or .svg file")
     command.add_argument("--json", action="store_true", help="print JSON")
 
 
-def parse_settings(settings: list[str]) -> dict[str, Any]:
-    """KEY=VALUE pairs; a value that is no JSON is a string."""
-    from clustrs import validation
-
-    for setting in settings:
-        if setting.startswith("keep="):
-            raise ValueError(f"--set {setting}: give --keep {setting.removeprefix('keep=')}")
-    return dict(validation.key_value(s, f"--set {s}: give KEY=VALUE, for example tau=2") for s in settings)
+CHOICES = {
+    "scope": (("image", "crop"), 'one budget for the whole "image" or for each "crop"'),
+    "crops": (("all", "base"), '"all" crops or the "base" crop alone'),
+    "positions": (("compact", "original"), '"compact" or "original" position of kept tokens'),
+}
+"""Options of `attach`, and what they take; the first is the default."""
 
 
-def make_method(name: str, keep: str | None, settings: dict[str, Any]) -> "Pruner":
+def add_choices(command: argparse.ArgumentParser, **defaults: str | None) -> None:
+    for name, default in defaults.items():
+        accepted, meaning = CHOICES[name]
+        command.add_argument(
+            f"--{name}",
+            action=values.One,
+            read=values.choice(accepted),
+            default=default,
+            metavar="|".join(accepted),
+            help=f"{meaning} (default: {accepted[0]})",
+        )
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """The budget has an option of its own."""
+    if "keep" in settings:
+        raise ValueError(f"--set keep={settings['keep']}: give --keep {settings['keep']}")
+
+
+def make_method(name: str, keep: int | float | None, settings: Mapping[str, Any]) -> "Pruner":
     """A method with these parameters, and a budget unless it is the one that keeps everything."""
-    from clustrs import validation
     from clustrs.pruners import get_method
 
-    if keep is not None:
-        settings = {"keep": validation.read_keep(keep), **settings}
-    elif name != "none":
-        settings = {"keep": DEFAULT_KEEP, **settings}
-    return get_method(name, **settings)
+    if keep is None and name != "none":
+        keep = DEFAULT_KEEP
+    return get_method(name, **({} if keep is None else {"keep": keep}), **settings)
+
+
+def check_folder(option: str, folder: Path) -> None:
+    """Check that files can be written to a folder that may not exist yet: better known before a model has run."""
+    try:
+        existing = folder
+        while not existing.exists():
+            existing = existing.parent
+        problem = "" if existing.is_dir() else f"{str(existing)!r} is not a folder"
+        if not problem and not os.access(existing, os.W_OK | os.X_OK):
+            problem = f"{str(existing)!r} is read-only"
+    except OSError as error:
+        problem = f"{error.strerror}"
+    if problem:
+        raise ValueError(f"{option} {str(folder)!r}: {problem}, give a folder that can be written to")
+
+
+def check_file(option: str, path: Path) -> None:
+    """Check that a file can be written, as far as its name and its folder tell."""
+    try:
+        folder = path.is_dir()
+    except OSError as error:
+        raise ValueError(f"{option} {str(path)!r}: {error.strerror}, give another name") from None
+    if folder:
+        raise ValueError(f"{option} {str(path)!r}: this is a folder, give the name of a file")
+    check_folder(option, path.parent)
 
 
 class Question:
     """What `ask` and `compare` have in common: the options checked, the cheap ones first, and the model loaded."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        from clustrs import validation
         from clustrs.images.corruptions import Corruption
         from clustrs.images.open import open_image
-        from clustrs.models import plot as drawing
+        from clustrs.models import plot
         from clustrs.models.load import load_model, quiet_transformers
-        from clustrs.models.prompts import PromptTemplate
-        from clustrs.models.protocol import ImagePadding, apply_image_padding
+        from clustrs.models.protocol import apply_image_padding
 
         self.options = options
-        validation.choice("--scope", options.scope, ("image", "crop"))
-        validation.choice("--crops", options.crops, ("all", "base"))
-        validation.choice("--positions", options.positions, ("compact", "original"))
-        validation.choice("--prompt-template", options.prompt_template, get_args(PromptTemplate))
-        validation.choice("--image-padding", options.image_padding, get_args(ImagePadding))
-        validation.integer("--max-new-tokens", options.max_new_tokens, 1)
         if options.show:
-            drawing.check_path(options.show)
+            plot.check_path(options.show)
+            check_file("--show", Path(options.show))
         self.corruption = Corruption.parse(options.corrupt) if options.corrupt else None
         path = image_path(options.image)
         image = open_image(path)
@@ -204,7 +249,12 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def run_ask(options: argparse.Namespace) -> None:
-    method = make_method(options.method, options.keep, parse_settings(options.set))
+    check_settings(options.set)
+    budgets = options.keep or [None]
+    if len(budgets) > 1:
+        shown = " ".join(map(str, budgets))
+        raise ValueError(f"--keep {shown}: ask takes one budget, clustrs compare takes several")
+    method = make_method(options.method, budgets[0], options.set)
     question = Question(options)
     answer = question.ask(method)
     if options.json:
@@ -218,24 +268,14 @@ def run_ask(options: argparse.Namespace) -> None:
         print(f"milliseconds: {', '.join(times)}")
         print(about(options.model), end="")
     if options.show:
-        from clustrs.models import plot as drawing
+        from clustrs.models import plot
 
-        drawing.draw_kept(question.seen(), answer.image, options.show, question.title(method.name))
+        plot.draw_kept(question.seen(), answer.image, options.show, question.title(method.name))
 
 
 def about(model: str) -> str:
     """A line on the model when it is an embedded one."""
     return f"model: {model}, embedded; it knows drawn scenes only (--model for another)\n" if model in EMBEDDED else ""
-
-
-def run_samples(options: argparse.Namespace) -> None:
-    if options.json:
-        print(json.dumps([{**asdict(sample), "path": str(sample.path)} for sample in samples()], indent=2))
-        return
-    for sample in samples():
-        print(f"sample:{sample.name}  ({sample.licence})  {sample.path}")
-        for question, answer in sample.questions:
-            print(f"    {question}  {answer}")
 
 
 def run_compare(options: argparse.Namespace) -> None:
@@ -250,43 +290,63 @@ def run_compare(options: argparse.Namespace) -> None:
         print(table(methods, answers))
         print(about(options.model), end="")
     if options.show:
-        from clustrs.models import plot as drawing
+        from clustrs.models import plot
 
-        images = {
-            f"{method.name}: {shorten(answer.text, 32, placeholder=' ...')}": answer.image
-            for method, answer in zip(methods, answers, strict=True)
+        panels = {
+            f"{label}: {shorten(answer.text, 32, placeholder=' ...')}": answer.image
+            for label, answer in zip(labels(methods), answers, strict=True)
         }
-        drawing.draw_comparison(question.seen(), images, options.show, question.title())
+        plot.draw_comparison(question.seen(), panels, options.show, question.title())
 
 
 def compared(options: argparse.Namespace) -> list["Pruner"]:
-    """The methods to compare; each takes those of the given parameters that it has."""
+    """The methods to compare at every budget; each takes those of the given parameters that it has."""
+    from clustrs.evaluation.config import parse_method
     from clustrs.pruners import list_methods, method_class
 
+    check_settings(options.set)
     every = sorted(list_methods(), key=lambda name: name != "none")  # what the others are compared with comes first
-    names = [name.strip() for name in options.methods.split(",")] if options.methods else every
-    if len(set(names)) < len(names):
-        raise ValueError(f"--methods {options.methods}: give each method once")
-    known = {name: {field.name for field in fields(method_class(name))} for name in names}
-    settings = parse_settings(options.set)
-    for key in settings:
+    specs = [name for spec in options.methods for name in (every if spec == "all" else [spec])]
+    parsed = [parse_method(spec) for spec in specs]
+    known = {one["name"]: {field.name for field in fields(method_class(one["name"]))} for one in parsed}
+    for key in options.set:
         if not any(key in parameters for parameters in known.values()):
             raise ValueError(f"--set {key}: none of the methods has this parameter, see clustrs methods")
-    methods = []
-    for name, parameters in known.items():
-        mine = {key: value for key, value in settings.items() if key in parameters}
-        methods.append(make_method(name, None if name == "none" else options.keep, mine))
+    methods: list[Pruner] = []
+    for one in parsed:
+        name = one.pop("name")
+        settings = {key: value for key, value in options.set.items() if key in known[name]} | one
+        once = name == "none" or "keep" in settings
+        budgets = [settings.pop("keep", None)] if once else options.keep or [None]
+        methods += [make_method(name, keep, settings) for keep in budgets]
+    if any(methods.count(method) > 1 for method in methods):
+        raise ValueError(f"--methods {' '.join(options.methods)}: give each method once")
     return methods
+
+
+def labels(methods: list["Pruner"]) -> list[str]:
+    """The names of methods, with what else tells them apart where a name comes more than once."""
+    from clustrs.pruners import Pruner
+
+    names = [method.name for method in methods]
+
+    def label(method: Pruner) -> str:
+        same = [other.to_dict() for other in methods if other.name == method.name]
+        own = method.to_dict()
+        differing = [key for key in own if any(other[key] != own[key] for other in same)]
+        return " ".join([method.name, *(f"{key}={json.dumps(own[key])}" for key in differing)])
+
+    return names if len(set(names)) == len(names) else [label(method) for method in methods]
 
 
 def table(methods: list["Pruner"], answers: list["Answer"]) -> str:
     """A Markdown table, aligned; the answers come last, because they are long."""
     head = ["method", "tokens", *("decode/token" if part == "decode_per_token" else part for part in PARTS), "answer"]
     rows = [head]
-    for method, answer in zip(methods, answers, strict=True):
+    for label, answer in zip(labels(methods), answers, strict=True):
         times = [milliseconds(getattr(answer.seconds, part)) for part in PARTS]
         text = " ".join(answer.text.split()).replace("|", "\\|")
-        rows.append([method.name, f"{answer.visual_tokens}/{answer.unpruned_tokens}", *times, text])
+        rows.append([label, f"{answer.visual_tokens}/{answer.unpruned_tokens}", *times, text])
     widths = [max(len(row[i]) for row in rows) for i in range(len(head) - 1)]
     lines = []
     for row in rows:
@@ -295,34 +355,3 @@ def table(methods: list["Pruner"], answers: list["Answer"]) -> str:
     rules = [":" + "-" * (widths[0] - 1), *("-" * (width - 1) + ":" for width in widths[1:]), ":-----"]
     lines.insert(1, f"| {' | '.join(rules)} |")
     return "\n".join(lines)
-
-
-def run_methods(options: argparse.Namespace) -> None:
-    listed = [describe(name) for name in method_names()]
-    if options.json:
-        print(json.dumps(listed, indent=2))
-        return
-    for method in listed:
-        parameters = [
-            key if value == "required" else f"{key}={json.dumps(value)}" for key, value in method["parameters"].items()
-        ]
-        print(f"{method['name']:10} {method['summary']}")
-        print(f"{'':10} {', '.join(parameters)}")
-        if method["paper"]:
-            print(f"{'':10} {method['paper']}")
-
-
-def method_names() -> list[str]:
-    from clustrs.pruners import list_methods
-
-    return list_methods()
-
-
-def describe(name: str) -> dict[str, Any]:
-    """A method's name, what it does, its parameters with defaults ("required" if there is none), its paper."""
-    from clustrs.pruners import method_class
-
-    method = method_class(name)
-    defaults = {f.name: "required" if f.default is MISSING else f.default for f in fields(method)}
-    summary = (method.__doc__ or "").strip().splitlines()[0]
-    return {"name": name, "summary": summary, "parameters": defaults, "paper": method.paper}

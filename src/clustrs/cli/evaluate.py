@@ -5,10 +5,13 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clustrs.cli import values
+from clustrs.cli.ask import add_choices, check_file, check_folder
 from clustrs.cli.protocol_options import add_protocol_options
 from clustrs.embedded import DEFAULT, image_path
 
@@ -21,8 +24,8 @@ examples:
   clustrs eval --corrupt clean gaussian --keep 16 50 144 --methods none clustrs fastervlm
   clustrs eval --task mmvet --data mm-vet --model llava-hf/llava-1.5-7b-hf --methods none "clustrs tau=2" -o runs/tau
   clustrs eval --config paper/mmvet-gaussian --data mm-vet
-Stopped or killed, the same command resumes where it was, and asks again what failed. What is in a --config file can be
-overridden by options.
+Stopped or killed, the same command resumes where it was, and asks again what failed. Options override what is in a
+--config file. Lists are given with spaces or commas: --keep 16 50 is --keep 16,50
 
 exit status:
   0  every question has an answer
@@ -67,7 +70,7 @@ def add_commands(commands: Any) -> None:
     )
     report.add_argument("folder", metavar="RUN", type=Path, help="the folder of a run")
     report.add_argument("--judge-model", help="whose verdicts count, when there are several judges'")
-    report.add_argument("--compare-with", metavar="MODEL", help="show the paper's numbers for this model beside ours")
+    report.add_argument("--compare-with", metavar="MODEL", help="show the paper's numbers for this model next to ours")
     report.set_defaults(run=run_report)
 
     judge = commands.add_parser(
@@ -78,8 +81,20 @@ def add_commands(commands: Any) -> None:
     judge.add_argument("folder", metavar="RUN", type=Path, help="the folder of a run")
     judge.add_argument("--judge-model", required=True, help="the judge's name on the server")
     judge.add_argument("--judge-url", default="https://api.openai.com/v1", help="the server (default: %(default)s)")
-    judge.add_argument("--judge-runs", type=int, default=1, help="ask so many times and average (default: 1)")
-    judge.add_argument("--concurrency", type=int, default=4, help="calls at a time (default: 4)")
+    judge.add_argument(
+        "--judge-runs",
+        action=values.One,
+        read=values.integer(high=1000),
+        default=1,
+        help="ask so many times and average (default: 1)",
+    )
+    judge.add_argument(
+        "--concurrency",
+        action=values.One,
+        read=values.integer(high=1000),
+        default=4,
+        help="calls at a time (default: 4)",
+    )
     judge.add_argument("--yes", action="store_true", help="do not ask for confirmation, however many calls it takes")
     judge.set_defaults(run=run_judge)
 
@@ -95,17 +110,25 @@ def add_commands(commands: Any) -> None:
     read.add_argument(
         "--grades", metavar="FILE", type=Path, help="their scores from MM-Vet's evaluator, ..._JUDGE-grade-3runs.json"
     )
-    read.add_argument("--task", required=True, help="mmvet, scienceqa or scenes")
+    read.add_argument("--task", required=True, help="the task, see clustrs tasks")
     read.add_argument("--data", type=Path, help="the folder of the task's files")
     read.add_argument("--name", default="imported", help="what to call the method (default: imported)")
     read.add_argument("-o", "--output", type=Path, required=True, help="the folder of the new run")
     read.set_defaults(run=run_import)
 
-    corrupt = commands.add_parser("corrupt", help="spoil a image", description="Spoil a image as an evaluation would.")
-    corrupt.add_argument("image", metavar="IMAGE", help="a image file, or sample:NAME (see clustrs samples)")
-    corrupt.add_argument("--corrupt", metavar="NAME:LEVEL", help="for example gaussian:0.5 or imagenet_c/fog:3")
-    corrupt.add_argument("--seed", type=int, default=0, help="of what is random (default: 0)")
-    corrupt.add_argument("--sheet", action="store_true", help="draw all corruptions at all levels on one sheet")
+    corrupt = commands.add_parser(
+        "corrupt",
+        help="corrupt an image",
+        description="Corrupt an image as an evaluation would, or show all corruptions.",
+    )
+    corrupt.add_argument("image", metavar="IMAGE", help="an image file, or sample:NAME (see clustrs samples)")
+    corrupt.add_argument("--corrupt", metavar="NAME:LEVEL", help="for example gaussian:0.5; see clustrs corruptions")
+    corrupt.add_argument(
+        "--seed", action=values.One, read=values.seed, default=0, help="seed of what is random (default: 0)"
+    )
+    corrupt.add_argument(
+        "--contact-sheet", action="store_true", help="draw all corruptions at all levels on a contact sheet"
+    )
     corrupt.add_argument("-o", "--output", type=Path, required=True, help="the image to write")
     corrupt.set_defaults(run=run_corrupt)
 
@@ -115,33 +138,39 @@ def add_grid(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--config", metavar="FILE", type=Path, help="options in a YAML file, or the name of a ready one"
     )
-    command.add_argument("--task", help="scenes, mmvet, scienceqa or custom (default: scenes)")
+    command.add_argument("--task", help="the task, see clustrs tasks (default: scenes)")
     command.add_argument("--data", help="the folder (or file) of the task")
     command.add_argument(
-        "--set-task", metavar="KEY=VALUE", nargs="+", help="an option of the task, e.g. scoring=contains"
+        "--set-task", metavar="KEY=VALUE", action=values.Settings, help="options of the task, e.g. scoring=contains"
     )
     command.add_argument("--model", help=f"a folder, a Hugging Face id, or an embedded model (default: {DEFAULT})")
-    command.add_argument("--methods", nargs="+", metavar="METHOD", help='"clustrs", "clustrs tau=2", "all" ...')
-    command.add_argument("--keep", nargs="+", metavar="K", help="counts or fractions (default: 16)")
+    several: Any = {"action": values.Several, "read": str}
+    command.add_argument(
+        "--methods", **several, metavar="METHOD", help='"clustrs", "clustrs tau=2", "all" ...; see clustrs methods'
+    )
+    command.add_argument(
+        "--keep", action=values.Several, read=values.keep, metavar="K", help="counts or fractions (default: 16)"
+    )
     command.add_argument(
         "--corrupt",
-        nargs="+",
+        **several,
         metavar="C",
-        help='"clean", "gaussian:0.5", "gaussian" (all levels of the paper), "paper"',
+        help='"clean", "gaussian:0.5", "gaussian" (all levels of the paper), "paper"; see clustrs corruptions',
     )
-    command.add_argument("--seeds", nargs="+", type=int, help="of the corruptions (default: 0)")
-    command.add_argument("--limit", type=int, help="only the first so many questions")
-    command.add_argument("--batch-size", type=int, help="questions that are answered together (default: 24)")
-    command.add_argument("--max-new-tokens", type=int, help="longest answer (default: the task's)")
-    command.add_argument("--scope", help='one budget for the whole "image" or for each "crop" (default: image)')
-    command.add_argument("--crops", help='"all" crops or the "base" crop alone (default: all)')
-    command.add_argument("--positions", help='"compact" or "original" (default: compact)')
+    command.add_argument(
+        "--seeds", action=values.Several, read=values.seed, metavar="SEED", help="seeds of the corruptions (default: 0)"
+    )
+    whole: Any = {"action": values.One, "read": values.integer()}
+    command.add_argument("--limit", **whole, help="only the first so many questions")
+    command.add_argument("--batch-size", **whole, help="questions that are answered together (default: 24)")
+    command.add_argument("--max-new-tokens", **whole, help="longest answer (default: the task's)")
+    add_choices(command, scope=None, crops=None, positions=None)
     add_protocol_options(command)
     command.add_argument("-o", "--output", type=Path, help="the run's folder (default: runs/TASK-MODEL-HASH)")
     command.add_argument("--engine", choices=("local", "ray"), default="local", help="where to run (default: local)")
     command.add_argument("--address", help="of the Ray cluster, for example auto (default: start one here)")
     command.add_argument(
-        "--workers", type=int, help="how many Ray workers, each with a model (default: one a free CPU or GPU)"
+        "--workers", **whole, help="how many Ray workers, each with a model (default: one per free CPU or GPU)"
     )
     command.add_argument("--no-retry", action="store_true", help="keep failed answers instead of asking again")
     command.add_argument(
@@ -154,25 +183,18 @@ def add_grid(command: argparse.ArgumentParser) -> None:
     command.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
-def words(values: Any) -> list[Any]:
-    """A list, however it was given: from the command line also with commas."""
-    values = values if isinstance(values, list | tuple) else [values]
+def as_list(value: Any) -> list[Any]:
+    """A list, however a configuration file has it: as a list, as one value, or as a string with commas."""
+    given = value if isinstance(value, list | tuple) else [value]
     parts: list[Any] = []
-    for value in values:
-        parts += [part for part in value.split(",") if part] if isinstance(value, str) and "=" not in value else [value]
+    for one in given:
+        parts += values.split([one]) if isinstance(one, str) else [one]
     return parts
 
 
 def configuration(options: argparse.Namespace) -> "Config":
     """The run's configuration: defaults, then the file, then the options."""
-    from clustrs import validation
-    from clustrs.evaluation.config import (
-        Config,
-        expand_corruptions,
-        expand_methods,
-        parse_task_options,
-        read_settings,
-    )
+    from clustrs.evaluation.config import Config, expand_corruptions, expand_methods, read_settings
 
     chosen = dict(DEFAULTS)
     if options.config:
@@ -184,10 +206,14 @@ def configuration(options: argparse.Namespace) -> "Config":
     given = {name: getattr(options, name) for name in (*DEFAULTS, *PLAIN)}
     chosen |= {name: value for name, value in given.items() if value is not None}
     for name in LISTS:
-        chosen[name] = words(chosen[name])
+        chosen[name] = as_list(chosen[name])
     if options.set_task:
-        chosen["task_options"] = {**chosen.get("task_options", {}), **parse_task_options(options.set_task)}
-    keeps = [validation.read_keep(value) if isinstance(value, str) else value for value in chosen.pop("keep")]
+        check_task_options(options.set_task)
+        chosen["task_options"] = {**chosen.get("task_options", {}), **options.set_task}
+    keeps = [
+        values.read_value("keep", value, values.keep) if isinstance(value, str) else value
+        for value in chosen.pop("keep")
+    ]
     return Config(
         methods=expand_methods(chosen.pop("methods"), keeps),
         corruptions=expand_corruptions([str(text) for text in chosen.pop("corrupt")]),
@@ -196,11 +222,18 @@ def configuration(options: argparse.Namespace) -> "Config":
     )
 
 
+def check_task_options(given: Mapping[str, Any]) -> None:
+    """What has an option of its own is not an option of the task."""
+    for name in ("data", "limit"):
+        if name in given:
+            raise ValueError(f"--set-task {name}={given[name]}: give --{name} {given[name]}")
+
+
 def default_folder(config: "Config") -> Path:
     """A folder of its own for each configuration, so that the same command finds its run again."""
     stored = json.dumps(config.decisive(), sort_keys=True)
-    model = Path(config.model).name
-    return Path("runs") / f"{config.task}-{model}-{hashlib.sha256(stored.encode()).hexdigest()[:8]}"
+    model = Path(config.model).name[:60]
+    return Path("runs") / f"{config.task[:60]}-{model}-{hashlib.sha256(stored.encode()).hexdigest()[:8]}"
 
 
 def run_eval(options: argparse.Namespace) -> int:
@@ -208,8 +241,13 @@ def run_eval(options: argparse.Namespace) -> int:
     from clustrs.evaluation.runner import run
     from clustrs.models.load import quiet_transformers
 
+    for name in ("address", "workers"):
+        value = getattr(options, name)
+        if value is not None and options.engine != "ray":
+            raise ValueError(f"--{name} {value}: this is for Ray, add --engine ray or leave it out")
     config = configuration(options)
     folder = options.output or default_folder(config)
+    check_folder("--output", folder)
     settings = {"address": options.address, "workers": options.workers} if options.engine == "ray" else {}
     engine = get_engine(options.engine, **settings)
     quiet_transformers()
@@ -300,18 +338,20 @@ def run_corrupt(options: argparse.Namespace) -> None:
     from clustrs.images.corruptions.contact_sheet import contact_sheet
     from clustrs.images.open import open_image
 
-    if options.sheet == bool(options.corrupt):
-        raise ValueError("give --corrupt NAME:LEVEL for one image, or --sheet for all of them")
-    corruption = None if options.sheet else Corruption.parse(options.corrupt)
+    if options.contact_sheet == bool(options.corrupt):
+        raise ValueError("give --corrupt NAME:LEVEL for one image, or --contact-sheet for all corruptions")
+    corruption = None if options.contact_sheet else Corruption.parse(options.corrupt)
+    check_file("--output", options.output)
     path = image_path(options.image)
     image = open_image(path)
-    spoilt = (
+    result = (
         corruption.apply(image, path.name, options.seed)
         if corruption
         else contact_sheet(image, path.name, options.seed)
     )
     try:
-        spoilt.save(options.output)
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        result.save(options.output)
     except (ValueError, OSError) as error:
-        raise ValueError(f"--output {str(options.output)!r}: {error}") from None
+        raise ValueError(f"--output {str(options.output)!r}: {getattr(error, 'strerror', None) or error}") from None
     print(options.output)

@@ -2,18 +2,28 @@
 
 import argparse
 
+from clustrs.cli import values
+
+TEMPLATES = ("checkpoint", "vicuna_v1")
+PADDINGS = ("checkpoint", "square")
+
 
 def add_protocol_options(command: argparse.ArgumentParser, default: str | None = None) -> None:
     """Add the options. Without a default they may come from a configuration file."""
     command.add_argument(
         "--prompt-template",
+        action=values.One,
+        read=values.choice(TEMPLATES),
         default=default,
-        help='"checkpoint", the model\'s own chat template, or "vicuna_v1", LLaVA-1.5\'s with its system line '
-        "(default: checkpoint)",
+        metavar="|".join(TEMPLATES),
+        help="the model's own chat template, or LLaVA-1.5's with its system line (default: checkpoint)",
     )
     command.add_argument(
         "--image-padding",
+        action=values.One,
+        read=values.choice(PADDINGS),
         default=default,
-        help='"checkpoint", as the model\'s processor has it, or "square", pad with the mean colour instead of '
-        "cropping, as LLaVA-1.5 is evaluated (default: checkpoint)",
+        metavar="|".join(PADDINGS),
+        help="as the model's processor has it, or padded to a square with the mean colour instead of cropped, as "
+        "LLaVA-1.5 is evaluated (default: checkpoint)",
     )

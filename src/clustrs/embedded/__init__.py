@@ -13,7 +13,7 @@ SAMPLE = "sample:"
 
 @dataclass(frozen=True)
 class Sample:
-    """A image that comes with the package. Photographs have no questions: the embedded models only know scenes."""
+    """An image that comes with the package. Photographs have no questions: the embedded models only know scenes."""
 
     name: str
     path: Path
@@ -41,9 +41,9 @@ def image_path(given: str) -> Path:
     """The file that a user means: `sample:NAME` is a sample image, anything else is a path."""
     if not given.startswith(SAMPLE):
         return Path(given)
-    wanted = given.removeprefix(SAMPLE)
+    name = given.removeprefix(SAMPLE)
     for sample in samples():
-        if sample.name == wanted:
+        if sample.name == name:
             return sample.path
     names = ", ".join(sample.name for sample in samples())
     raise ValueError(f"image {given!r}: the samples are {names} (see clustrs samples)")

@@ -1,4 +1,4 @@
-"""Which tokens were kept, drawn over the image."""
+"""Draw which tokens were kept over the image."""
 
 import os
 from pathlib import Path
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
     from clustrs.models.attach import ImageSelection
 
 FORMATS = (".png", ".pdf", ".svg")
-HUES = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7")
-"""Okabe and Ito's colours, which colour-blind people can tell apart."""
+OKABE_ITO = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7")
+"""Colors for clusters, which color-blind people can tell apart."""
 SHADES = (0.0, 0.45, -0.35)
-"""After seven clusters the colours come again, lighter; after fourteen, darker; after 21 they repeat."""
+"""After seven clusters the colors come again, lighter; after fourteen, darker; after 21 they repeat."""
 
 
 def check_path(path: str | os.PathLike[str]) -> None:
-    """Whether a drawing can be stored under this name: better known before a model has run."""
+    """Check that a drawing can be stored under this name: better known before a model has run."""
     if Path(path).suffix.lower() not in FORMATS:
         raise ValueError(f"drawing {str(path)!r}: give a file name that ends in {', '.join(FORMATS)}")
 
 
 def draw_kept(image: Image.Image, result: "ImageSelection", path: str | os.PathLike[str], title: str = "") -> None:
-    """Left the kept tokens of the base crop, coloured by cluster; right the attention that the encoder pays.
+    """Draw the kept tokens of the base crop, colored by cluster, and next to them the attention that the encoder pays.
 
     `image` is what the base crop shows.
     """
@@ -45,20 +45,20 @@ def draw_kept(image: Image.Image, result: "ImageSelection", path: str | os.PathL
 
 
 def draw_comparison(
-    image: Image.Image, images: dict[str, "ImageSelection"], path: str | os.PathLike[str], title: str = ""
+    image: Image.Image, selections: dict[str, "ImageSelection"], path: str | os.PathLike[str], title: str = ""
 ) -> None:
-    """One panel for each of `images`, under its name: what is kept of the base crop, which shows `image`."""
-    if not images:
-        raise ValueError("images is empty: give the selection of at least one method")
+    """Draw one panel for each of `selections`, under its name: what is kept of the base crop, which shows `image`."""
+    if not selections:
+        raise ValueError("selections is empty: give that of at least one method")
     check_path(path)
     plt = _pyplot()
-    columns = min(4, len(images))
-    rows = -(-len(images) // columns)
+    columns = min(4, len(selections))
+    rows = -(-len(selections) // columns)
     size = (max(4.5, 3.6 * columns), (_height(3.4, image) + 0.7) * rows + 0.4)
     fig, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
-    for axis in axes.flat[len(images) :]:
+    for axis in axes.flat[len(selections) :]:
         axis.set_axis_off()
-    for axis, (name, result) in zip(axes.flat, images.items(), strict=False):
+    for axis, (name, result) in zip(axes.flat, selections.items(), strict=False):
         _draw_tokens(axis, image, result)
         axis.set_title(f"{name}\n{_count(result)}", fontsize=10, parse_math=False)
         axis.set_xlabel(_other_crops(result), fontsize=8, wrap=True)
@@ -68,7 +68,7 @@ def draw_comparison(
 
 
 def _height(width: float, image: Image.Image) -> float:
-    """Height of a panel of that width; very long images get less than they would need."""
+    """The height of a panel of that width; very long images get less than they would need."""
     return width * min(1.5, max(0.4, image.height / image.width))
 
 
@@ -92,7 +92,7 @@ def _save(fig: Any, path: str | os.PathLike[str]) -> None:
 
 
 def _count(result: "ImageSelection") -> str:
-    """How many tokens went in, and what of them the cells cannot show."""
+    """How many tokens are kept, and what of them the cells cannot show."""
     indices = result.selection.indices
     cls = int((indices < 0).sum())
     merged = result.selection.merged
@@ -111,17 +111,17 @@ def _other_crops(result: "ImageSelection") -> str:
     return f"kept in the base crop: {crops.count(0)}; in the crops not drawn: {counts}"
 
 
-def _cluster_colours(count: int) -> NDArray[np.float64]:
-    """RGB of each cluster; a shade goes towards white or (negative) towards black."""
+def _cluster_colors(count: int) -> NDArray[np.float64]:
+    """The RGB color of each cluster; a shade goes towards white or (negative) towards black."""
     from matplotlib.colors import to_rgb
 
-    colours = np.array([to_rgb(HUES[i % len(HUES)]) for i in range(count)]).reshape(count, 3)
-    shades = np.array([SHADES[i // len(HUES) % len(SHADES)] for i in range(count)])[:, None]
-    return np.where(shades >= 0, colours + shades * (1 - colours), colours * (1 + shades))
+    colors = np.array([to_rgb(OKABE_ITO[i % len(OKABE_ITO)]) for i in range(count)]).reshape(count, 3)
+    shades = np.array([SHADES[i // len(OKABE_ITO) % len(SHADES)] for i in range(count)])[:, None]
+    return np.where(shades >= 0, colors + shades * (1 - colors), colors * (1 + shades))
 
 
 def _draw_tokens(axis: Any, image: Image.Image, result: "ImageSelection") -> None:
-    """The result, a faint tint for each token's cluster, and the kept cells outlined (dashed: merged with others)."""
+    """Draw the image, a faint tint for each token's cluster, and outlines of the kept cells (dashed: merged)."""
     from matplotlib.patches import Rectangle
 
     rows, columns = result.grids[0]
@@ -133,35 +133,35 @@ def _draw_tokens(axis: Any, image: Image.Image, result: "ImageSelection") -> Non
     height, width = image.height / rows, image.width / columns
     base = (result.crop == 0).tolist()
     row, column = result.row.tolist(), result.column.tolist()
-    colours = _cluster_colours(len(selection.indices))
+    colors = _cluster_colors(len(selection.indices))
     if clustered and labels is not None:
         tint = np.zeros((rows, columns, 4))
         for i, label in enumerate(labels.tolist()):
             if base[i] and label >= 0:
-                tint[row[i], column[i]] = (*colours[label], 0.5)
+                tint[row[i], column[i]] = (*colors[label], 0.5)
         axis.imshow(tint, extent=(0, image.width, image.height, 0), interpolation="nearest", aspect="auto")
     if len(set(selection.indices.tolist()) - {-1}) < n:
         merged = selection.merged.tolist() if selection.merged is not None else [False] * len(selection.indices)
-        for place, i in enumerate(selection.indices.tolist()):
+        for position, i in enumerate(selection.indices.tolist()):
             if i < 0 or not base[i]:
                 continue
             corner = (column[i] * width, row[i] * height)
             if clustered:
-                axis.add_patch(Rectangle(corner, width, height, facecolor=(*colours[place], 0.85), edgecolor="none"))
-            for colour, line in (("white", 3.2), ("black", 1.4)):
-                dashes = "--" if merged[place] and colour == "black" else "-"
-                outline: Any = {"edgecolor": colour, "linewidth": line, "linestyle": dashes, "fill": False}
+                axis.add_patch(Rectangle(corner, width, height, facecolor=(*colors[position], 0.85), edgecolor="none"))
+            for edge, line in (("white", 3.2), ("black", 1.4)):
+                dashes = "--" if merged[position] and edge == "black" else "-"
+                outline: Any = {"edgecolor": edge, "linewidth": line, "linestyle": dashes, "fill": False}
                 axis.add_patch(Rectangle(corner, width, height, clip_on=False, zorder=4, **outline))
     _frame(axis, image)
 
 
 def _draw_attention(fig: Any, axis: Any, image: Image.Image, result: "ImageSelection") -> None:
-    """The attention of the base crop's tokens as a heat map over the grey result."""
+    """Draw the attention of the base crop's tokens as a heat map over the grey image."""
     rows, columns = result.grids[0]
     base = (result.crop == 0).cpu().numpy()
     heat = np.full((rows, columns), np.nan)
-    place = result.row.cpu().numpy()[base], result.column.cpu().numpy()[base]
-    heat[place] = result.attention.detach().float().cpu().numpy()[base]
+    at = result.row.cpu().numpy()[base], result.column.cpu().numpy()[base]
+    heat[at] = result.attention.detach().float().cpu().numpy()[base]
     _show(axis, image.convert("L").convert("RGB"), faded=False)
     shown = axis.imshow(
         heat,
@@ -178,7 +178,7 @@ def _draw_attention(fig: Any, axis: Any, image: Image.Image, result: "ImageSelec
 
 
 def _show(axis: Any, image: Image.Image, faded: bool) -> None:
-    """The image; faded to light grey where colours have a meaning."""
+    """Show the image; faded to light grey where colors have a meaning."""
     pixels = np.asarray(image)
     if faded:
         pixels = np.asarray(image.convert("L").convert("RGB")) // 2 + 120

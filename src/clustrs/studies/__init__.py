@@ -1,1 +1,12 @@
-"""The paper's studies: each draws a figure, writes its numbers, and says in a few lines what they show."""
+"""The paper's studies as a library: each module has a frozen config and `run(config) -> StudyResult`.
+
+from clustrs.studies import stability
+
+result = stability.run(stability.StabilityConfig(keep=16, count=10))
+print(result.findings)
+result.save("out/stability")
+"""
+
+from clustrs.studies.result import StudyPart, StudyResult
+
+__all__ = ["StudyPart", "StudyResult"]

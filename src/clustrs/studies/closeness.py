@@ -1,8 +1,8 @@
 """How far kept tokens are from the clean ones.
 
-ClustRS selects in the noisy image. A kept token y has a clean counterpart x, at the same place, and a centre c; the
-shrinkage gives alpha y + (1 - alpha) c. Distances to x are relative: the mean over a image's kept tokens, divided by
-the mean norm of all tokens of the clean image. Changes are relative to the distance before shrinkage.
+ClustRS selects in the noisy image. A kept token y has a clean counterpart x, at the same position, and a centroid c;
+the shrinkage gives alpha y + (1 - alpha) c. Distances to x are relative: the mean over an image's kept tokens, divided
+by the mean norm of all tokens of the clean image. Changes are relative to the distance before shrinkage.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from clustrs.evaluation.metrics import Estimate, estimates
 from clustrs.images.corruptions import Corruption
-from clustrs.models.adapters import VisualTokens as Candidates
 from clustrs.pruners import Selection
+from clustrs.studies.images import EncodedImage
+from clustrs.studies.projection import to_numpy
 
 CHANGES = ("after", "constant", "bound", "centroid")
 """What is compared with the distance before; "centroid" is a shrinkage with alpha 0."""
@@ -24,8 +25,8 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The kept tokens of one image, each a number: `before` and `after` are distances from the clean token.
+class KeptTokens:
+    """The kept tokens of one image, one number each: `before` and `after` are distances from the clean token.
 
     With d = y - c and e = x - c the squared distance after a shrinkage by alpha is alpha^2 dd - 2 alpha de + ee.
     `norm` is the mean norm of the clean image's tokens.
@@ -44,20 +45,20 @@ class Kept:
         return np.sqrt(np.maximum(0.0, alpha**2 * self.dd - 2 * alpha * self.de + self.ee))
 
 
-def compare(clean: Candidates, noisy: Candidates, selection: Selection) -> Kept:
+def compare(clean: EncodedImage, noisy: EncodedImage, selection: Selection) -> KeptTokens:
     """A selection in a noisy image, measured against the clean one."""
     centroids, alpha = selection.centroids, selection.alpha
     assert centroids is not None
     assert alpha is not None
-    every = clean.whole[clean.rows].cpu().double().numpy()
+    every = to_numpy(clean.tokens)
     indices = selection.indices.cpu().numpy()
-    x, y = every[indices], noisy.whole[noisy.rows].cpu().double().numpy()[indices]
-    c, shrunk = centroids.cpu().double().numpy(), selection.tokens.cpu().double().numpy()
+    x, y = every[indices], to_numpy(noisy.tokens)[indices]
+    c, shrunk = to_numpy(centroids), to_numpy(selection.tokens)
     d, e = y - c, x - c
-    return Kept(
+    return KeptTokens(
         before=np.linalg.norm(y - x, axis=1),
         after=np.linalg.norm(shrunk - x, axis=1),
-        alpha=alpha.cpu().double().numpy(),
+        alpha=to_numpy(alpha),
         dd=(d * d).sum(1),
         de=(d * e).sum(1),
         ee=(e * e).sum(1),
@@ -66,12 +67,12 @@ def compare(clean: Candidates, noisy: Candidates, selection: Selection) -> Kept:
 
 
 def best_alpha(dd: Values | float, de: Values | float) -> Values:
-    """The alpha in [0, 1] with the least squared distance; 1 where token and centre are the same."""
+    """The alpha in [0, 1] with the least squared distance; 1 where token and centroid are the same."""
     dd, de = np.asarray(dd, dtype=np.float64), np.asarray(de, dtype=np.float64)
     return np.clip(np.divide(de, dd, out=np.ones_like(dd), where=dd > 0), 0.0, 1.0)
 
 
-def summarise(keep: int | float, corruption: Corruption | None, kept: Sequence[Kept]) -> Row:
+def summarise(keep: int | float, corruption: Corruption | None, kept: Sequence[KeptTokens]) -> Row:
     """Means over the images with 95 % intervals of a bootstrap over them; alphas are over all kept tokens."""
     constant = float(best_alpha(sum(k.dd.sum() for k in kept), sum(k.de.sum() for k in kept)))
     series: dict[str, list[float]] = {name: [] for name in ("before", *CHANGES)}

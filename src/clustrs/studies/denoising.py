@@ -1,85 +1,88 @@
 """Denoising: does the shrinkage (RRS) bring noisy kept tokens nearer to the same tokens of the clean image?"""
 
-import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from clustrs.studies.choices import add_images, known_levels, read_corruptions
-from clustrs.studies.lists import read_keeps
-from clustrs.studies.outcome import COLOURS, Outcome, pyplot
+from clustrs import palette
+from clustrs.studies.inputs import resolve_corruptions
+from clustrs.studies.result import GREEN, VERMILLION, StudyResult, pyplot, single
+from clustrs.studies.settings import ImageStudyConfig, Keep, seed_setting, setting
 
 if TYPE_CHECKING:
     from clustrs.images.corruptions import Corruption
     from clustrs.pruners import Pruner
-    from clustrs.studies.closeness import Kept
-    from clustrs.studies.images import Eyes, StudyImage
+    from clustrs.studies.closeness import KeptTokens
+    from clustrs.studies.images import StudyImage, VisionEncoder
 
-TOGETHER = 8
+BATCH_SIZE = 8
 """How many images go through the tower at a time."""
 SERIES = {
     "before": ("before shrinkage", "black", "s", "-"),
-    "after": ("after shrinkage (RRS)", COLOURS["clustrs"], "o", "-"),
-    "constant": ("best constant alpha", COLOURS["fastervlm"], "^", "--"),
-    "bound": ("best alpha of each token (bound)", COLOURS["divprune"], "D", ":"),
+    "after": ("after shrinkage (RRS)", palette.color("clustrs"), "o", "-"),
+    "constant": ("best constant alpha", VERMILLION, "^", "--"),
+    "bound": ("best alpha of each token (bound)", GREEN, "D", ":"),
 }
-"""What is drawn: words, colour, marker and line."""
+"""What is drawn: label, color, marker and line."""
 Row = dict[str, Any]
 
 
-def add_options(command: argparse.ArgumentParser) -> None:
-    add_images(command, count=24)
-    command.add_argument("--keep", default="16", help="counts or fractions, with commas (default: %(default)s)")
-    command.add_argument("--corrupt", metavar="NAME", default="gaussian", help="a corruption (default: %(default)s)")
-    command.add_argument("--levels", help="of the corruption, with commas (default: those of the paper)")
-    command.add_argument("--seed", type=int, default=0, help="of the corruption (default: 0)")
+@dataclass(frozen=True, kw_only=True)
+class DenoisingConfig(ImageStudyConfig):
+    """Which budgets, under which corruption at which levels."""
+
+    count: int = setting(24, "how many scenes to draw when no image is given")
+    keep: tuple[Keep, ...] = setting((16,), "budgets: counts (16) or fractions (0.25)", metavar="K")
+    corruption: str = setting("gaussian", "a corruption, see clustrs corruptions", flag="--corrupt", metavar="NAME")
+    levels: tuple[float, ...] | None = setting(None, "levels of the corruption (default: the paper's)", metavar="LEVEL")
+    seed: int = seed_setting()
 
 
-def study(options: argparse.Namespace) -> list[Outcome]:
+def run(config: DenoisingConfig) -> StudyResult:
+    """Measure the distance from the clean tokens before and after shrinkage, at every budget and level."""
     from tqdm import tqdm
 
-    from clustrs import validation
     from clustrs.pruners import get_method
     from clustrs.studies.closeness import summarise
-    from clustrs.studies.images import Eyes, study_images
+    from clustrs.studies.images import VisionEncoder, study_images
 
-    validation.integer("--count", options.count, 1)
-    methods = [get_method("clustrs", keep=keep) for keep in read_keeps(options.keep)]
-    corruptions = read_corruptions(options.corrupt, options.levels, known_levels(options.corrupt))
-    images = study_images(options.images, options.count)
-    eyes = Eyes(options.model)
-    conditions = [None, *corruptions]
-    with tqdm(total=len(images) * len(conditions), unit="image", dynamic_ncols=True) as bar:
-        kept = look(eyes, images, methods, conditions, options.seed, bar.update)
+    methods = [get_method("clustrs", keep=keep) for keep in config.keep]
+    conditions = [None, *resolve_corruptions(config.corruption, config.levels)]
+    images = study_images(config.images, config.count)
+    encoder = VisionEncoder(config.model)
+    total = len(images) * len(conditions)
+    with tqdm(total=total, desc="denoising", unit="image", disable=not config.progress) as bar:
+        kept = measure(encoder, images, methods, conditions, config.seed, bar.update)
     rows = [
-        summarise(method.keep, corruption, kept[number][level])
-        for number, method in enumerate(methods)
-        for level, corruption in enumerate(conditions)
+        summarise(method.keep, corruption, kept[m][c])
+        for m, method in enumerate(methods)
+        for c, corruption in enumerate(conditions)
     ]
-    return [Outcome("denoising", draw(rows, options.model), rows, reading(rows))]
+    return single("denoising", draw(rows, config.model), rows, findings(rows))
 
 
-def look(
-    eyes: "Eyes",
+def measure(
+    encoder: "VisionEncoder",
     images: "Sequence[StudyImage]",
     methods: "Sequence[Pruner]",
     conditions: "Sequence[Corruption | None]",
     seed: int,
-    done: Callable[[int], Any],
-) -> "list[list[list[Kept]]]":
+    advance: Callable[[int], Any],
+) -> "list[list[list[KeptTokens]]]":
     """For each method and condition (None: clean) what is kept of each image."""
     from clustrs.studies.closeness import compare
 
-    found: list[list[list[Kept]]] = [[[] for _ in conditions] for _ in methods]
-    for start in range(0, len(images), TOGETHER):
-        some = images[start : start + TOGETHER]
-        clean = eyes.see(some)
-        for level, corruption in enumerate(conditions):
-            noisy = clean if corruption is None else eyes.see([image.spoilt(corruption, seed) for image in some])
-            for number, method in enumerate(methods):
-                chosen = eyes.choose(method, noisy)
-                found[number][level] += [compare(*parts) for parts in zip(clean, noisy, chosen, strict=True)]
-            done(len(some))
-    return found
+    kept: list[list[list[KeptTokens]]] = [[[] for _ in conditions] for _ in methods]
+    for start in range(0, len(images), BATCH_SIZE):
+        batch = images[start : start + BATCH_SIZE]
+        clean = encoder.encode(batch)
+        for c, corruption in enumerate(conditions):
+            noisy = clean if corruption is None else encoder.encode([one.corrupted(corruption, seed) for one in batch])
+            for m, method in enumerate(methods):
+                selections = encoder.select(method, noisy)
+                kept[m][c] += [compare(*parts) for parts in zip(clean, noisy, selections, strict=True)]
+            advance(len(batch))
+    return kept
 
 
 def level_name(row: Row) -> str:
@@ -87,7 +90,7 @@ def level_name(row: Row) -> str:
 
 
 def draw(rows: Sequence[Row], model: str) -> Any:
-    """A column a budget; above the distances, then how they change, below the alphas."""
+    """One column per budget; from top to bottom the distances, how they change, and the alphas."""
     plt = pyplot()
     keeps = list(dict.fromkeys(row["keep"] for row in rows))
     figure, axes = plt.subplots(
@@ -101,42 +104,42 @@ def draw(rows: Sequence[Row], model: str) -> Any:
         height_ratios=(4, 4, 3),
     )
     for (distance, change, alpha), keep in zip(axes.T, keeps, strict=True):
-        mine = [row for row in rows if row["keep"] == keep]
+        subset = [row for row in rows if row["keep"] == keep]
         for name in ("before", "after"):
-            draw_series(distance, mine, name, SERIES[name])
+            draw_series(distance, subset, name, SERIES[name])
         for name in ("after", "constant", "bound"):
-            draw_series(change, mine, f"{name}_change", SERIES[name], factor=100)
+            draw_series(change, subset, f"{name}_change", SERIES[name], factor=100)
         change.axhline(0, color="black", linewidth=1)
         for name, of in (("mean_alpha", "after"), ("best_constant_alpha", "constant")):
-            draw_series(alpha, mine, name, SERIES[of])
+            draw_series(alpha, subset, name, SERIES[of])
         distance.set_title(f"k = {keep}")
-        alpha.set_xticks(range(len(mine)), [level_name(row) for row in mine])
-        alpha.set(xlabel=f"{mine[-1]['corruption']} level", ylim=(-0.05, 1.05))
+        alpha.set_xticks(range(len(subset)), [level_name(row) for row in subset])
+        alpha.set(xlabel=f"{subset[-1]['corruption']} level", ylim=(-0.05, 1.05))
         for axis in (distance, change, alpha):
             axis.grid(alpha=0.3)
     axes[0][0].set(ylabel="distance from the clean token\n/ mean norm of clean tokens", ylim=(0, None))
     axes[1][0].set_ylabel("change of that distance, %\n(below 0: nearer)")
     axes[2][0].set_ylabel("mean alpha\n(1: unchanged)")
     pairs = [pair for axis in axes[:2, 0] for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
-    shown = {words: line for line, words in pairs}
+    shown = {label: line for line, label in pairs}
     figure.legend(shown.values(), shown, loc="outside lower center", ncols=2, frameon=False)
     figure.suptitle(model, fontsize=11, parse_math=False)
     return figure
 
 
-def draw_series(axis: Any, rows: Sequence[Row], name: str, look: tuple[str, str, str, str], factor: float = 1) -> None:
+def draw_series(axis: Any, rows: Sequence[Row], name: str, style: tuple[str, str, str, str], factor: float = 1) -> None:
     """A line through the levels that have a value, with its interval where there is one."""
-    words, colour, marker, line = look
-    there = [(place, row) for place, row in enumerate(rows) if row[name] is not None]
-    places = [place for place, _ in there]
-    axis.plot(places, [factor * row[name] for _, row in there], line, color=colour, marker=marker, label=words)
+    label, color, marker, line = style
+    there = [(x, row) for x, row in enumerate(rows) if row[name] is not None]
+    at = [x for x, _ in there]
+    axis.plot(at, [factor * row[name] for _, row in there], line, color=color, marker=marker, label=label)
     if there and there[0][1].get(f"{name}_low") is not None:
         bounds = [[factor * row[f"{name}_{end}"] for _, row in there] for end in ("low", "high")]
-        axis.fill_between(places, *bounds, color=colour, alpha=0.15, linewidth=0)
+        axis.fill_between(at, *bounds, color=color, alpha=0.15, linewidth=0)
 
 
-def reading(rows: Sequence[Row]) -> str:
-    """At which levels the shrinkage helps, and how much more could be had."""
+def findings(rows: Sequence[Row]) -> str:
+    """At which levels the shrinkage helps, and how much more would be possible."""
     lines = [
         f"How the distance from the clean tokens changes, mean over {rows[0]['images']} images. Nearer and "
         "farther: the 95 % interval over images leaves no doubt."
@@ -152,7 +155,7 @@ def reading(rows: Sequence[Row]) -> str:
         lines.append(
             f"  The best constant alpha would give {', '.join(change(row, 'constant') for row in noisy)}; "
             f"the best alpha of each token {', '.join(change(row, 'bound') for row in noisy)}: no shrinkage towards "
-            "these centres can do more."
+            "these centroids can do more."
         )
         alphas = ("mean_alpha", "best_constant_alpha")
         used, best = (", ".join(f"{row[name]:.2f}" for row in noisy) for name in alphas)
@@ -164,7 +167,7 @@ def reading(rows: Sequence[Row]) -> str:
 
 
 def change(row: Row, name: str) -> str:
-    """By how much the distance is smaller or larger than before, in the mean over images."""
+    """By how much the distance is smaller or larger than before, on average over images."""
     value = row[f"{name}_change"]
     return "no distance before" if value is None else f"{value:+.1%}"
 

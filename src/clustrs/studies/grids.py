@@ -1,6 +1,5 @@
 """What the ablation and the sensitivity study share: variants of ClustRS on a grid of the evaluation."""
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,15 +9,14 @@ from typing import Any
 import numpy as np
 
 from clustrs.evaluation import metrics
-from clustrs.evaluation.config import Config, describe_method, make_method, parse_task_options
+from clustrs.evaluation.config import Config, describe_method, make_method
 from clustrs.evaluation.jsonl import identity
 from clustrs.evaluation.metrics import Difference, Estimate, Values
 from clustrs.evaluation.results import FAILED, SCORED, UNJUDGED, Condition, Run, load_run
 from clustrs.evaluation.runner import run as run_evaluation
 from clustrs.paper import PaperReference, paper_table
-from clustrs.studies.grid_options import read_sizes
+from clustrs.studies.settings import GridStudyConfig, Keep
 
-Budget = int | float
 Variant = Mapping[str, Any]
 """Parameters of ClustRS that are not as proposed."""
 Row = dict[str, Any]
@@ -26,11 +24,11 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Cell:
-    """A row of the table: a budget under a condition, or a mean; `places` are the [budget, condition] it averages."""
+    """A table row: a budget under a condition, or a mean; `indices` are the [budget, condition] that it averages."""
 
-    keep: Budget | None
+    keep: Keep | None
     condition: Condition | None
-    places: tuple[tuple[int, int], ...]
+    indices: tuple[tuple[int, int], ...]
 
     @property
     def names(self) -> Row:
@@ -50,25 +48,25 @@ class Grid:
 
     run: Run
     variants: tuple[Variant, ...]
-    keeps: tuple[Budget, ...]
+    keeps: tuple[Keep, ...]
     scores: Values
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
         """Every budget under every condition, the mean of every budget, and that of all."""
         every = range(len(self.run.conditions))
-        found = []
+        cells = []
         for k, keep in enumerate(self.keeps):
-            found += [Cell(keep, self.run.conditions[c], ((k, c),)) for c in every]
+            cells += [Cell(keep, self.run.conditions[c], ((k, c),)) for c in every]
             if len(every) > 1:
-                found.append(Cell(keep, None, tuple((k, c) for c in every)))
+                cells.append(Cell(keep, None, tuple((k, c) for c in every)))
         if len(self.keeps) > 1:
-            found.append(Cell(None, None, tuple((k, c) for k in range(len(self.keeps)) for c in every)))
-        return tuple(found)
+            cells.append(Cell(None, None, tuple((k, c) for k in range(len(self.keeps)) for c in every)))
+        return tuple(cells)
 
     def of(self, cell: Cell, variant: int) -> Values:
-        """Scores [seeds, items]; an answer that lacks a score in one of the cell's places has none."""
-        return np.mean([self.scores[variant, k, c] for k, c in cell.places], axis=0)
+        """Scores [seeds, items]; an answer that lacks a score in one of the averaged cells has none."""
+        return np.mean([self.scores[variant, k, c] for k, c in cell.indices], axis=0)
 
     def estimates(self, variant: int) -> list[Estimate]:
         """The mean score in each cell, with a 95 % interval over questions."""
@@ -86,17 +84,17 @@ class Grid:
         For the mean of everything, over just the table's budgets and conditions, it is the table's own mean row.
         """
         printed, mean = paper_scores(table), self._paper_mean(table, variant)
-        wanted = identity(self.variants[variant])
-        found: list[float | None] = []
+        changed = identity(self.variants[variant])
+        scores: list[float | None] = []
         for cell in self.cells:
             if cell.keep is None and mean is not None:
-                found.append(mean)
+                scores.append(mean)
                 continue
-            conditions = [(self.keeps[k], self.run.conditions[c]) for k, c in cell.places]
-            values = [printed.get((wanted, keep, c.name, c.level)) for keep, c in conditions]
+            conditions = [(self.keeps[k], self.run.conditions[c]) for k, c in cell.indices]
+            values = [printed.get((changed, keep, c.name, c.level)) for keep, c in conditions]
             known = [value for value in values if value is not None]
-            found.append(sum(known) / len(known) if len(known) == len(values) else None)
-        return found
+            scores.append(sum(known) / len(known) if len(known) == len(values) else None)
+        return scores
 
     def _paper_mean(self, table: str, variant: int) -> float | None:
         """The mean row of a table of the paper, if this grid has the same budgets and conditions."""
@@ -117,11 +115,11 @@ class Grid:
 
 
 def paper_difference(first: float | None, second: float | None) -> float | None:
-    """Of two printed scores, without the dust of their binary fractions."""
+    """The difference of two printed scores, without the rounding errors of their binary fractions."""
     return None if first is None or second is None else round(first - second, 6)
 
 
-def paper_scores(table: str) -> dict[tuple[str, Budget, str, float | None], float]:
+def paper_scores(table: str) -> dict[tuple[str, Keep, str, float | None], float]:
     """The scores of a table by what differs from ClustRS as proposed, budget, corruption and level."""
     return {
         (identity(cell.parameters), cell.keep, cell.corruption, cell.level): cell.value
@@ -131,36 +129,32 @@ def paper_scores(table: str) -> dict[tuple[str, Budget, str, float | None], floa
 
 
 def measure(
-    options: argparse.Namespace,
-    variants: Sequence[Variant],
-    corruptions: Sequence[str],
+    config: GridStudyConfig, variants: Sequence[Variant], corruptions: Sequence[str], scene_questions: int
 ) -> Grid:
-    """Run what is left of the grid, in the folder `run` of the output, and read its scores."""
-    keeps, seeds = read_sizes(options)
+    """Run what is left of the grid and read its scores. Without a limit, `scene_questions` are asked about scenes."""
     methods = [
         describe_method(make_method({"name": "clustrs", **variant, "keep": keep}))
         for variant in variants
-        for keep in keeps
+        for keep in config.keep
     ]
-    limit = options.usual_limit if options.limit is None and options.task == "scenes" else options.limit
-    config = Config(
-        task=options.task,
-        model=options.model,
+    evaluation = Config(
+        task=config.task,
+        model=config.model,
         methods=tuple(methods),
         corruptions=tuple(corruptions),
-        seeds=tuple(seeds),
-        data=options.data,
-        task_options=parse_task_options(options.set_task),
-        limit=limit,
-        batch_size=options.batch_size,
+        seeds=config.seeds,
+        data=config.data,
+        task_options=config.task_options,
+        limit=scene_questions if config.limit is None and config.task == "scenes" else config.limit,
+        batch_size=config.batch_size,
     )
-    folder = options.output / "run"
-    run_evaluation(config, folder)
-    run = load_run(folder, options.judge_model)
+    folder = Path(config.folder)
+    run_evaluation(evaluation, folder, progress=config.progress)
+    run = load_run(folder, config.judge_model)
     if not run.count(SCORED):
         raise ValueError(nothing_scored(run, folder))
-    shape = (len(variants), len(keeps), *run.scores.shape[1:])
-    return Grid(run, tuple(variants), tuple(keeps), run.scores.reshape(shape))
+    shape = (len(variants), len(config.keep), *run.scores.shape[1:])
+    return Grid(run, tuple(variants), config.keep, run.scores.reshape(shape))
 
 
 def nothing_scored(run: Run, folder: Path) -> str:

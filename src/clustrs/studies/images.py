@@ -1,21 +1,24 @@
-"""Images for a study, and what the model sees in them."""
+"""Images for a study, and the visual tokens that a model makes of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
+from torch import Tensor
 
 from clustrs.embedded import image_path
 from clustrs.images.corruptions import Corruption
 from clustrs.images.open import open_image
 from clustrs.images.scenes import examples
-from clustrs.models import shared_encoding as sharing
-from clustrs.models.adapters import VisualTokens as Candidates
+from clustrs.models import shared_encoding
+from clustrs.models.adapters import VisualTokens
 from clustrs.models.load import load_model
 from clustrs.models.prompts import chat_prompt
 from clustrs.models.select import select_tokens
 from clustrs.pruners import Pruner, Selection
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,8 @@ class StudyImage:
     name: str
     image: Image.Image
 
-    def spoilt(self, corruption: Corruption | None, seed: int = 0) -> "StudyImage":
-        """The same name, so that another corruption draws its own numbers for it."""
+    def corrupted(self, corruption: Corruption | None, seed: int = 0) -> "StudyImage":
+        """The corrupted image under the same name, so that every corruption draws its own numbers for it."""
         return self if corruption is None else StudyImage(self.name, corruption.apply(self.image, self.name, seed))
 
 
@@ -37,28 +40,38 @@ def study_images(given: Sequence[str], count: int) -> list[StudyImage]:
     paths: list[Path] = []
     for name in given:
         path = image_path(name)
-        inside = (
-            sorted(p for p in path.iterdir() if p.suffix.lower() in (".png", ".jpg", ".jpeg", ".webp", ".bmp"))
-            if path.is_dir()
-            else [path]
-        )
+        inside = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
         if not inside:
-            raise ValueError(f"image {name!r}: the folder has no images in it")
+            raise ValueError(f"image {name!r}: the folder has no images in it, they end in {', '.join(SUFFIXES)}")
         paths += inside
     return [StudyImage(path.name, open_image(path)) for path in paths]
 
 
-class Eyes:
-    """A model's vision: images to visual tokens, and methods to choose from them. The base crop alone."""
+@dataclass(frozen=True)
+class EncodedImage:
+    """The visual tokens [N, D] of an image, the attention score [N] of each, and where it lies on the patch grid."""
+
+    tokens: Tensor
+    scores: Tensor
+    y: Tensor
+    x: Tensor
+    candidates: VisualTokens
+    """The same as `models` has it, with what methods need besides."""
+
+
+class VisionEncoder:
+    """A model's vision tower and projector: images to visual tokens, of the base crop alone, and methods on them."""
 
     def __init__(self, model_id: str) -> None:
         self.model, self.processor = load_model(model_id)
 
-    def see(self, images: Sequence[StudyImage]) -> list[Candidates]:
-        """Tokens, attention, hidden states and keys of each image."""
+    def encode(self, images: Sequence[StudyImage]) -> list[EncodedImage]:
+        """The visual tokens of each image, before any method prunes them."""
         prompts = [(i, chat_prompt(self.processor, "?")) for i in range(len(images))]
-        return sharing.encode(self.model, self.processor, [p.image for p in images], prompts, crops="base").images
+        batch = shared_encoding.encode(self.model, self.processor, [one.image for one in images], prompts, crops="base")
+        return [EncodedImage(v.tokens, v.scores, v.layout.y, v.layout.x, v) for v in batch.images]
 
-    def choose(self, method: Pruner, seen: Sequence[Candidates]) -> list[Selection]:
+    def select(self, method: Pruner, encoded: Sequence[EncodedImage]) -> list[Selection]:
         """What a method keeps of each image."""
-        return [selection for selection, _ in select_tokens(method, list(seen), scope="image")]
+        chosen = select_tokens(method, [image.candidates for image in encoded], scope="image")
+        return [selection for selection, _ in chosen]

@@ -1,123 +1,128 @@
-"""The tokens of a image on a plane, clean and spoilt, and which of them each method keeps.
+"""The tokens of an image on a plane, clean and corrupted, and which of them each method keeps.
 
 PCA: the axes are those of the clean image, so that a token can be followed from one panel to the other. UMAP is
 fitted to each panel's own tokens; its axes mean nothing. A kept token is drawn where it lies before anything is merged
-or shrunk; VisionZip's CLS token has no place.
+or shrunk; VisionZip's CLS token is not among the tokens and is not drawn.
 """
 
-import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from clustrs.studies import choices
-from clustrs.studies.outcome import COLOURS, MARKERS, Outcome, pyplot
+from clustrs import palette
+from clustrs.studies.inputs import methods_by_label, part_names, resolve_corruptions, strongest
 from clustrs.studies.projection import (
     Values,
     check_umap,
     distances,
-    numbers,
     principal_plane,
     spread,
-    umap_places,
+    to_numpy,
+    umap_coordinates,
 )
+from clustrs.studies.result import StudyPart, StudyResult, pyplot
+from clustrs.studies.settings import ImageStudyConfig, seed_setting, setting
 
 if TYPE_CHECKING:
     from clustrs.images.corruptions import Corruption
     from clustrs.pruners import Pruner
-    from clustrs.studies.images import Eyes, StudyImage
+    from clustrs.studies.images import StudyImage, VisionEncoder
 
 CLEAN = "clean"
+UMAP_SEEDS = 2**32 - 1
+"""The largest seed that UMAP takes."""
 Rows = Sequence[Mapping[str, Any]]
 
 
-def add_options(command: argparse.ArgumentParser) -> None:
-    choices.add_images(command, count=1)
-    command.add_argument(
-        "--methods", metavar="A,B", default="clustrs,fastervlm,divprune", help="which methods (default: %(default)s)"
+@dataclass(frozen=True, kw_only=True)
+class ManifoldConfig(ImageStudyConfig):
+    """Which methods at which budget, under which corruption; every image has a figure of its own."""
+
+    methods: tuple[str, ...] = setting(
+        ("clustrs", "fastervlm", "divprune"), 'methods, see clustrs methods; "all" is every one', metavar="METHOD"
     )
-    command.add_argument("--keep", default="16", help="a count (16) or a fraction (0.25) (default: %(default)s)")
-    command.add_argument("--corrupt", metavar="NAME", default="gaussian", help="a corruption (default: %(default)s)")
-    command.add_argument("--levels", metavar="X,Y", help="a row of panels each (default: the paper's strongest)")
-    command.add_argument("--no-umap", action="store_true", help="PCA alone; UMAP needs umap-learn")
-    command.add_argument("--seed", type=int, default=0, help="of the corruption and of UMAP (default: %(default)s)")
+    keep: int | float = setting(16, "a count (16) or a fraction (0.25)", metavar="K")
+    corruption: str = setting("gaussian", "a corruption, see clustrs corruptions", flag="--corrupt", metavar="NAME")
+    levels: tuple[float, ...] | None = setting(
+        None, "levels of the corruption, one row of panels each (default: its last one)", metavar="LEVEL"
+    )
+    umap: bool = setting(True, "draw PCA alone; UMAP needs umap-learn", flag="--no-umap")
+    seed: int = seed_setting("seed of the corruption and of UMAP", UMAP_SEEDS)
 
 
-def study(options: argparse.Namespace) -> list[Outcome]:
-    from clustrs import validation
-    from clustrs.studies.images import Eyes, study_images
+def run(config: ManifoldConfig) -> StudyResult:
+    """Project the tokens of every image, clean and corrupted, and mark what each method keeps."""
+    from clustrs.studies.images import VisionEncoder, study_images
 
-    validation.integer("--count", options.count, 1)
-    validation.integer("--seed", options.seed, 0)
-    if not options.no_umap:
+    if config.umap:
         check_umap()
-    corruptions = choices.read_corruptions(options.corrupt, options.levels, choices.known_levels(options.corrupt)[-1:])
-    methods = choices.read_methods(options.methods, options.keep)
-    images = study_images(options.images, options.count)
-    eyes = Eyes(options.model)
-    names = choices.outcome_names("manifold", [image.name for image in images], [CLEAN])
-    outcomes = []
+    corruptions = resolve_corruptions(config.corruption, config.levels, strongest(config.corruption))
+    methods = methods_by_label(config.methods, config.keep)
+    images = study_images(config.images, config.count)
+    encoder = VisionEncoder(config.model)
+    names = part_names("manifold", [image.name for image in images], [CLEAN])
+    parts = []
     for image, (name,) in zip(images, names, strict=True):
-        rows, shares = places(eyes, image, corruptions, methods, umap=not options.no_umap, seed=options.seed)
-        outcomes.append(Outcome(name, draw(rows, shares, image.name), rows, reading(rows, shares, image.name)))
-    return outcomes
+        rows, shares = coordinates(encoder, image, corruptions, methods, config)
+        parts.append(StudyPart(name, draw(rows, shares, image.name), rows, findings(rows, shares, image.name)))
+    return StudyResult(tuple(parts))
 
 
-def places(
-    eyes: "Eyes",
+def coordinates(
+    encoder: "VisionEncoder",
     image: "StudyImage",
     corruptions: Sequence["Corruption"],
-    methods: Sequence["Pruner"],
-    *,
-    umap: bool,
-    seed: int,
+    methods: Mapping[str, "Pruner"],
+    config: ManifoldConfig,
 ) -> tuple[list[dict[str, Any]], tuple[float, float]]:
-    """A row for each token of the clean image and of each spoilt one, and the PCA axes' shares of the variance.
+    """One table row per token of the clean image and of each corrupted one, and the PCA axes' shares of the variance.
 
     For each method there is whether it keeps the token, and how far the nearest kept token is. Distances, also that to
     the mean of the panel's tokens, are over all dimensions and in spreads of the clean tokens.
     """
     from tqdm import tqdm
 
-    seen = eyes.see([image, *(image.spoilt(corruption, seed) for corruption in corruptions)])
-    panels = [numbers(candidates.whole[candidates.rows]) for candidates in seen]
+    encoded = encoder.encode([image, *(image.corrupted(corruption, config.seed) for corruption in corruptions)])
+    panels = [to_numpy(one.tokens) for one in encoded]
     plane, unit = principal_plane(panels[0]), spread(panels[0]) or 1.0
     kept = {
-        method.name: [
-            sorted({int(i) for i in selection.indices.tolist() if i >= 0}) for selection in eyes.choose(method, seen)
+        label: [
+            sorted({i for i in selection.indices.tolist() if i >= 0}) for selection in encoder.select(method, encoded)
         ]
-        for method in methods
+        for label, method in methods.items()
     }
     rows: list[dict[str, Any]] = []
     titles = [CLEAN, *map(str, corruptions)]
-    for number, title in enumerate(tqdm(titles, desc="UMAP", unit="panel", disable=not umap)):
-        tokens, candidates = panels[number], seen[number]
+    bar = tqdm(titles, desc=f"UMAP of {image.name}", unit="panel", disable=not (config.umap and config.progress))
+    for panel, title in enumerate(bar):
+        tokens, one = panels[panel], encoded[panel]
         columns: dict[str, NDArray[Any]] = {
-            "row": candidates.row.cpu().numpy(),
-            "column": candidates.column.cpu().numpy(),
+            "y": one.y.cpu().numpy(),
+            "x": one.x.cpu().numpy(),
             "distance_to_mean": np.linalg.norm(tokens - tokens.mean(0), axis=1) / unit,
         }
-        columns["pca_1"], columns["pca_2"] = plane.place(tokens).T
-        if umap:
-            columns["umap_1"], columns["umap_2"] = umap_places(tokens, seed).T
-        for name, chosen in kept.items():
-            columns[f"{name}_keeps"] = np.isin(np.arange(len(tokens)), chosen[number]).astype(int)
-            columns[f"{name}_distance"] = _nearest(tokens, chosen[number]) / unit
+        columns["pca_1"], columns["pca_2"] = plane.project(tokens).T
+        if config.umap:
+            columns["umap_1"], columns["umap_2"] = umap_coordinates(tokens, config.seed).T
+        for label, indices in kept.items():
+            columns[f"{label}_keeps"] = np.isin(np.arange(len(tokens)), indices[panel]).astype(int)
+            columns[f"{label}_distance"] = _nearest(tokens, indices[panel]) / unit
         for i in range(len(tokens)):
             values = {key: column[i].item() for key, column in columns.items()}
             rows.append({"image": image.name, "corruption": title, "token": i, **values})
     return rows, plane.shares
 
 
-def _nearest(tokens: Values, chosen: list[int]) -> Values:
-    """The distance of each token to the nearest chosen one; NaN where a method keeps nothing but the CLS token."""
-    return distances(tokens, tokens[chosen]).min(1) if chosen else np.full(len(tokens), np.nan)
+def _nearest(tokens: Values, kept: list[int]) -> Values:
+    """The distance of each token to the nearest kept one; NaN where a method keeps nothing but the CLS token."""
+    return distances(tokens, tokens[kept]).min(1) if kept else np.full(len(tokens), np.nan)
 
 
 def draw(rows: Rows, shares: tuple[float, float], name: str) -> Any:
-    """Above the clean image, below each spoilt one, left PCA, right UMAP; without UMAP side by side."""
+    """Clean image on top, corrupted ones below, PCA left, UMAP right; without UMAP side by side."""
     plt = pyplot()
     titles = list(dict.fromkeys(row["corruption"] for row in rows))
     methods = methods_of(rows)
@@ -128,9 +133,9 @@ def draw(rows: Rows, shares: tuple[float, float], name: str) -> Any:
     plt.close(figure)  # pyplot would hold on to it; it can be saved all the same
     grid = axes if len(kinds) == 2 else axes.T
     for line, title in zip(grid, titles, strict=True):
-        mine = [row for row in rows if row["corruption"] == title]
+        subset = [row for row in rows if row["corruption"] == title]
         for axis, kind in zip(line, kinds, strict=True):
-            _draw_panel(axis, mine, kind, methods)
+            _draw_panel(axis, subset, kind, methods)
             axis.set_title(f"{kind.upper()}, {title}", fontsize=11)
     first = grid[0, 0]
     for axis in grid[:, 0]:
@@ -160,29 +165,30 @@ def _draw_panel(axis: Any, rows: Rows, kind: str, methods: Sequence[str]) -> Non
     sizes = np.geomspace(160, 32, len(methods)) if len(methods) > 1 else [60]
     for i, name in enumerate(methods):
         kept = np.array([bool(row[f"{name}_keeps"]) for row in rows])
-        style = {"s": sizes[i], "marker": MARKERS.get(name, "h"), "color": COLOURS.get(name, "#444444")}
+        style = {"s": sizes[i], "marker": palette.marker(name), "color": palette.color(name)}
         label = f"{name} ({int(kept.sum())})"
         axis.scatter(x[kept], y[kept], **style, edgecolors="white", linewidths=0.5, label=label, zorder=3 + i)
 
 
-def reading(rows: Rows, shares: tuple[float, float], name: str) -> str:
-    """How the cloud of tokens changes, and how well each method's choice covers it."""
+def findings(rows: Rows, shares: tuple[float, float], name: str) -> str:
+    """How the cloud of tokens changes, and how well each method's selection covers it."""
     panels: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         panels.setdefault(row["corruption"], []).append(row)
-    clean, *spoilt = panels
+    clean, *corrupted = panels
     width = {
-        title: float(np.sqrt(np.mean([row["distance_to_mean"] ** 2 for row in mine]))) for title, mine in panels.items()
+        title: float(np.sqrt(np.mean([row["distance_to_mean"] ** 2 for row in panel])))
+        for title, panel in panels.items()
     }
     lines = [
         f"{name}: the plane shows {sum(shares):.0%} of the variance of the {len(panels[clean])} clean tokens.",
         *(
             f"At {title} the tokens spread {width[title] / (width[clean] or 1):.2f} times as far as clean."
-            for title in spoilt
+            for title in corrupted
         ),
     ]
-    for title, mine in panels.items():
-        reach = {method: float(np.mean([row[f"{method}_distance"] for row in mine])) for method in methods_of(rows)}
+    for title, panel in panels.items():
+        reach = {method: float(np.mean([row[f"{method}_distance"] for row in panel])) for method in methods_of(rows)}
         told = ", ".join(f"{method} {reach[method]:.2f}" for method in sorted(reach, key=lambda method: reach[method]))
         lines.append(f"Mean distance to the nearest kept token, in spreads of the clean tokens, {title}: {told}.")
     return "\n".join(lines)

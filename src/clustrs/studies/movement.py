@@ -1,42 +1,54 @@
 """Where the shrinkage of ClustRS (RRS) moves the tokens that it keeps.
 
-Left all tokens of the image on their principal plane, right the largest cluster on its own: there the two directions
-are chosen for that cluster, and a move that the left panel foreshortens can be seen.
+On the left all tokens of the image on their principal plane, on the right the largest cluster alone: there the two
+directions are those of that cluster, and a move that the left panel foreshortens can be seen.
 """
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clustrs.studies import choices
-from clustrs.studies.outcome import COLOURS, Outcome, pyplot
-from clustrs.studies.projection import Plane, Values, numbers, principal_plane, spread
+from clustrs import palette
+from clustrs.studies.inputs import part_names, resolve_corruptions, strongest
+from clustrs.studies.projection import Plane, Values, principal_plane, spread, to_numpy
+from clustrs.studies.result import VERMILLION, StudyPart, StudyResult, pyplot
+from clustrs.studies.settings import ImageStudyConfig, seed_setting, setting
 
 if TYPE_CHECKING:
     from clustrs.images.corruptions import Corruption
     from clustrs.pruners import Pruner
-    from clustrs.studies.images import Eyes, StudyImage
+    from clustrs.studies.images import StudyImage, VisionEncoder
 
 CLEAN = "clean"
-BEFORE, AFTER, CENTROID = "#0072b2", COLOURS["clustrs"], "#000000"
+BEFORE, AFTER, CENTROID = VERMILLION, palette.color("clustrs"), "#000000"
 
 
-def add_options(command: argparse.ArgumentParser) -> None:
-    choices.add_images(command, count=1)
-    command.add_argument("--keep", default="16", help="a count (16) or a fraction (0.25) (default: %(default)s)")
-    command.add_argument("--corrupt", metavar="NAME", help="spoil the images first (default: they stay clean)")
-    command.add_argument("--levels", metavar="X,Y", help="a figure each (default: the corruption's strongest)")
-    command.add_argument("--seed", type=int, default=0, help="of the corruption (default: %(default)s)")
+@dataclass(frozen=True, kw_only=True)
+class MovementConfig(ImageStudyConfig):
+    """Which budget, and under which corruption if any; every image and level has a figure of its own."""
+
+    keep: int | float = setting(16, "a count (16) or a fraction (0.25)", metavar="K")
+    corruption: str | None = setting(
+        None, "a corruption, see clustrs corruptions (default: clean images)", flag="--corrupt", metavar="NAME"
+    )
+    levels: tuple[float, ...] | None = setting(
+        None, "levels of the corruption, one figure each (default: its last one)", metavar="LEVEL"
+    )
+    seed: int = seed_setting()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.levels is not None and self.corruption is None:
+            raise ValueError(f"levels={self.levels!r} but no corruption: say which one has them, for example gaussian")
 
 
 @dataclass(frozen=True)
 class Moves:
-    """The tokens [N, D] of a image with their clusters [N], and of each cluster [k] the kept token and its numbers.
+    """The tokens [N, D] of an image with their clusters [N], and of each cluster [k] what is kept.
 
-    `after` [k, D] is where the kept tokens are moved, `centroids` [k, D] is where they are moved to in part.
+    `after` [k, D] is where the kept tokens are moved, towards their `centroids` [k, D]; `y` and `x` are positions.
     """
 
     tokens: Values
@@ -45,8 +57,8 @@ class Moves:
     after: Values
     centroids: Values
     alpha: Values
-    rows: Values
-    columns: Values
+    y: Values
+    x: Values
 
     @property
     def before(self) -> Values:
@@ -59,49 +71,47 @@ class Moves:
         return np.array([(self.labels == j).sum() for j in range(len(self.kept))])
 
 
-def study(options: argparse.Namespace) -> list[Outcome]:
-    from clustrs import validation
-    from clustrs.pruners import ClustRS
-    from clustrs.studies.images import Eyes, study_images
+def run(config: MovementConfig) -> StudyResult:
+    """Follow the kept tokens of every image from where they are to where the shrinkage puts them."""
+    from tqdm import tqdm
 
-    validation.integer("--count", options.count, 1)
-    if options.levels is not None and options.corrupt is None:
-        raise ValueError(f"--levels {options.levels}: say of which corruption, for example --corrupt gaussian")
+    from clustrs.pruners import ClustRS
+    from clustrs.studies.images import VisionEncoder, study_images
+
     corruptions: list[Corruption | None] = [None]
-    if options.corrupt is not None:
-        usual = choices.known_levels(options.corrupt)[-1:]
-        corruptions = [*choices.read_corruptions(options.corrupt, options.levels, usual)]
-    method = ClustRS(keep=validation.read_keep(options.keep))
-    images = study_images(options.images, options.count)
-    eyes = Eyes(options.model)
+    if config.corruption is not None:
+        corruptions = [*resolve_corruptions(config.corruption, config.levels, strongest(config.corruption))]
+    method = ClustRS(keep=config.keep)
+    images = study_images(config.images, config.count)
+    encoder = VisionEncoder(config.model)
     titles = [CLEAN if corruption is None else str(corruption) for corruption in corruptions]
-    names = choices.outcome_names("movement", [image.name for image in images], titles)
-    outcomes = []
-    for image, mine in zip(images, names, strict=True):
-        spoilt = [image.spoilt(corruption, options.seed) for corruption in corruptions]
-        for title, name, moves in zip(titles, mine, follow(eyes, spoilt, method), strict=True):
+    names = part_names("movement", [image.name for image in images], titles)
+    parts = []
+    bar = tqdm(images, desc="movement", unit="image", disable=not config.progress)
+    for image, image_names in zip(bar, names, strict=True):
+        corrupted = [image.corrupted(corruption, config.seed) for corruption in corruptions]
+        for title, name, moves in zip(titles, image_names, follow(encoder, corrupted, method), strict=True):
             rows = table(moves, image.name, title)
             about = f"{image.name}, {title}"
-            outcomes.append(Outcome(name, draw(moves, about), rows, reading(rows, moves, about)))
-    return outcomes
+            parts.append(StudyPart(name, draw(moves, about), rows, findings(rows, moves, about)))
+    return StudyResult(tuple(parts))
 
 
-def follow(eyes: "Eyes", images: Sequence["StudyImage"], method: "Pruner") -> list[Moves]:
+def follow(encoder: "VisionEncoder", images: Sequence["StudyImage"], method: "Pruner") -> list[Moves]:
     """What ClustRS does to the tokens of each image."""
-    seen = eyes.see(images)
-    found = []
-    for candidates, selection in zip(seen, eyes.choose(method, seen), strict=True):
+    encoded = encoder.encode(images)
+    moves = []
+    for image, selection in zip(encoded, encoder.select(method, encoded), strict=True):
         assert selection.labels is not None
         assert selection.centroids is not None
         assert selection.alpha is not None
-        tokens = candidates.whole[candidates.rows]
-        parts = (tokens, selection.labels, selection.indices, selection.tokens, selection.centroids, selection.alpha)
-        found.append(Moves(*map(numbers, (*parts, candidates.row, candidates.column))))
-    return found
+        parts = (selection.labels, selection.indices, selection.tokens, selection.centroids, selection.alpha)
+        moves.append(Moves(*map(to_numpy, (image.tokens, *parts, image.y, image.x))))
+    return moves
 
 
 def table(moves: Moves, image: str, corruption: str) -> list[dict[str, Any]]:
-    """A row for each kept token; distances are over all dimensions, as the tokens are."""
+    """One table row per kept token; distances are over all dimensions, as the tokens are."""
     before, after, moved = (
         np.linalg.norm(a - b, axis=1)
         for a, b in (
@@ -115,8 +125,8 @@ def table(moves: Moves, image: str, corruption: str) -> list[dict[str, Any]]:
             "image": image,
             "corruption": corruption,
             "token": int(token),
-            "row": int(moves.rows[int(token)]),
-            "column": int(moves.columns[int(token)]),
+            "y": int(moves.y[int(token)]),
+            "x": int(moves.x[int(token)]),
             "cluster_size": int(moves.sizes[j]),
             "alpha": float(moves.alpha[j]),
             "to_centroid_before": float(before[j]),
@@ -150,10 +160,10 @@ def draw(moves: Moves, about: str) -> Any:
 
 def _draw_moves(axis: Any, plane: Plane, moves: Moves, tokens: Values, clusters: Sequence[int]) -> None:
     """Tokens grey, and of some clusters the kept token before and after, with an arrow, and the centroid."""
-    chosen = list(clusters)
-    before, after, centres = (plane.place(part[chosen]) for part in (moves.before, moves.after, moves.centroids))
-    axis.scatter(*plane.place(tokens).T, s=14, color="#b8b8b8", linewidths=0, label="tokens")
-    axis.scatter(*centres.T, s=26, color=CENTROID, marker="x", linewidths=1.1, label="centroid", zorder=3)
+    indices = list(clusters)
+    before, after, centroids = (plane.project(part[indices]) for part in (moves.before, moves.after, moves.centroids))
+    axis.scatter(*plane.project(tokens).T, s=14, color="#b8b8b8", linewidths=0, label="tokens")
+    axis.scatter(*centroids.T, s=26, color=CENTROID, marker="x", linewidths=1.1, label="centroid", zorder=3)
     hollow = {"facecolors": "none", "edgecolors": BEFORE, "linewidths": 1.4}
     axis.scatter(*before.T, s=44, **hollow, label="kept token before", zorder=4)
     exact = {"angles": "xy", "scale_units": "xy", "scale": 1}
@@ -165,7 +175,7 @@ def _draw_moves(axis: Any, plane: Plane, moves: Moves, tokens: Values, clusters:
     axis.margins(0.08)
 
 
-def reading(rows: Sequence[Mapping[str, Any]], moves: Moves, about: str) -> str:
+def findings(rows: Sequence[Mapping[str, Any]], moves: Moves, about: str) -> str:
     """How far the kept tokens move, and how many of the factors are at the bounds."""
     unit = spread(moves.tokens) or 1.0
     alpha = np.array([row["alpha"] for row in rows])

@@ -1,15 +1,14 @@
 """Visual overhead: what the vision tower, scoring and selection take of an answer, for each method and budget."""
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from clustrs.studies.choices import add_images
-from clustrs.studies.lists import read_counts, read_keeps, read_list
-from clustrs.studies.outcome import Outcome, pyplot
+from clustrs.studies.inputs import resolve_methods
+from clustrs.studies.result import StudyResult, pyplot, single
+from clustrs.studies.settings import ImageStudyConfig, Keep, setting
 
 if TYPE_CHECKING:
     import torch
@@ -19,10 +18,46 @@ if TYPE_CHECKING:
 
 QUESTION = "What is this?"
 PARTS = {"vision": "#0072b2", "scoring": "#e69f00", "selection": "#d55e00"}
-"""What the overhead consists of, and the colour of each; "vision" is the tower and the projector."""
-ANSWER_COLOURS = ("#999999", "#444444", "#56b4e9", "#009e73", "#cc79a7")
+"""What the overhead consists of, and the color of each; "vision" is the tower and the projector."""
+ANSWER_COLORS = ("#999999", "#444444", "#56b4e9", "#009e73", "#cc79a7")
 PAPER_MACHINE = "A100"
+LONGEST_ANSWER = 100_000
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverheadConfig(ImageStudyConfig):
+    """Which methods at which budgets, lengths of an answer, and how often."""
+
+    methods: tuple[str, ...] = setting(
+        ("none", "fastervlm", "divprune", "visionzip", "clustrs"),
+        'methods, see clustrs methods; parameters may follow ("clustrs tau=2"), "all" is every one',
+        metavar="METHOD",
+    )
+    keep: tuple[Keep, ...] = setting((16, 144), "budgets: counts (16) or fractions (0.25)", metavar="K")
+    new_tokens: tuple[int, ...] = setting((14, 64), "lengths of an answer in tokens", metavar="N", high=LONGEST_ANSWER)
+    repeats: int = setting(10, "runs that count, after a first one that warms up")
+    crops: Literal["all", "base"] = setting("all", '"all" crops, or the "base" crop alone')
+
+
+def run(config: OverheadConfig) -> StudyResult:
+    """Time answers of every method in turn."""
+    from tqdm import tqdm
+
+    from clustrs.models.load import load_model
+    from clustrs.studies.images import study_images
+
+    contestants = [Contestant(*pair) for pair in resolve_methods(config.methods, config.keep)]
+    lengths = sorted(config.new_tokens)
+    images = study_images(config.images, config.count)
+    model, processor = load_model(config.model)
+    total = (config.repeats + 1) * len(contestants)
+    with tqdm(total=total, desc="overhead", unit="answer", disable=not config.progress) as bar:
+        timings = measure(
+            model, processor, images, contestants, config.repeats, lengths[-1], config.crops, lambda: bar.update()
+        )
+    rows = summarise(contestants, timings, lengths, config.model)
+    return single("overhead", draw(rows, lengths, config.model), rows, findings(rows, lengths, machine(model)))
 
 
 @dataclass(frozen=True)
@@ -33,7 +68,7 @@ class Contestant:
     method: "Pruner"
 
     @property
-    def keep(self) -> int | float | str:
+    def keep(self) -> Keep | str:
         return "all" if self.method.name == "none" else self.method.keep
 
 
@@ -51,48 +86,6 @@ class Timing:
         return self.vision + self.scoring + self.selection
 
 
-def add_options(command: argparse.ArgumentParser) -> None:
-    add_images(command, count=1)
-    usual = "none,fastervlm,divprune,visionzip,clustrs"
-    command.add_argument("--methods", default=usual, help="with commas between them (default: %(default)s)")
-    command.add_argument("--keep", default="16,144", help="counts or fractions (default: %(default)s)")
-    command.add_argument("--new-tokens", default="14,64", help="lengths of an answer (default: %(default)s)")
-    command.add_argument("--repeats", type=int, default=10, help="runs that count, after a first one (default: 10)")
-    command.add_argument("--crops", default="all", help='"all" crops or the "base" crop alone (default: all)')
-
-
-def study(options: argparse.Namespace) -> list[Outcome]:
-    from tqdm import tqdm
-
-    from clustrs import validation
-    from clustrs.models.load import load_model
-    from clustrs.studies.images import study_images
-
-    contestants = read_contestants(options.methods, read_keeps(options.keep))
-    lengths = sorted(read_counts("--new-tokens", options.new_tokens))
-    validation.integer("--count", options.count, 1)
-    validation.integer("--repeats", options.repeats, 1)
-    validation.choice("--crops", options.crops, ("all", "base"))
-    images = study_images(options.images, options.count)
-    model, processor = load_model(options.model)
-    length, repeats = lengths[-1], options.repeats
-    with tqdm(total=(repeats + 1) * len(contestants), unit="answer", dynamic_ncols=True) as bar:
-        timings = measure(model, processor, images, contestants, repeats, length, options.crops, bar.update)
-    rows = summarise(contestants, timings, lengths, options.model)
-    return [Outcome("overhead", draw(rows, lengths, options.model), rows, reading(rows, lengths, machine(model)))]
-
-
-def read_contestants(methods: str, keeps: Sequence[int | float]) -> list[Contestant]:
-    """Each method at each budget; the one that keeps everything comes once. Parameters may follow a name."""
-    from clustrs.evaluation.config import expand_methods, make_method
-
-    return [
-        Contestant(stored["name"] if spec == "all" else spec, make_method(stored))
-        for spec in read_list("--methods", methods, str)
-        for stored in expand_methods([spec], keeps)
-    ]
-
-
 def measure(
     model: Any,
     processor: Any,
@@ -101,10 +94,10 @@ def measure(
     repeats: int,
     length: int,
     crops: str,
-    done: Callable[[], Any],
+    advance: Callable[[], Any],
 ) -> list[list[Timing]]:
-    """The timings of each method. They take turns, beginning with another one in every round: what slows the machine
-    down hits all alike. The first round warms up and does not count; each round has the next image."""
+    """The timings of each method. They take turns, beginning with another one in every round, so that what slows the
+    machine down hits all alike. The first round warms up and does not count; each round has the next image."""
     from clustrs.models.prompts import chat_prompt
 
     text = chat_prompt(processor, QUESTION)
@@ -112,12 +105,12 @@ def measure(
     for turn in range(repeats + 1):
         image = images[turn % len(images)].image
         inputs = processor(images=[image], text=[text], return_tensors="pt").to(model.device, model.dtype)
-        for place in range(len(contestants)):
-            number = (place + turn) % len(contestants)
-            timing = answer(model, inputs, contestants[number].method, length, crops)
+        for position in range(len(contestants)):
+            index = (position + turn) % len(contestants)
+            timing = answer(model, inputs, contestants[index].method, length, crops)
             if turn:
-                timings[number].append(timing)
-            done()
+                timings[index].append(timing)
+            advance()
     return timings
 
 
@@ -184,15 +177,15 @@ def summarise(
     return rows
 
 
-def paper_overhead(model: str) -> dict[tuple[str, int | float | str], tuple[float, float]]:
+def paper_overhead(model: str) -> dict[tuple[str, Keep | str], tuple[float, float]]:
     """The lowest and highest overhead that the paper prints, by method and budget; nothing for other models."""
     from clustrs.paper import paper_model, paper_table
 
-    found: dict[tuple[str, int | float | str], dict[str, float]] = {}
+    cells: dict[tuple[str, Keep | str], dict[str, float]] = {}
     for cell in paper_table("overhead"):
         if cell.model == paper_model(model) and cell.keep is not None:
-            found.setdefault((cell.method, cell.keep), {})[cell.metric] = cell.value
-    return {key: (values["lowest_overhead"], values["highest_overhead"]) for key, values in found.items()}
+            cells.setdefault((cell.method, cell.keep), {})[cell.metric] = cell.value
+    return {key: (values["lowest_overhead"], values["highest_overhead"]) for key, values in cells.items()}
 
 
 def machine(model: Any) -> str:
@@ -211,52 +204,17 @@ def name_of(row: Mapping[str, Any]) -> str:
 
 
 def draw(rows: Sequence[Row], lengths: Sequence[int], model: str) -> Any:
-    """Left stacked bars of the overhead, right its share of an answer."""
+    """Stacked bars of the overhead on the left, its share of an answer on the right."""
     plt = pyplot()
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(11, 1.9 + 0.42 * len(rows)), layout="constrained", width_ratios=(3, 2), sharey=True
     )
-    places = range(len(rows))
-    start = [0.0] * len(rows)
-    for part, colour in PARTS.items():
-        widths = [row[f"{part}_ms"] for row in rows]
-        left.barh(places, widths, left=start, color=colour, label=part, height=0.7)
-        start = [a + b for a, b in zip(start, widths, strict=True)]
-    errors = [
-        [max(0.0, row["overhead_ms"] - row["overhead_quartile_1_ms"]) for row in rows],
-        [max(0.0, row["overhead_quartile_3_ms"] - row["overhead_ms"]) for row in rows],
-    ]
-    left.errorbar(start, places, xerr=errors, fmt="none", ecolor="black", capsize=3, linewidth=1, label="quartiles")
-    printed = [(place, row) for place, row in enumerate(rows) if row["paper_lowest_ms"] is not None]
-    if printed:
-        middle = [(row["paper_lowest_ms"] + row["paper_highest_ms"]) / 2 for _, row in printed]
-        around = [(row["paper_highest_ms"] - row["paper_lowest_ms"]) / 2 for _, row in printed]
-        left.errorbar(
-            middle,
-            [place for place, _ in printed],
-            xerr=around,
-            fmt="D",
-            color="black",
-            markerfacecolor="white",
-            capsize=5,
-            label=f"paper ({PAPER_MACHINE})",
-        )
-    for place, row in enumerate(rows):
-        words = f"{row['overhead_ms']:.1f} ms"
-        left.annotate(words, (row["vision_ms"] / 2, place), ha="center", va="center", color="white", weight="bold")
-    left.set_yticks(places, [name_of(row) for row in rows])
+    _draw_parts(left, rows)
+    _draw_paper(left, rows)
+    left.set_yticks(range(len(rows)), [name_of(row) for row in rows])
     left.invert_yaxis()
     left.set(title="visual overhead", xlabel="milliseconds (median)")
-    height = 0.8 / len(lengths)
-    for number, length in enumerate(lengths):
-        shares = [100 * row[f"share_of_answer_{length}"] for row in rows]
-        where = [place + (number - (len(lengths) - 1) / 2) * height for place in places]
-        colour = ANSWER_COLOURS[number % len(ANSWER_COLOURS)]
-        right.barh(where, shares, height=0.92 * height, color=colour, label=f"{length} tokens")
-        for y, share in zip(where, shares, strict=True):
-            right.annotate(f"{share:.1f}", (share, y), (4, 0), textcoords="offset points", va="center", fontsize=8)
-    right.margins(x=0.14)
-    right.set(title="share of the whole answer", xlabel="per cent")
+    _draw_shares(right, rows, lengths)
     below = -0.6 / (0.42 * len(rows) + 0.3)
     for axis in (left, right):
         axis.grid(axis="x", alpha=0.3)
@@ -266,7 +224,56 @@ def draw(rows: Sequence[Row], lengths: Sequence[int], model: str) -> Any:
     return figure
 
 
-def reading(rows: Sequence[Row], lengths: Sequence[int], where: str) -> str:
+def _draw_parts(axis: Any, rows: Sequence[Row]) -> None:
+    """The parts of the overhead on top of each other, with its quartiles."""
+    y = range(len(rows))
+    start = [0.0] * len(rows)
+    for part, color in PARTS.items():
+        widths = [row[f"{part}_ms"] for row in rows]
+        axis.barh(y, widths, left=start, color=color, label=part, height=0.7)
+        start = [a + b for a, b in zip(start, widths, strict=True)]
+    errors = [
+        [max(0.0, row["overhead_ms"] - row["overhead_quartile_1_ms"]) for row in rows],
+        [max(0.0, row["overhead_quartile_3_ms"] - row["overhead_ms"]) for row in rows],
+    ]
+    axis.errorbar(start, y, xerr=errors, fmt="none", ecolor="black", capsize=3, linewidth=1, label="quartiles")
+    for i, row in enumerate(rows):
+        text = f"{row['overhead_ms']:.1f} ms"
+        axis.annotate(text, (row["vision_ms"] / 2, i), ha="center", va="center", color="white", weight="bold")
+
+
+def _draw_paper(axis: Any, rows: Sequence[Row]) -> None:
+    """The range that the paper prints, where it has one."""
+    printed = [(i, row["paper_lowest_ms"], row["paper_highest_ms"]) for i, row in enumerate(rows)]
+    known = [(i, low, high) for i, low, high in printed if low is not None]
+    if known:
+        axis.errorbar(
+            [(low + high) / 2 for _, low, high in known],
+            [i for i, _, _ in known],
+            xerr=[(high - low) / 2 for _, low, high in known],
+            fmt="D",
+            color="black",
+            markerfacecolor="white",
+            capsize=5,
+            label=f"paper ({PAPER_MACHINE})",
+        )
+
+
+def _draw_shares(axis: Any, rows: Sequence[Row], lengths: Sequence[int]) -> None:
+    """The overhead as a share of answers of several lengths."""
+    height = 0.8 / len(lengths)
+    for i, length in enumerate(lengths):
+        shares = [100 * row[f"share_of_answer_{length}"] for row in rows]
+        at = [y + (i - (len(lengths) - 1) / 2) * height for y in range(len(rows))]
+        color = ANSWER_COLORS[i % len(ANSWER_COLORS)]
+        axis.barh(at, shares, height=0.92 * height, color=color, label=f"{length} tokens")
+        for y, share in zip(at, shares, strict=True):
+            axis.annotate(f"{share:.1f}", (share, y), (4, 0), textcoords="offset points", va="center", fontsize=8)
+    axis.margins(x=0.14)
+    axis.set(title="share of the whole answer", xlabel="per cent")
+
+
+def findings(rows: Sequence[Row], lengths: Sequence[int], where: str) -> str:
     """How the methods compare at each budget. The tower's work is the same for all: they are ranked by the rest."""
     lines = [
         f"Median of {rows[0]['runs']} runs on {where}. Overhead is the vision tower and, in brackets, what a method "

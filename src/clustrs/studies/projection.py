@@ -1,4 +1,4 @@
-"""Tokens as numbers, and on a plane: by principal components, or by UMAP."""
+"""Tokens as arrays, and on a plane: by principal components, or by UMAP."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -16,8 +16,8 @@ NEIGHBOURS = 15
 """How many neighbours of a token UMAP tries to keep: its own default."""
 
 
-def numbers(tensor: "Tensor") -> Values:
-    """A tensor of any type and device in double precision."""
+def to_numpy(tensor: "Tensor") -> Values:
+    """A tensor of any type and device as a numpy array in double precision."""
     values: Values = tensor.detach().double().cpu().numpy()
     return values
 
@@ -34,32 +34,32 @@ def distances(left: Values, right: Values) -> Values:
 
 @dataclass(frozen=True)
 class Plane:
-    """The two directions [2, D] in which some tokens vary most, their mean, and each direction's share of variance."""
+    """The two directions [2, D] in which tokens vary most, their mean, and each direction's share of the variance."""
 
-    centre: Values
+    center: Values
     axes: Values
     shares: tuple[float, float]
 
-    def place(self, rows: Values) -> Values:
-        """Where rows [M, D] lie on it: [M, 2]."""
-        placed: Values = (rows - self.centre) @ self.axes.T
-        return placed
+    def project(self, tokens: Values) -> Values:
+        """The coordinates [M, 2] of tokens [M, D] on the plane."""
+        projected: Values = (tokens - self.center) @ self.axes.T
+        return projected
 
 
 def principal_plane(tokens: Values) -> Plane:
     """PCA of tokens [N, D]. The largest number of a direction is positive, so that nothing is mirrored by chance."""
-    centre = tokens.mean(0)
-    _, lengths, rows = np.linalg.svd(tokens - centre, full_matrices=False)
+    center = tokens.mean(0)
+    _, lengths, rows = np.linalg.svd(tokens - center, full_matrices=False)
     axes = np.zeros((2, tokens.shape[1]))
     shares = [0.0, 0.0]
     total = float((lengths**2).sum())
     for i, row in enumerate(rows[:2]):
         axes[i] = row * np.sign(row[np.abs(row).argmax()])
         shares[i] = float(lengths[i] ** 2) / total if total > 0 else 0.0
-    return Plane(centre, axes, (shares[0], shares[1]))
+    return Plane(center, axes, (shares[0], shares[1]))
 
 
-def umap_places(tokens: Values, seed: int) -> Values:
+def umap_coordinates(tokens: Values, seed: int) -> Values:
     """UMAP of tokens [N, D]: [N, 2]. One thread and a fixed seed, so that it comes out the same again."""
     check_umap()
     umap = import_module("umap")
@@ -68,6 +68,6 @@ def umap_places(tokens: Values, seed: int) -> Values:
 
 
 def check_umap() -> None:
-    """Say what is missing before a model has run."""
+    """Raise a ValueError that says how to get UMAP, if it is missing."""
     if find_spec("umap") is None:
         raise ValueError("umap-learn is not installed: pip install 'clustrs[studies]', or give --no-umap for PCA alone")

@@ -1,48 +1,55 @@
 """How much the ranking by attention moves under noise, and with it what each method keeps.
 
-The paper's table is about the ranking alone: by how many places the 15 most attended tokens of the clean image move,
-and how many of them are still among the first 15. Beside it stands, for every method, which share of the places it
-keeps in the clean image it keeps again (the CLS token, which VisionZip always keeps, is left out), and how far what
-the language model gets has moved: from each row of the clean image to the nearest of the noisy one, on average, in
-units of the clean tokens' spread.
+The paper's table is about the ranking alone: by how many ranks the 15 most attended tokens of the clean image move,
+and how many of them are still among the first 15. In addition there is, for every method, which fraction of the
+positions it keeps in the clean image it keeps again (the CLS token, which VisionZip always keeps, is left out), and how
+far what the language model gets has moved: from each kept token of the clean image to the nearest one of the noisy
+image, on average, in units of the clean tokens' spread.
 """
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clustrs.studies import choices
-from clustrs.studies.outcome import COLOURS, MARKERS, Outcome, pyplot
-from clustrs.studies.projection import Values, distances, numbers, spread
+from clustrs import palette
+from clustrs.studies.inputs import methods_by_label, resolve_corruptions
+from clustrs.studies.projection import Values, distances, spread, to_numpy
+from clustrs.studies.result import StudyResult, pyplot, single
+from clustrs.studies.settings import ImageStudyConfig, seed_setting, setting
 
 if TYPE_CHECKING:
     from clustrs.images.corruptions import Corruption
     from clustrs.pruners import Pruner
-    from clustrs.studies.images import Eyes, StudyImage
+    from clustrs.studies.images import StudyImage, VisionEncoder
 
-METHODS = "clustrs,fastervlm,divprune,visionzip,vispruner,random,grid"
-GAUSSIAN = (0, 0.1, 0.5, 1, 2, 3)
+METHODS = ("clustrs", "fastervlm", "divprune", "visionzip", "vispruner", "random", "grid")
+GAUSSIAN = (0.0, 0.1, 0.5, 1.0, 2.0, 3.0)
+"""The paper's levels and 0."""
 RANK_CHANGE, TOP_OVERLAP = "rank_change", "top_overlap"
 KEPT_OVERLAP, DISTANCE = "kept_overlap", "feature_distance"
 RANKING = "ranking"
-"""Stands in the place of a method where the ranking by attention itself is measured."""
+"""Stands for a method where the ranking by attention itself is measured."""
 
 
-def add_options(command: argparse.ArgumentParser) -> None:
-    choices.add_images(command, count=40)
-    command.add_argument("--methods", metavar="A,B", default=METHODS, help="which methods (default: %(default)s)")
-    command.add_argument("--keep", default="16", help="a count (16) or a fraction (0.25) (default: %(default)s)")
-    command.add_argument("--top", type=int, default=15, help="how many of the ranking count (default: %(default)s)")
-    command.add_argument("--corrupt", metavar="NAME", default="gaussian", help="a corruption (default: %(default)s)")
-    command.add_argument("--levels", metavar="X,Y", help="its levels (default: the paper's, and 0 for gaussian)")
-    command.add_argument("--seed", type=int, default=0, help="of the corruption (default: %(default)s)")
+@dataclass(frozen=True, kw_only=True)
+class StabilityConfig(ImageStudyConfig):
+    """Which methods at which budget, under which corruption at which levels."""
+
+    count: int = setting(40, "how many scenes to draw when no image is given")
+    methods: tuple[str, ...] = setting(METHODS, 'methods, see clustrs methods; "all" is every one', metavar="METHOD")
+    keep: int | float = setting(16, "a count (16) or a fraction (0.25)", metavar="K")
+    top: int = setting(15, "how many of the ranking count")
+    corruption: str = setting("gaussian", "a corruption, see clustrs corruptions", flag="--corrupt", metavar="NAME")
+    levels: tuple[float, ...] | None = setting(
+        None, "levels of the corruption (default: the paper's, and 0 for gaussian)", metavar="LEVEL"
+    )
+    seed: int = seed_setting()
 
 
 @dataclass(frozen=True)
-class Cell:
+class Measurement:
     """What is measured of every image: `tokens` is how many of the ranking count, or how many a method keeps."""
 
     corruption: str
@@ -52,31 +59,29 @@ class Cell:
     tokens: int
 
 
-def study(options: argparse.Namespace) -> list[Outcome]:
-    from clustrs import validation
-    from clustrs.studies.images import Eyes, study_images
+def run(config: StabilityConfig) -> StudyResult:
+    """Encode every image clean and at each level, and compare rankings and selections."""
+    from clustrs.studies.images import VisionEncoder, study_images
 
-    validation.integer("--top", options.top, 1)
-    validation.integer("--count", options.count, 1)
-    usual = GAUSSIAN if options.corrupt == "gaussian" else choices.known_levels(options.corrupt)
-    corruptions = choices.read_corruptions(options.corrupt, options.levels, usual)
-    methods = choices.read_methods(options.methods, options.keep)
-    images = study_images(options.images, options.count)
-    cells, values, n = measure(Eyes(options.model), images, corruptions, methods, options.top, options.seed)
-    rows = table(cells, values, n)
-    return [Outcome("stability", draw(rows), rows, reading(rows))]
+    default = GAUSSIAN if config.corruption == "gaussian" else None
+    corruptions = resolve_corruptions(config.corruption, config.levels, default)
+    methods = methods_by_label(config.methods, config.keep)
+    images = study_images(config.images, config.count)
+    measurements, values, n = measure(VisionEncoder(config.model), images, corruptions, methods, config)
+    rows = table(measurements, values, n)
+    return single("stability", draw(rows), rows, findings(rows))
 
 
 def ranks(attention: Values) -> Values:
-    """The place of each token when they are sorted by attention, 0 for the largest; ties go to the lower index."""
+    """The rank of each token when they are sorted by attention, 0 for the largest; ties go to the lower index."""
     order = np.argsort(-attention, kind="stable")
-    places = np.empty(len(order))
-    places[order] = np.arange(len(order))
-    return places
+    rank = np.empty(len(order))
+    rank[order] = np.arange(len(order))
+    return rank
 
 
 def rank_stability(clean: Values, noisy: Values, top: int) -> tuple[float, float]:
-    """Mean absolute change of rank of the `top` most attended clean tokens, and the share of them still on top."""
+    """Mean absolute change of rank of the `top` most attended clean tokens, and the fraction of them still on top."""
     before, after = ranks(clean), ranks(noisy)
     first = before < top
     return float(np.abs(before - after)[first].mean()), float((after[first] < top).mean())
@@ -84,66 +89,64 @@ def rank_stability(clean: Values, noisy: Values, top: int) -> tuple[float, float
 
 def chance(top: int, n: int) -> tuple[float, float]:
     """What `rank_stability` is on average when the second ranking is a random order of the n tokens."""
-    places = np.arange(n)
-    return float(np.mean([np.abs(places - rank).mean() for rank in range(top)])), top / n
+    every = np.arange(n)
+    return float(np.mean([np.abs(every - rank).mean() for rank in range(top)])), top / n
 
 
 def kept_overlap(clean: Values, noisy: Values) -> float:
-    """The share of the places kept in the clean image that are kept in the noisy one as well, CLS left out."""
+    """The fraction of the positions kept in the clean image that are kept in the noisy one as well, CLS left out."""
     before, after = ({int(i) for i in kept if i >= 0} for kept in (clean, noisy))
     return len(before & after) / len(before) if before else 1.0
 
 
 def feature_distance(clean: Values, noisy: Values, unit: float) -> float:
-    """The mean over clean rows [k, D] of the distance to the nearest noisy row, in a unit of length."""
+    """The mean over clean tokens [k, D] of the distance to the nearest noisy one, in a unit of length."""
     return float(distances(clean, noisy).min(1).mean()) / (unit or 1.0)
 
 
 def measure(
-    eyes: "Eyes",
+    encoder: "VisionEncoder",
     images: Sequence["StudyImage"],
     corruptions: Sequence["Corruption"],
-    methods: Sequence["Pruner"],
-    top: int,
-    seed: int,
-) -> tuple[list[Cell], Values, int]:
-    """What is measured, its values [cells, images], and how many tokens a image has."""
+    methods: Mapping[str, "Pruner"],
+    config: StabilityConfig,
+) -> tuple[list[Measurement], Values, int]:
+    """What is measured, its values [measurements, images], and how many tokens an image has."""
     from tqdm import tqdm
 
-    columns: list[dict[Cell, float]] = []
+    columns: list[dict[Measurement, float]] = []
     n = 0
-    for image in tqdm(images, desc="stability", unit="image"):
-        seen = eyes.see([image, *(image.spoilt(corruption, seed) for corruption in corruptions)])
-        clean = seen[0]
-        n = len(clean.rows)
-        unit = spread(numbers(clean.whole[clean.rows]))
-        column: dict[Cell, float] = {}
-        for corruption, noisy in zip(corruptions, seen[1:], strict=True):
-            name = (corruption.name, choices.level_text(corruption))
-            found = rank_stability(numbers(clean.attention), numbers(noisy.attention), min(top, n))
-            for what, value in zip((RANK_CHANGE, TOP_OVERLAP), found, strict=True):
-                column[Cell(*name, what, RANKING, min(top, n))] = value
-        for method in methods:
-            before, *after = eyes.choose(method, seen)
+    for image in tqdm(images, desc="stability", unit="image", disable=not config.progress):
+        encoded = encoder.encode([image, *(image.corrupted(corruption, config.seed) for corruption in corruptions)])
+        clean, n = encoded[0], len(encoded[0].tokens)
+        unit = spread(to_numpy(clean.tokens))
+        column: dict[Measurement, float] = {}
+        for corruption, noisy in zip(corruptions, encoded[1:], strict=True):
+            name = (corruption.name, corruption.level_text)
+            stability = rank_stability(to_numpy(clean.scores), to_numpy(noisy.scores), min(config.top, n))
+            for what, value in zip((RANK_CHANGE, TOP_OVERLAP), stability, strict=True):
+                column[Measurement(*name, what, RANKING, min(config.top, n))] = value
+        for label, method in methods.items():
+            before, *after = encoder.select(method, encoded)
             for corruption, selection in zip(corruptions, after, strict=True):
-                name = (corruption.name, choices.level_text(corruption))
-                overlap = kept_overlap(numbers(before.indices), numbers(selection.indices))
-                moved = feature_distance(numbers(before.tokens), numbers(selection.tokens), unit)
-                column[Cell(*name, KEPT_OVERLAP, method.name, method.count(n))] = overlap
-                column[Cell(*name, DISTANCE, method.name, method.count(n))] = moved
+                name = (corruption.name, corruption.level_text)
+                overlap = kept_overlap(to_numpy(before.indices), to_numpy(selection.indices))
+                moved = feature_distance(to_numpy(before.tokens), to_numpy(selection.tokens), unit)
+                column[Measurement(*name, KEPT_OVERLAP, label, method.count(n))] = overlap
+                column[Measurement(*name, DISTANCE, label, method.count(n))] = moved
         columns.append(column)
     order = (RANK_CHANGE, TOP_OVERLAP, KEPT_OVERLAP, DISTANCE)
-    cells = sorted(columns[0], key=lambda cell: order.index(cell.measure))
-    return cells, np.array([[column[cell] for column in columns] for cell in cells]), n
+    measurements = sorted(columns[0], key=lambda measurement: order.index(measurement.measure))
+    return measurements, np.array([[column[one] for column in columns] for one in measurements]), n
 
 
-def table(cells: Sequence[Cell], values: Values, n: int) -> list[dict[str, Any]]:
+def table(measurements: Sequence[Measurement], values: Values, n: int) -> list[dict[str, Any]]:
     """Means over images with 95 % intervals, what chance would give, and what the paper has for LLaVA-1.5-7B."""
     from clustrs.evaluation.metrics import estimates
 
     printed = paper_values()
     rows = []
-    for cell, found in zip(cells, estimates(values), strict=True):
+    for cell, estimate in zip(measurements, estimates(values), strict=True):
         moved, share = chance(cell.tokens, n)
         by_chance = {RANK_CHANGE: moved, TOP_OVERLAP: share, KEPT_OVERLAP: share}
         rows.append(
@@ -154,10 +157,10 @@ def table(cells: Sequence[Cell], values: Values, n: int) -> list[dict[str, Any]]
                 "method": cell.method,
                 "tokens": cell.tokens,
                 "of": n,
-                "mean": found.mean,
-                "low": found.low,
-                "high": found.high,
-                "images": found.n,
+                "mean": estimate.mean,
+                "low": estimate.low,
+                "high": estimate.high,
+                "images": estimate.n,
                 "by_chance": by_chance.get(cell.measure),
                 "paper": printed.get((cell.corruption, float(cell.level), cell.measure, cell.tokens)),
             }
@@ -166,15 +169,15 @@ def table(cells: Sequence[Cell], values: Values, n: int) -> list[dict[str, Any]]
 
 
 def paper_values() -> dict[tuple[str, float, str, int], float]:
-    """The paper's table by corruption, level, measure and how many tokens count; overlaps as shares."""
+    """The paper's table by corruption, level, measure and how many tokens count; overlaps as fractions."""
     from clustrs.paper import paper_table
 
-    found = {}
+    values = {}
     for cell in paper_table("rank_instability"):
-        shared = cell.metric == "overlap"
-        what = TOP_OVERLAP if shared else RANK_CHANGE
-        found["gaussian", cell.level or 0.0, what, cell.keep or 0] = cell.value / 100 if shared else cell.value
-    return found
+        overlap = cell.metric == "overlap"
+        what = TOP_OVERLAP if overlap else RANK_CHANGE
+        values["gaussian", cell.level or 0.0, what, cell.keep or 0] = cell.value / 100 if overlap else cell.value
+    return values
 
 
 Rows = Sequence[Mapping[str, Any]]
@@ -197,8 +200,8 @@ def draw(rows: Rows) -> Any:
     texts = (
         (f"Ranking by attention: move of the clean top {top}", f"mean absolute change of rank (of {n})"),
         (f"Ranking by attention: overlap of the top {top}", f"still in the top {top} (%)"),
-        (f"Methods, {budget}: how far the kept rows move", "distance to nearest row (spreads of clean tokens)"),
-        (f"Methods, {budget}: places kept again", "overlap with the clean image's (%)"),
+        (f"Methods, {budget}: how far the kept tokens move", "distance to nearest token (spreads of clean tokens)"),
+        (f"Methods, {budget}: positions kept again", "overlap with the clean image's (%)"),
     )
     for axis, (title, label) in zip(axes.flat, texts, strict=True):
         axis.set_title(title, fontsize=11)
@@ -218,10 +221,10 @@ def draw(rows: Rows) -> Any:
 
 def _series(rows: Rows, measure: str, method: str, levels: Sequence[str], factor: float) -> tuple[Values, Values]:
     """Means [levels] and the lengths [2, levels] of the bars below and above them."""
-    found = {row["level"]: row for row in rows if (row["measure"], row["method"]) == (measure, method)}
-    means = np.array([found[level]["mean"] for level in levels])
+    by_level = {row["level"]: row for row in rows if (row["measure"], row["method"]) == (measure, method)}
+    means = np.array([by_level[level]["mean"] for level in levels])
     lows, highs = (
-        np.array([found[level]["mean"] if found[level][end] is None else found[level][end] for level in levels])
+        np.array([row["mean"] if row[end] is None else row[end] for row in (by_level[level] for level in levels)])
         for end in ("low", "high")
     )
     return factor * means, factor * np.maximum([means - lows, highs - means], 0)
@@ -229,12 +232,11 @@ def _series(rows: Rows, measure: str, method: str, levels: Sequence[str], factor
 
 def _draw_ranking(axis: Any, rows: Rows, measure: str, levels: Sequence[str], factor: float) -> None:
     means, bars = _series(rows, measure, RANKING, levels, factor)
-    places = np.arange(len(levels))
-    mine = [row for row in rows if row["measure"] == measure]
-    axis.axhline(factor * mine[0]["by_chance"], color="#777777", linestyle=":", label="a random order")
-    blue = COLOURS["fastervlm"]
-    axis.errorbar(places, means, bars, color=blue, marker="o", capsize=3, label="measured here")
-    printed = {row["level"]: row["paper"] for row in mine if row["paper"] is not None}
+    subset = [row for row in rows if row["measure"] == measure]
+    axis.axhline(factor * subset[0]["by_chance"], color="#777777", linestyle=":", label="a random order")
+    style = {"color": palette.color("fastervlm"), "marker": "o", "capsize": 3}
+    axis.errorbar(np.arange(len(levels)), means, bars, **style, label="measured here")
+    printed = {row["level"]: row["paper"] for row in subset if row["paper"] is not None}
     if printed:
         shown = [i for i, level in enumerate(levels) if level in printed]
         values = [factor * printed[levels[i]] for i in shown]
@@ -244,17 +246,17 @@ def _draw_ranking(axis: Any, rows: Rows, measure: str, levels: Sequence[str], fa
 
 
 def _draw_methods(axis: Any, rows: Rows, measure: str, levels: Sequence[str], factor: float) -> None:
-    """A line a method; side by side at each level, so that the bars do not hide each other."""
+    """One line per method; side by side at each level, so that the bars do not hide each other."""
     names = list(dict.fromkeys(row["method"] for row in rows if row["measure"] == measure))
     for i, name in enumerate(names):
         means, bars = _series(rows, measure, name, levels, factor)
-        places = np.arange(len(levels)) + (i - (len(names) - 1) / 2) * 0.7 / len(names)
-        colour, marker = COLOURS.get(name, "#444444"), MARKERS.get(name, "h")
-        axis.errorbar(places, means, bars, color=colour, marker=marker, capsize=2, linewidth=1.2, label=name)
+        x = np.arange(len(levels)) + (i - (len(names) - 1) / 2) * 0.7 / len(names)
+        style = {"color": palette.color(name), "marker": palette.marker(name), "capsize": 2, "linewidth": 1.2}
+        axis.errorbar(x, means, bars, **style, label=name)
     axis.set_ylim(bottom=0)
 
 
-def reading(rows: Rows) -> str:
+def findings(rows: Rows) -> str:
     """The mildest and the strongest level in words, and how the methods stand at the strongest."""
     levels = list(dict.fromkeys(row["level"] for row in rows))
     told = [level for level in levels if float(level)] or levels
@@ -277,10 +279,10 @@ def reading(rows: Rows) -> str:
     if free:
         shares = ", ".join(f"{name} {at[last, KEPT_OVERLAP, name]['mean']:.0%}" for name in free)
         by_chance = at[last, KEPT_OVERLAP, free[0]]["by_chance"]
-        lines.append(f"Places kept again at {corruption}:{last}: {shares} (by chance {by_chance:.0%}).")
+        lines.append(f"Positions kept again at {corruption}:{last}: {shares} (by chance {by_chance:.0%}).")
     if fixed:
-        lines.append(f"The same places at every level are kept by {', '.join(fixed)}.")
+        lines.append(f"The same positions at every level are kept by {', '.join(fixed)}.")
     near = sorted(names, key=lambda name: at[last, DISTANCE, name]["mean"])
     moved = ", ".join(f"{name} {at[last, DISTANCE, name]['mean']:.2f}" for name in near)
-    lines.append(f"Distance to the nearest kept row at {corruption}:{last}, in spreads of the clean tokens: {moved}.")
+    lines.append(f"Distance to the nearest kept token at {corruption}:{last}, in spreads of the clean tokens: {moved}.")
     return "\n".join(lines)

@@ -24,7 +24,7 @@ PART = np.s_[::5, ::2]
 
 
 def make_image() -> Image.Image:
-    """A image of 61 x 47 pixels with black and white parts, soft and hard edges, and grain."""
+    """An image of 61 x 47 pixels with black and white parts, soft and hard edges, and grain."""
     y, x = np.mgrid[:61, :47]
     pixels = np.stack([4 * y + x, 255 - 5 * x, (y // 8 + x // 6) % 2 * 180 + y], axis=2) + (7 * x * y % 23)[..., None]
     pixels[5:12, 20:30] = 0

@@ -45,13 +45,13 @@ def test_paper_has_seven() -> None:
 
 
 @pytest.mark.parametrize("corruption", EVERY, ids=str)
-def test_image_stays_a_image(corruption: Corruption) -> None:
+def test_image_stays_an_image(corruption: Corruption) -> None:
     image = noise_image()
     before = pixels(image)
-    spoiled = corruption.apply(image, "a")
-    assert (spoiled.mode, spoiled.size) == ("RGB", image.size)
+    corrupted = corruption.apply(image, "a")
+    assert (corrupted.mode, corrupted.size) == ("RGB", image.size)
     assert (pixels(image) == before).all(), "the original was changed"
-    assert (pixels(spoiled) != before).any()
+    assert (pixels(corrupted) != before).any()
 
 
 @pytest.mark.parametrize("corruption", EVERY, ids=str)
@@ -102,21 +102,21 @@ def test_gaussian_moments() -> None:
 
 @pytest.mark.parametrize("sigma", PAPER_LEVELS["gaussian"][1:])
 def test_gaussian_clips(sigma: float) -> None:
-    spoiled = applied("gaussian", sigma, grey())
+    corrupted = applied("gaussian", sigma, grey())
     for end, distance in ((0, 127.5 / 255), (255, 126.5 / 255)):  # from 128 to where a value rounds to the end
         beyond = math.erfc(distance / sigma / math.sqrt(2)) / 2
-        assert abs((spoiled == end).mean() - beyond) < 4 * math.sqrt(beyond * (1 - beyond) / spoiled.size)
+        assert abs((corrupted == end).mean() - beyond) < 4 * math.sqrt(beyond * (1 - beyond) / corrupted.size)
 
 
 @pytest.mark.parametrize("rho", PAPER_LEVELS["salt_pepper"])
 def test_salt_pepper_counts(rho: float) -> None:
-    spoiled = applied("salt_pepper", rho, grey())
-    n = spoiled.shape[0] * spoiled.shape[1]
+    corrupted = applied("salt_pepper", rho, grey())
+    n = corrupted.shape[0] * corrupted.shape[1]
     spread = 4 * math.sqrt(rho / 2 * (1 - rho / 2) / n)
-    black, white = (spoiled == 0).all(-1), (spoiled == 255).all(-1)
+    black, white = (corrupted == 0).all(-1), (corrupted == 255).all(-1)
     assert abs(black.mean() - rho / 2) < spread
     assert abs(white.mean() - rho / 2) < spread
-    assert (spoiled[~black & ~white] == 128).all(), "a pixel changed in one channel only"
+    assert (corrupted[~black & ~white] == 128).all(), "a pixel changed in one channel only"
 
 
 def test_salt_pepper_all() -> None:
@@ -147,28 +147,28 @@ def test_contrast_is_pillows(factor: float) -> None:
 @pytest.mark.parametrize("size", [(300, 300), (400, 300), (100, 1000), (1000, 100), (1, 64), (64, 1), (2, 9)])
 @pytest.mark.parametrize("share", [0, *PAPER_LEVELS["cutout"], 1])
 def test_cutout_area(size: tuple[int, int], share: float) -> None:
-    spoiled = applied("cutout", share, grey(size=size))
-    black = (spoiled == 0).all(-1)
+    corrupted = applied("cutout", share, grey(size=size))
+    black = (corrupted == 0).all(-1)
     rows, columns = np.flatnonzero(black.any(1)), np.flatnonzero(black.any(0))
     cut_height, cut_width = cutout_size(size[1], size[0], share)
     assert black.sum() == cut_height * cut_width
     if black.any():
         assert (int(np.ptp(rows)) + 1, int(np.ptp(columns)) + 1) == (cut_height, cut_width), "not one rectangle"
-    wanted = share * size[0] * size[1]
-    if math.sqrt(wanted) <= min(size):
+    area = share * size[0] * size[1]
+    if math.sqrt(area) <= min(size):
         assert cut_height == cut_width
-        assert abs(cut_height - math.sqrt(wanted)) <= 0.5
+        assert abs(cut_height - math.sqrt(area)) <= 0.5
     else:
         assert min(cut_height, cut_width) == min(size)
-        assert abs(cut_height * cut_width - wanted) <= min(size) / 2
+        assert abs(cut_height * cut_width - area) <= min(size) / 2
 
 
 def test_cutout_reaches_every_border() -> None:
-    spoiled = [applied("cutout", 0.25, grey(size=(8, 8)), str(i)) == 0 for i in range(200)]
-    corners = {(bool(black[0].any()), bool(black[:, 0].any())) for black in spoiled}
+    corrupted = [applied("cutout", 0.25, grey(size=(8, 8)), str(i)) == 0 for i in range(200)]
+    corners = {(bool(black[0].any()), bool(black[:, 0].any())) for black in corrupted}
     assert len(corners) == 4
-    assert any(black[-1].any() for black in spoiled)
-    assert any(black[:, -1].any() for black in spoiled)
+    assert any(black[-1].any() for black in corrupted)
+    assert any(black[:, -1].any() for black in corrupted)
 
 
 @pytest.mark.parametrize("size", [1, 3, 15, 31])
@@ -244,8 +244,8 @@ def test_parse() -> None:
         ("gaussian:-1", "gaussian level=-1.0: give a standard deviation from 0"),
         ("gaussian:nan", "gaussian level=nan"),
         ("brightness:inf", "brightness level=inf"),
-        ("salt_pepper:1.1", "salt_pepper level=1.1: give a share"),
-        ("cutout:2", "cutout level=2.0: give a share"),
+        ("salt_pepper:1.1", "salt_pepper level=1.1: give a fraction"),
+        ("cutout:2", "cutout level=2.0: give a fraction"),
         ("motion_blur:14", "motion_blur level=14.0: give an odd number"),
         ("motion_blur:14.5", "motion_blur level=14.5: give an odd number"),
         ("jpeg:0", "jpeg level=0.0: give a quality"),

@@ -20,7 +20,7 @@ def pixels(image: Image.Image) -> NDArray[np.int64]:
     return np.asarray(image).astype(np.int64)
 
 
-def spoiled(family: str, severity: int, image: Image.Image) -> NDArray[np.int64]:
+def corrupted(family: str, severity: int, image: Image.Image) -> NDArray[np.int64]:
     return pixels(Corruption(f"imagenet_c/{family}", severity).apply(image, "picture", 7))
 
 
@@ -68,14 +68,14 @@ BLURS = ["defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "elastic_tran
 @pytest.mark.parametrize("family", BLURS)
 @pytest.mark.parametrize("value", [0, 77, 255])
 def test_one_colour_stays(family: str, value: int) -> None:
-    result = spoiled(family, 3, Image.new("RGB", (64, 41), (value, 128, 255 - value)))
+    result = corrupted(family, 3, Image.new("RGB", (64, 41), (value, 128, 255 - value)))
     assert (result == (value, 128, 255 - value)).all()
 
 
 @pytest.mark.parametrize("family", ["gaussian_noise", "shot_noise", "impulse_noise", "contrast", "brightness"])
 def test_severer_is_worse(family: str) -> None:
     image = make_image()
-    errors = [np.abs(spoiled(family, severity, image) - pixels(image)).mean() for severity in range(1, 6)]
+    errors = [np.abs(corrupted(family, severity, image) - pixels(image)).mean() for severity in range(1, 6)]
     assert errors == sorted(set(errors))
 
 
@@ -84,12 +84,12 @@ def test_jpeg_is_pillows(severity: int, quality: int) -> None:
     image = make_image()
     file = io.BytesIO()
     image.save(file, "JPEG", quality=quality)
-    assert (spoiled("jpeg_compression", severity, image) == pixels(Image.open(file))).all()
+    assert (corrupted("jpeg_compression", severity, image) == pixels(Image.open(file))).all()
 
 
 def test_pixelate_has_blocks() -> None:
     image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (40, 60, 3), dtype=np.uint8))
-    result = spoiled("pixelate", 5, image)
+    result = corrupted("pixelate", 5, image)
     blocks = pixels(image).reshape(10, 4, 15, 4, 3).mean(axis=(1, 3))
     assert np.abs(result - blocks.repeat(4, 0).repeat(4, 1)).max() <= 1
     assert (result[::4, ::4].repeat(4, 0).repeat(4, 1) == result).all()
@@ -98,7 +98,7 @@ def test_pixelate_has_blocks() -> None:
 @pytest.mark.parametrize("severity", [1, 3, 5])
 def test_brightness_adds_to_the_value(severity: int) -> None:
     image = make_image()
-    result = spoiled("brightness", severity, image)
+    result = corrupted("brightness", severity, image)
     for (y, x), _ in np.ndenumerate(np.zeros((61, 47))):
         hue, saturation, value = colorsys.rgb_to_hsv(*pixels(image)[y, x] / 255)
         expected = np.array(colorsys.hsv_to_rgb(hue, saturation, min(1.0, value + severity / 10)))
@@ -109,18 +109,18 @@ def test_contrast_is_a_blend() -> None:
     image = make_image()
     mean = pixels(image).mean(axis=(0, 1))
     expected = Image.blend(Image.new("RGB", image.size, tuple(map(round, mean))), image, 0.2)
-    assert np.abs(spoiled("contrast", 3, image) - pixels(expected)).max() <= 1
+    assert np.abs(corrupted("contrast", 3, image) - pixels(expected)).max() <= 1
 
 
 def test_impulse_counts() -> None:
-    result = spoiled("impulse_noise", 4, Image.new("RGB", (400, 300), (128, 128, 128)))
+    result = corrupted("impulse_noise", 4, Image.new("RGB", (400, 300), (128, 128, 128)))
     for end in (0, 255):
         assert abs((result == end).mean() - 0.17 / 2) < 4 * np.sqrt(0.085 * 0.915 / result.size)
     assert set(np.unique(result)) == {0, 128, 255}
 
 
 def test_shot_noise_moments() -> None:
-    counts = spoiled("shot_noise", 2, Image.new("RGB", (400, 300), (102, 102, 102))) / 255 * 25
+    counts = corrupted("shot_noise", 2, Image.new("RGB", (400, 300), (102, 102, 102))) / 255 * 25
     mean = 102 / 255 * 25  # the largest that is not clipped, 25, is five deviations away
     assert abs(counts.mean() + 0.05 - mean) < 0.06  # cutting off takes half a level, 0.05, at most
     assert abs(counts.var() / mean - 1) < 4 * np.sqrt(2 / counts.size) + 0.01
@@ -153,7 +153,7 @@ def test_frost_needs_photographs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 def test_frost_covers_a_image_larger_than_the_photograph() -> None:
     dark = Image.new("RGB", (300, 400))
-    result = spoiled("frost", 1, dark)
+    result = corrupted("frost", 1, dark)
     assert result.max() > 90  # 0.4 of a white crest
     assert (result.max(axis=(1, 2)) > 0).mean() > 0.9
 

@@ -1,4 +1,4 @@
-"""A spoiled image depends on image id, corruption, level and run seed: not on order, process or global state."""
+"""A corrupted image depends on image id, corruption, level and run seed: not on order, process or global state."""
 
 import hashlib
 import json

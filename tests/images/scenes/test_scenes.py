@@ -75,7 +75,7 @@ def test_area_says_nothing_about_number() -> None:
     numbers = [len(s.things) for s in scenes]
     totals = [sum(thing.area for thing in s.things) for s in scenes]
     assert abs(np.corrcoef(numbers, totals)[0, 1]) < 0.05
-    by_number = [np.mean([t for n, t in zip(numbers, totals, strict=True) if n == wanted]) for wanted in (2, 3, 4, 5)]
+    by_number = [np.mean([t for n, t in zip(numbers, totals, strict=True) if n == count]) for count in (2, 3, 4, 5)]
     assert max(by_number) < 1.03 * min(by_number)
     assert min(Counter(numbers).values()) > 650
 

@@ -44,7 +44,7 @@ def contrast(image: Image.Image, level: float, random: np.random.Generator) -> I
 
 
 def cutout(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
-    """Blacken one square of the share `level` of the image; a rectangle where a square would not fit."""
+    """Blacken one square covering the fraction `level` of the image; a rectangle where a square would not fit."""
     pixels = np.array(image)
     height, width = pixels.shape[:2]
     cut_height, cut_width = cutout_size(height, width, level)
@@ -53,9 +53,9 @@ def cutout(image: Image.Image, level: float, random: np.random.Generator) -> Ima
     return Image.fromarray(pixels)
 
 
-def cutout_size(height: int, width: int, share: float) -> tuple[int, int]:
-    """Height and width of the square of that share of the image, or of the rectangle as wide or high as it."""
-    area = share * height * width
+def cutout_size(height: int, width: int, fraction: float) -> tuple[int, int]:
+    """Height and width of the square of this fraction of the image's area, or of a rectangle where none fits."""
+    area = fraction * height * width
     side = math.sqrt(area)
     if side <= min(height, width):
         return round(side), round(side)
@@ -63,7 +63,7 @@ def cutout_size(height: int, width: int, share: float) -> tuple[int, int]:
 
 
 def motion_blur(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
-    """Blur along a line of `level` pixels at a random angle. Beyond the border the image's edge goes on."""
+    """Blur along a line of `level` pixels at a random angle. Beyond the border the image's edge repeats."""
     size = int(level)
     kernel = line_kernel(size, random.uniform(0, math.pi))
     pixels = to_array(image)

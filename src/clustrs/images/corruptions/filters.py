@@ -34,7 +34,7 @@ def disk(radius: int, sigma: float) -> Pixels:
 
 
 def smear(pixels: Pixels, reach: int, sigma: float, angle: float) -> Pixels:
-    """Blur to one side, along a line of 2 reach + 1 points with weights that fade. The image's edge goes on."""
+    """Blur to one side, along a line of 2 reach + 1 points with weights that fade. The image's edge repeats."""
     points = 2 * reach + 1
     weights = np.exp(-0.5 * (np.arange(points) / sigma) ** 2)
     weights /= weights.sum()
@@ -64,15 +64,15 @@ def magnify(pixels: Pixels, factor: float) -> Pixels:
 
 
 def displaced(pixels: Pixels, down: Pixels, right: Pixels) -> Pixels:
-    """Each pixel from `down` rows below and `right` columns beside it, interpolated; borders mirror."""
+    """Each pixel from `down` rows below and `right` columns to its right, interpolated; borders mirror."""
     height, width = pixels.shape[:2]
     row, column = np.mgrid[:height, :width] + np.stack([down, right])
     top, left = np.floor(row), np.floor(column)
     result = np.zeros_like(pixels)
     for below in (0, 1):
-        for beside in (0, 1):
-            share = (1 - np.abs(row - top - below)) * (1 - np.abs(column - left - beside))
-            result += share[..., None] * pixels[mirrored(top + below, height), mirrored(left + beside, width)]
+        for across in (0, 1):
+            share = (1 - np.abs(row - top - below)) * (1 - np.abs(column - left - across))
+            result += share[..., None] * pixels[mirrored(top + below, height), mirrored(left + across, width)]
     return result
 
 

@@ -22,26 +22,26 @@ class Question:
     answer: str
 
 
-def only(things: Sequence[Thing], **wanted: str) -> Thing | None:
+def only(things: Sequence[Thing], **properties: str) -> Thing | None:
     """The one object with these properties, if there is exactly one."""
-    found = [thing for thing in things if all(getattr(thing, key) == value for key, value in wanted.items())]
-    return found[0] if len(found) == 1 else None
+    matches = [thing for thing in things if all(getattr(thing, key) == value for key, value in properties.items())]
+    return matches[0] if len(matches) == 1 else None
 
 
 def pairs(things: Sequence[Thing]) -> list[Question]:
     """Where one object lies from another, and which is the larger."""
-    found = []
+    questions = []
     for a, b in permutations(things, 2):
         if abs(a.x - b.x) >= APART:
             text = f"Is the {a.name} left or right of the {b.name}?"
-            found.append(Question("place", text, "left" if a.x < b.x else "right"))
+            questions.append(Question("place", text, "left" if a.x < b.x else "right"))
         if abs(a.y - b.y) >= APART:
             text = f"Is the {a.name} above or below the {b.name}?"
-            found.append(Question("place", text, "above" if a.y < b.y else "below"))
+            questions.append(Question("place", text, "above" if a.y < b.y else "below"))
         if max(a.area, b.area) >= RATIO * min(a.area, b.area):
             text = f"Is the {a.name} larger or smaller than the {b.name}?"
-            found.append(Question("size", text, "larger" if a.area > b.area else "smaller"))
-    return found
+            questions.append(Question("size", text, "larger" if a.area > b.area else "smaller"))
+    return questions
 
 
 def presence(things: Sequence[Thing]) -> list[Question]:
@@ -59,18 +59,18 @@ def presence(things: Sequence[Thing]) -> list[Question]:
 def every(scene: Scene) -> list[Question]:
     """All questions that can be asked about a scene, in a fixed order."""
     things = scene.things
-    found = [Question("count", "How many objects are there?", str(len(things)))]
+    questions = [Question("count", "How many objects are there?", str(len(things)))]
     lone = [thing for shape in SHAPES if (thing := only(things, shape=shape))]
-    found += [Question("colour", f"What colour is the {thing.shape}?", thing.colour) for thing in lone]
+    questions += [Question("colour", f"What colour is the {thing.shape}?", thing.colour) for thing in lone]
     for colour in COLOURS:
         if thing := only(things, colour=colour):
-            found.append(Question("shape", f"What shape is the {colour} object?", thing.shape))
+            questions.append(Question("shape", f"What shape is the {colour} object?", thing.shape))
         number = sum(thing.colour == colour for thing in things)
         if number <= 3:
-            found.append(Question("count of a colour", f"How many {colour} objects are there?", str(number)))
+            questions.append(Question("count of a colour", f"How many {colour} objects are there?", str(number)))
     marked = [thing for thing in things if thing.digit is not None]
-    found += [Question("digit", f"Which digit is on the {thing.name}?", str(thing.digit)) for thing in marked]
-    return found + presence(things) + pairs(things)
+    questions += [Question("digit", f"Which digit is on the {thing.name}?", str(thing.digit)) for thing in marked]
+    return questions + presence(things) + pairs(things)
 
 
 def by_answer(questions: Sequence[Question]) -> dict[str, dict[str, list[Question]]]:
@@ -100,8 +100,8 @@ def lists(scene: Scene) -> list[Question]:
         "from top to bottom": lambda thing: thing.y,
         "from large to small": lambda thing: -thing.area,
     }
-    found = []
+    questions = []
     for words, key in orders.items():
         said = [t.name if t.digit is None else f"{t.name} {t.digit}" for t in sorted(scene.things, key=key)]
-        found.append(Question("list", f"List the objects {words}.", ", ".join(said)))
-    return found
+        questions.append(Question("list", f"List the objects {words}.", ", ".join(said)))
+    return questions

@@ -66,7 +66,7 @@ class Scene:
         return is_held_out([thing.name for thing in self.things])
 
     def scaled(self, side: int) -> "Scene":
-        """The same scene in a image of another size."""
+        """The same scene in an image of another size."""
         by = side / self.side
         things = (replace(t, x=by * t.x, y=by * t.y, area=by * by * t.area) for t in self.things)
         return Scene(side, tuple(things))
@@ -95,7 +95,7 @@ def names(count: int, generator: Generator) -> list[tuple[str, str]]:
 
 
 def sizes(side: int, even: bool, generator: Generator) -> list[float]:
-    """Areas of the objects of a image: full-size ones obey `TOTAL`, small ones (for training) hold fewer. With `even`
+    """Areas of the objects of an image: full-size ones obey `TOTAL`, small ones (for training) hold fewer. With `even`
     the small ones too have a total that says nothing about the number."""
     if side >= FULL:
         total = generator.uniform(*TOTAL)

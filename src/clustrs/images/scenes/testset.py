@@ -16,7 +16,7 @@ TEST_SEED = 20251
 
 @dataclass(frozen=True)
 class Example:
-    """A image (by number) and the questions about it."""
+    """An image (by number) and the questions about it."""
 
     number: int
     drawing: Drawing

@@ -1,0 +1,141 @@
+"""The table of corruptions: what each does to an image, and which levels it takes. Other packages can add to it.
+
+A package adds a corruption with `register_corruption` and an entry point of the group `clustrs.corruptions` that names
+the module (or anything in it). Entry points are loaded when an unknown name is looked up, or when all are listed.
+"""
+
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Literal
+
+import numpy as np
+from PIL import Image
+
+from clustrs.images.corruptions import effects, imagenet_c
+
+Effect = Callable[[Image.Image, float, np.random.Generator], Image.Image]
+Kind = Literal["any", "integer", "odd"]
+Group = Literal["paper", "imagenet_c", "plugin"]
+ENTRY_POINTS = "clustrs.corruptions"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A corruption's effect, the levels it takes (in words: `accepted`), and those it is usually measured at."""
+
+    effect: Effect
+    low: float
+    high: float
+    accepted: str
+    levels: tuple[float, ...]
+    kind: Kind = "any"
+    """"any" number, an "integer", or an "odd" integer."""
+    group: Group = "paper"
+
+    def accepts(self, level: float) -> bool:
+        if not self.low <= level <= self.high:  # also where it is NaN
+            return False
+        return self.kind == "any" or level % (2 if self.kind == "odd" else 1) == (self.kind == "odd")
+
+
+_rules = {
+    "gaussian": Rule(
+        effects.gaussian,
+        0,
+        100,
+        "a standard deviation from 0 to 100 (pixels go from 0 to 1)",
+        (0.1, 0.5, 1.0, 2.0, 3.0),
+    ),
+    "salt_pepper": Rule(effects.salt_pepper, 0, 1, "a fraction of the pixels from 0 to 1", (0.01, 0.1, 0.2, 0.3, 0.5)),
+    "brightness": Rule(effects.brightness, 0, 100, "a factor from 0 to 100", (0.5, 1.5, 2.0)),
+    "contrast": Rule(effects.contrast, 0, 100, "a factor from 0 to 100", (0.5, 1.5, 2.0)),
+    "cutout": Rule(effects.cutout, 0, 1, "a fraction of the image from 0 to 1", (0.1, 0.25, 0.4)),
+    "motion_blur": Rule(effects.motion_blur, 1, 999, "an odd number of pixels from 1 to 999", (15, 31), "odd"),
+    "jpeg": Rule(effects.jpeg, 1, 100, "a quality (an integer) from 1 to 100", (60, 30), "integer"),
+    **{
+        f"imagenet_c/{family}": Rule(
+            effect, 1, 5, "a severity (an integer) from 1 to 5", (1, 2, 3, 4, 5), "integer", "imagenet_c"
+        )
+        for family, effect in imagenet_c.FAMILIES.items()
+    },
+}
+
+PAPER_LEVELS = {name: rule.levels for name, rule in _rules.items() if rule.group == "paper"}
+"""The corruptions of the paper, each with its levels there."""
+IMAGENET_C_LEVELS = {name: rule.levels for name, rule in _rules.items() if rule.group == "imagenet_c"}
+"""The families of ImageNet-C, each with its severities."""
+
+
+def register_corruption(
+    name: str, *, levels: Sequence[float], low: float, high: float, accepted: str = "", kind: Kind = "any"
+) -> Callable[[Effect], Effect]:
+    """Function decorator: make `effect(image, level, random)` known as the corruption `name`.
+
+    The image is in RGB and so is the one to return; all that is random must come from `random`, a numpy Generator that
+    is seeded by the image. `levels` is what a study measures by default, `low` to `high` is what is accepted at all,
+    `accepted` says so in words. Registering a name again from the same module replaces it.
+    """
+
+    def register(effect: Effect) -> Effect:
+        words = accepted or f"{'a number' if kind == 'any' else f'an {kind} number'} from {low:g} to {high:g}"
+        rule = Rule(effect, low, high, words, tuple(map(float, levels)), kind, "plugin")
+        if not name or any(sign in name for sign in ":, \n"):
+            raise ValueError(f"corruption {name!r}: give a name without spaces, commas and colons")
+        if not levels or not all(map(rule.accepts, rule.levels)):
+            raise ValueError(f"corruption {name!r} levels={tuple(levels)!r}: give at least one, each {words}")
+        known = _rules.get(name)
+        if known is not None and known.effect.__module__ != effect.__module__:
+            raise ValueError(
+                f"corruption {name!r} of {effect.__module__}: {known.effect.__module__} has registered one of that name"
+            )
+        _rules[name] = rule
+        return effect
+
+    return register
+
+
+def list_corruptions() -> list[str]:
+    """The names of all corruptions: the paper's, those of ImageNet-C, then those of other packages."""
+    load_plugins()
+    return list(_rules)
+
+
+def corruption_rule(name: str) -> Rule:
+    """The rule behind a name."""
+    if name not in _rules:
+        load_plugins()
+    if not isinstance(name, str) or name not in _rules:
+        names = ", ".join(_rules)
+        raise ValueError(f"unknown corruption {name!r}{suggestion(str(name))}: give one of {names}")
+    return _rules[name]
+
+
+@cache
+def load_plugins() -> None:
+    """Import what other packages registered as entry points, once; one that fails is named in a warning."""
+    for entry in entry_points(group=ENTRY_POINTS):
+        try:
+            entry.load()
+        except Exception as error:  # whatever another package does wrong must not break the rest
+            owner = entry.dist.name if entry.dist else "an unknown package"
+            warnings.warn(
+                f"corruption {entry.name!r} of {owner} could not be loaded: {type(error).__name__}: {error}",
+                stacklevel=2,
+            )
+
+
+def suggestion(name: str) -> str:
+    """The question whether another name was meant, if one is close; `imagenet_c/` may be missing from it."""
+    short = {known.rpartition("/")[2]: known for known in reversed(_rules)}  # the paper's come last, and stay
+    close = get_close_matches(name.lower(), [*_rules, *short], n=1)
+    return f" (did you mean {short.get(close[0], close[0])!r}?)" if close else ""
+
+
+def is_level(value: object) -> bool:
+    """Whether a value is a number that a float can hold."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

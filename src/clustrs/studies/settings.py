@@ -1,0 +1,124 @@
+"""What the configs of the studies have in common: how a setting is declared, and checks that follow from that.
+
+The type of a field and what `setting` says about it are all that is needed to check a value; the command line makes its
+options and help texts from the same declarations.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from clustrs import validation
+from clustrs.embedded import DEFAULT
+
+Keep = int | float
+"""A count (int) or a fraction (float) of the visual tokens."""
+LARGEST = 2**31 - 1
+"""The largest integer that a setting may have unless it says otherwise: no count of anything here comes near."""
+LARGEST_SEED = 2**63 - 1
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    flag: str | None = None,
+    metavar: str | None = None,
+    low: int = 1,
+    high: int = LARGEST,
+    repeats: bool = False,
+) -> Any:
+    """A field of a config. `help` and `metavar` are for the command line, where its name is the option's unless there
+    is a `flag`; `low` and `high` bound integers; only with `repeats` a value may come twice in a tuple."""
+    about = {"help": help, "flag": flag, "metavar": metavar, "low": low, "high": high, "repeats": repeats}
+    return field(default=default, metadata=about)
+
+
+def seed_setting(help: str = "seed of the corruption", high: int = LARGEST_SEED) -> Any:
+    """The field of a seed."""
+    return setting(0, help, low=0, high=high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyConfig:
+    """What every study takes. Lists become tuples, and a single value a tuple of one where there may be several."""
+
+    model: str = setting(DEFAULT, "an embedded model, a folder, or a Hugging Face id", metavar="ID_OR_FOLDER")
+    progress: bool = setting(True, "show no progress bar", flag="--quiet")
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for one in fields(self):
+            value, hint = getattr(self, one.name), plain_hint(hints[one.name])
+            if value is None and one.default is None:
+                continue
+            if get_origin(hint) is tuple:
+                value = tuple(value) if isinstance(value, list | tuple) else (value,)
+                object.__setattr__(self, one.name, value)
+                check_several(one.name, value, get_args(hint)[0], one.metadata)
+            else:
+                check(one.name, value, hint, one.metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageStudyConfig(StudyConfig):
+    """What the studies take that look at images."""
+
+    images: tuple[str, ...] = setting(
+        (), "image files, folders of them, or sample:NAME (default: drawn scenes)", metavar="IMAGE", repeats=True
+    )
+    count: int = setting(1, "how many scenes to draw when no image is given")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridStudyConfig(StudyConfig):
+    """What the studies take that run a grid of the evaluation. A study that was stopped resumes from its `folder`."""
+
+    folder: Path
+    task: str = setting("scenes", "the task, see clustrs tasks")
+    data: str | None = setting(None, "the folder (or file) of the task", metavar="PATH")
+    task_options: Mapping[str, Any] = field(
+        default_factory=dict, metadata={"help": "options of the task", "flag": "--set-task", "metavar": "KEY=VALUE"}
+    )
+    limit: int | None = setting(None, "only the first so many questions (default: some of scenes, all of other tasks)")
+    keep: tuple[Keep, ...] = setting((16, 50, 144), "budgets: counts (16) or fractions (0.25)", metavar="K")
+    seeds: tuple[int, ...] = setting((0,), "seeds of the corruptions", metavar="SEED", low=0, high=LARGEST_SEED)
+    batch_size: int = setting(24, "questions answered together")
+    judge_model: str | None = setting(None, "whose verdicts count, when a judge has to score the answers")
+
+
+def plain_hint(hint: Any) -> Any:
+    """A type without the None that it may be instead."""
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType]
+    return kinds[0] if NoneType in get_args(hint) and len(kinds) == 1 else hint
+
+
+def check_several(name: str, values: tuple[Any, ...], hint: Any, about: Mapping[str, Any]) -> None:
+    """Check the values of a tuple, one by one and as a whole."""
+    for value in values:
+        check(name, value, hint, about)
+    if not about.get("repeats"):
+        if not values:
+            raise ValueError(f"{name}=(): give at least one")
+        for value in values:
+            if values.count(value) > 1:
+                raise ValueError(f"{name}={values!r}: give each once")
+
+
+def check(name: str, value: Any, hint: Any, about: Mapping[str, Any]) -> None:
+    """Check one value against its type and bounds."""
+    if get_origin(hint) is Literal:
+        validation.choice(name, value, get_args(hint))
+    elif hint is int:
+        validation.integer(name, value, about["low"])
+        if value > about["high"]:
+            raise ValueError(f"{name}={value!r}: give an integer of at most {about['high']}")
+    elif hint is float:
+        if not validation.is_number(value):
+            raise ValueError(f"{name}={value!r}: give a number")
+    elif hint == Keep:
+        validation.keep(value)
+    elif hint in (str, bool) and not isinstance(value, hint):
+        raise ValueError(f"{name}={value!r}: give {'a string' if hint is str else 'True or False'}")

@@ -1,0 +1,152 @@
+"""One grammar for lists, and bounds for numbers, on the whole command line."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clustrs.cli import ask, parser, study, values
+from clustrs.cli.evaluate import configuration
+
+Run = Callable[..., tuple[int, str, str]]
+LISTS = [
+    (["--keep", "16", "50"], ["--methods", "none", "clustrs"]),
+    (["--keep", "16,50"], ["--methods", "none,clustrs"]),
+    (["--keep", "16, 50"], ["--methods", "none, clustrs"]),
+]
+
+
+@pytest.mark.parametrize(("keep", "methods"), LISTS)
+def test_spaces_or_commas_everywhere(keep: list[str], methods: list[str]) -> None:
+    compared = ask.compared(parser().parse_args(["compare", "sample:scene-1", "Why?", *methods, *keep]))
+    assert [(method.name, method.keep) for method in compared] == [("none", 1.0), ("clustrs", 16), ("clustrs", 50)]
+    evaluated = configuration(parser().parse_args(["eval", *methods, *keep])).methods
+    assert [(method["name"], method["keep"]) for method in evaluated] == [
+        ("none", 1.0),
+        ("clustrs", 16),
+        ("clustrs", 50),
+    ]
+    config = study.make_config("overhead", study.parse(["overhead", *methods, *keep]))
+    assert (config.methods, config.keep) == (("none", "clustrs"), (16, 50))
+    config = study.make_config("ablation", study.parse(["ablation", *keep]))
+    assert config.keep == (16, 50)
+
+
+def test_commas_inside_a_parameter_stay() -> None:
+    words = ["--methods", "clustrs clip=[0.2,0.9],none", "clustrs tau=2"]
+    compared = ask.compared(parser().parse_args(["compare", "sample:scene-1", "Why?", *words]))
+    assert ask.labels(compared) == [
+        "clustrs tau=1.0 clip=[0.2, 0.9]",
+        "none",
+        "clustrs tau=2 clip=[0.1, 0.95]",
+    ]
+    evaluated = configuration(parser().parse_args(["eval", *words])).methods
+    assert [method["name"] for method in evaluated] == ["clustrs", "none", "clustrs"]
+    assert values.split(["a=[1,[2,3]],b", "c"]) == ["a=[1,[2,3]]", "b", "c"]
+
+
+@pytest.mark.parametrize("text", ["a,", ",a", "a,,b", ""])
+def test_empty_values(text: str) -> None:
+    with pytest.raises(ValueError, match="a value is empty"):
+        values.split([text])
+
+
+def test_ask_takes_one_budget(run: Run) -> None:
+    code, out, err = run("ask", "sample:scene-1", "Why?", "--keep", "16", "50")
+    assert (code, out) == (2, "")
+    assert err == "clustrs: --keep 16 50: ask takes one budget, clustrs compare takes several\n"
+
+
+def test_settings_add_up() -> None:
+    options = parser().parse_args(["ask", "i.png", "Why?", "--set", "tau=2", "shrink=false", "--set", "centroid=huber"])
+    assert options.set == {"tau": 2, "shrink": False, "centroid": "huber"}
+    assert parser().parse_args(["ask", "i.png", "Why?"]).set == {}
+
+
+BIG = ["9" * 400, "9" * 6000, "-" + "9" * 400, "1e400", "٣"]
+NUMERIC: list[tuple[list[str], list[str]]] = [
+    (["ask", "sample:scene-1", "Why?"], ["--keep", "--seed", "--max-new-tokens"]),
+    (["compare", "sample:scene-1", "Why?"], ["--keep", "--seed", "--max-new-tokens"]),
+    (["eval"], ["--keep", "--seeds", "--limit", "--batch-size", "--max-new-tokens", "--workers"]),
+    (["corrupt", "sample:scene-1", "--corrupt", "gaussian:1", "-o", "x.png"], ["--seed"]),
+    (["judge", "run", "--judge-model", "m"], ["--judge-runs", "--concurrency"]),
+    (["study", "stability"], ["--keep", "--count", "--top", "--levels", "--seed"]),
+    (["study", "manifold"], ["--keep", "--count", "--levels", "--seed"]),
+    (["study", "movement"], ["--keep", "--count", "--levels", "--seed"]),
+    (["study", "denoising"], ["--keep", "--count", "--levels", "--seed"]),
+    (["study", "overhead"], ["--keep", "--count", "--new-tokens", "--repeats"]),
+    (["study", "ablation"], ["--keep", "--limit", "--seeds", "--batch-size", "--levels"]),
+    (["study", "sensitivity"], ["--keep", "--limit", "--seeds", "--batch-size"]),
+]
+
+
+@pytest.mark.parametrize(("command", "options"), NUMERIC, ids=lambda value: " ".join(value[:2]))
+def test_numbers_of_hundreds_of_digits(run: Run, command: list[str], options: list[str]) -> None:
+    for option in options:
+        for text in BIG:
+            if (option, text) == ("--levels", "٣"):
+                continue  # float() reads digits of any script
+            code, out, err = run(*command, f"{option}={text}")
+            assert (code, out) == (2, "")
+            assert err.startswith(f"clustrs: {option} ")
+            assert ": give a" in err
+            assert err.count("\n") == 1
+            assert len(err) < 400
+
+
+@pytest.mark.parametrize("value", ["9" * 400, "9" * 6000, "[" * 3000, "1e999", "NaN"])
+def test_parameters_of_hundreds_of_digits(run: Run, value: str) -> None:
+    for words in (
+        ["ask", "sample:scene-1", "Why?", "--set", f"tau={value}"],
+        ["eval", "--methods", f"clustrs tau={value}"],
+    ):
+        code, out, err = run(*words)
+        assert (code, out) == (2, "")
+        assert err.startswith("clustrs: ")
+        assert err.count("\n") == 1
+        assert len(err) < 600
+
+
+def test_numbers_of_other_kinds() -> None:
+    assert (values.keep("16"), values.keep("0.25"), values.keep("1.0")) == (16, 0.25, 1.0)
+    assert (values.seed("0"), values.seed(str(2**63 - 1))) == (0, 2**63 - 1)
+    for read, text in (
+        (values.seed, str(2**63)),
+        (values.integer(), "1.0"),
+        (values.number, "inf"),
+        (values.keep, "inf"),
+    ):
+        with pytest.raises(ValueError, match="give a"):
+            read(text)
+
+
+def test_a_configuration_file_has_the_same_lists(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("methods: none, clustrs\nkeep: 16,50\ncorrupt: clean,gaussian:1\nseeds: 3\n")
+    config = configuration(parser().parse_args(["eval", "--config", str(file)]))
+    assert [(method["name"], method["keep"]) for method in config.methods] == [
+        ("none", 1.0),
+        ("clustrs", 16),
+        ("clustrs", 50),
+    ]
+    assert (config.corruptions, config.seeds) == (("clean", "gaussian:1"), (3,))
+
+
+def test_every_option_of_a_study_has_a_help_text(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in study.STUDIES:
+        with pytest.raises(SystemExit):
+            study.parse([name, "--help"])
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "separated by spaces or commas" in shown
+        assert f"(default: {Path('out') / name})" in shown
+        assert "(default: mini-llava)" in shown
+
+
+def test_defaults_are_those_of_the_config() -> None:
+    from clustrs.studies.overhead import OverheadConfig
+
+    assert study.make_config("overhead", study.parse(["overhead"])) == OverheadConfig()
+    words: list[Any] = ["overhead", "a.png", "--crops", "base", "--quiet", "--repeats", "3"]
+    expected = OverheadConfig(images=("a.png",), crops="base", progress=False, repeats=3)
+    assert study.make_config("overhead", study.parse(words)) == expected
