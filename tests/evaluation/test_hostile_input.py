@@ -62,7 +62,7 @@ def test_a_question_that_the_processor_refuses_fails_alone(
 ) -> None:
     encode = shared_encoding.encode
 
-    def refusing(model: Any, processor: Any, images: Any, texts: Any, crops: str = "all") -> Any:
+    def refusing(model: Any, processor: Any, images: Any, texts: Any, crops: Any = "all") -> Any:
         if any("why not?" in text for _, text in texts):
             raise RuntimeError("not this one")
         return encode(model, processor, images, texts, crops)
@@ -109,7 +109,7 @@ def test_an_image_that_alone_needs_too_much_memory_is_a_failure(
 ) -> None:
     encode = shared_encoding.encode
 
-    def hungry(model: Any, processor: Any, images: Any, texts: Any, crops: str = "all") -> Any:
+    def hungry(model: Any, processor: Any, images: Any, texts: Any, crops: Any = "all") -> Any:
         if any(image.size == (77, 44) for image in images):
             raise MemoryError
         return encode(model, processor, images, texts, crops)

@@ -111,7 +111,7 @@ def test_a_mean_over_other_cells_is_not_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize("study", ["ablation", "tau", "clip"])
 def test_studies_and_report_agree(tmp_path: Path, study: str) -> None:
     table = study if study == "ablation" else f"sensitivity_{study}"
-    variants = ablation.VARIANTS if study == "ablation" else sensitivity.SETTINGS[study]
+    variants = ablation.VARIANTS if study == "ablation" else sensitivity.VALUES[study]
     keeps = (16, 50, 144)
     full = configuration(parser().parse_args(["eval", "--config", f"paper/{table.replace('_', '-')}"])).to_json()
     methods = [method for method in full["methods"] if method["name"] != "none"]

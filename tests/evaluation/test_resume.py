@@ -73,7 +73,7 @@ def test_only_what_failed_is_asked_again(root: Path, tmp_path: Path, monkeypatch
     shown: list[int] = []
     original = shared_encoding.encode
 
-    def counting(model: Any, processor: Any, images: Any, texts: Any, crops: str = "all") -> Any:
+    def counting(model: Any, processor: Any, images: Any, texts: Any, crops: Any = "all") -> Any:
         shown.append(len(texts))
         return original(model, processor, images, texts, crops)
 

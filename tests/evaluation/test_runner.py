@@ -116,7 +116,7 @@ def test_the_tower_runs_once_per_image_and_corruption(
     shown: list[int] = []
     original = shared_encoding.encode
 
-    def counting(model: Any, processor: Any, images: Any, prompts: Any, crops: str = "all") -> Any:
+    def counting(model: Any, processor: Any, images: Any, prompts: Any, crops: Any = "all") -> Any:
         shown.append(len(images))
         return original(model, processor, images, prompts, crops)
 

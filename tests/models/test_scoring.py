@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from clustrs.models.adapters import get_adapter, towers
+from clustrs.models.clock import Clock
 from clustrs.models.scoring import _attend, attention_scores, listen
 
 
@@ -28,6 +29,10 @@ class Largest(TorchDispatchMode):
         return out
 
 
+def clock() -> Clock:
+    return Clock(torch.device("cpu"))
+
+
 @pytest.mark.parametrize("feature_layer", [-1, -2, -3, 1, 3])
 @pytest.mark.parametrize("tower", TOWERS)
 @pytest.mark.parametrize("running", ["sdpa", "eager"])
@@ -37,7 +42,7 @@ def test_scores_are_those_of_eager_attention(load: Load, tower: str, feature_lay
     vision = model.model.vision_tower
     with torch.no_grad():
         untouched = vision(pixels, output_hidden_states=True).hidden_states
-        with listen(towers.attention_layer(vision, feature_layer), towers.reduction(vision)) as listener:
+        with listen(towers.attention_layer(vision, feature_layer), towers.reduction(vision), clock()) as listener:
             hidden_states = vision(pixels, output_hidden_states=True).hidden_states
     scores, keys = towers.heard(listener)
     assert all(torch.equal(a, b) for a, b in zip(untouched, hidden_states, strict=True)), "listening changes nothing"
@@ -97,7 +102,7 @@ def test_two_threads_hear_their_own(load: Load) -> None:
     def work(i: int) -> None:
         with torch.no_grad():
             for _ in range(5):
-                with listen(layer, "cls") as listener:
+                with listen(layer, "cls", clock()) as listener:
                     vision(inputs[i])
                 if not torch.allclose(towers.heard(listener)[0], expected[i], atol=1e-6):
                     wrong.append(i)
@@ -113,7 +118,7 @@ def test_two_threads_hear_their_own(load: Load) -> None:
 
 def test_a_layer_that_is_not_called(load: Load) -> None:
     model, _ = load()
-    with listen(towers.attention_layer(model.model.vision_tower, -2), "cls") as listener:
+    with listen(towers.attention_layer(model.model.vision_tower, -2), "cls", clock()) as listener:
         pass
     with pytest.raises(ValueError, match="heard 0 times"):
         towers.heard(listener)

@@ -13,9 +13,8 @@ from transformers import PreTrainedModel
 
 from clustrs import ClustRS, FasterVLM, NoPruning
 from clustrs.images.open import open_image
-from clustrs.models import attach, candidates
-from clustrs.models import scoring as towers
-from clustrs.models import select as choosing
+from clustrs.models import attach, scoring, select
+from clustrs.models import clock as model_clock
 from clustrs.models.load import load_model
 from clustrs.models.prompts import chat_prompt
 from clustrs.studies import StudyPart, overhead
@@ -50,7 +49,7 @@ def run(folder: Path, *words: Any) -> StudyPart:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    original_load, original_choose, original_look = load_model, choosing.choose, towers.look
+    original_load, original_select, original_scores = load_model, select.select_tokens, scoring.attention_scores
 
     def load(name: str) -> tuple[PreTrainedModel, Any]:
         model, processor = original_load(name)
@@ -58,20 +57,19 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         model.model.language_model.register_forward_hook(clock.pass_language, with_kwargs=True)
         return model, processor
 
-    def choose(method: Any, *args: Any, **options: Any) -> Any:
+    def select_tokens(method: Any, *args: Any, **options: Any) -> Any:
         clock.chosen.append((method.name, method.keep))
         clock.time += PER_KEPT * method.keep
-        return original_choose(method, *args, **options)
+        return original_select(method, *args, **options)
 
-    def look(*args: Any) -> Any:
+    def attention_scores(*args: Any) -> Any:
         clock.time += SCORING
-        return original_look(*args)
+        return original_scores(*args)
 
-    for module in (overhead, candidates):
-        monkeypatch.setattr(module, "perf_counter", lambda: clock.time)
+    monkeypatch.setattr(model_clock, "perf_counter", lambda: clock.time)
     monkeypatch.setattr("clustrs.models.load.load_model", load)
-    monkeypatch.setattr(attach, "choose", choose)
-    monkeypatch.setattr(towers, "look", look)
+    monkeypatch.setattr(attach, "select_tokens", select_tokens)
+    monkeypatch.setattr(scoring, "attention_scores", attention_scores)
     return clock
 
 

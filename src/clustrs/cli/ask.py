@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from clustrs.cli import values
 from clustrs.cli.protocol_options import add_protocol_options
 from clustrs.embedded import DEFAULT, image_path
 from clustrs.embedded import MODELS as EMBEDDED
+from clustrs.options import Crops, Positions, Scope
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -117,9 +118,9 @@ def add_common(command: argparse.ArgumentParser) -> None:
 
 
 CHOICES = {
-    "scope": (("image", "crop"), 'one budget for the whole "image" or for each "crop"'),
-    "crops": (("all", "base"), '"all" crops or the "base" crop alone'),
-    "positions": (("compact", "original"), '"compact" or "original" position of kept tokens'),
+    "scope": (get_args(Scope), 'one budget for the whole "image" or for each "crop"'),
+    "crops": (get_args(Crops), '"all" crops or the "base" crop alone'),
+    "positions": (get_args(Positions), '"compact" or "original" position of kept tokens'),
 }
 """Options of `attach`, and what they take; the first is the default."""
 

@@ -1,11 +1,12 @@
 """Options for the words and the pixels that a model is given, shared by `eval`, `ask` and `compare`."""
 
 import argparse
+from typing import get_args
 
 from clustrs.cli import values
+from clustrs.options import ImagePadding, PromptTemplate
 
-TEMPLATES = ("checkpoint", "vicuna_v1")
-PADDINGS = ("checkpoint", "square")
+TEMPLATES, PADDINGS = get_args(PromptTemplate), get_args(ImagePadding)
 
 
 def add_protocol_options(command: argparse.ArgumentParser, default: str | None = None) -> None:

@@ -13,8 +13,7 @@ import msgspec
 from clustrs import validation
 from clustrs.evaluation.jsonl import excerpt
 from clustrs.images.corruptions import PAPER_LEVELS, Corruption
-from clustrs.models.prompts import PromptTemplate
-from clustrs.models.protocol import ImagePadding
+from clustrs.options import Crops, ImagePadding, Positions, PromptTemplate, Scope
 from clustrs.paper import SCORE_TABLES
 from clustrs.pruners import Pruner, get_method, list_methods, method_class
 
@@ -23,11 +22,6 @@ LARGEST = 2**63 - 1
 """Of integers: what files and other programs can hold."""
 DEEPEST = 20
 """Levels of a configuration file."""
-
-Scope = Literal["image", "crop"]
-Crops = Literal["all", "base"]
-Positions = Literal["compact", "original"]
-EngineName = Literal["local", "ray"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 import clustrs
 from clustrs import validation
 from clustrs.evaluation.checksums import fingerprint, image_checksum, image_checksums, model_checksums
-from clustrs.evaluation.config import Config, EngineName, grid
+from clustrs.evaluation.config import Config, grid
 from clustrs.evaluation.engines import Engine, get_engine
 from clustrs.evaluation.jsonl import identity
 from clustrs.evaluation.records import AnswerRecord
@@ -16,6 +16,7 @@ from clustrs.evaluation.store import Key, RunFolder, key_of
 from clustrs.evaluation.task import Task
 from clustrs.evaluation.worker import open_task, units
 from clustrs.models.load import local_files
+from clustrs.options import EngineName
 
 MAX_FAILURES = 50
 """After so many failures of one method in a row something else is wrong than single images."""

@@ -3,14 +3,15 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import Image
 from torch import nn
 
-from clustrs.models.prompts import PromptTemplate, chat_prompt
+from clustrs.models.clock import now
+from clustrs.models.prompts import chat_prompt
+from clustrs.options import Crops, Positions, PromptTemplate, Scope
 from clustrs.pruners import Pruner
 
 if TYPE_CHECKING:
@@ -68,9 +69,9 @@ def ask(
     method: Pruner,
     max_new_tokens: int = 64,
     *,
-    scope: str = "image",
-    crops: str = "all",
-    positions: str = "compact",
+    scope: Scope = "image",
+    crops: Crops = "all",
+    positions: Positions = "compact",
     prompt_template: PromptTemplate = "checkpoint",
 ) -> Answer:
     """Let a model answer a question about an image, greedily, with the visual tokens that `method` leaves it."""
@@ -105,16 +106,13 @@ def call_seconds(module: nn.Module) -> Iterator[list[float]]:
     """Collects the wall seconds of every call of a module; the device is waited for before and after."""
     seconds: list[float] = []
 
-    def now() -> float:
-        if next(module.parameters()).device.type != "cpu":
-            torch.accelerator.synchronize()
-        return perf_counter()
+    device = next(module.parameters()).device
 
     def before(*_: Any) -> None:
-        seconds.append(now())
+        seconds.append(now(device))
 
     def after(*_: Any) -> None:
-        seconds[-1] = now() - seconds[-1]
+        seconds[-1] = now(device) - seconds[-1]
 
     hooks = [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
     try:

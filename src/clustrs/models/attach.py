@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,14 +20,15 @@ from torch import Tensor, nn
 from clustrs import validation
 from clustrs.models import generation, scoring
 from clustrs.models.adapters import VisualTokens, get_adapter
-from clustrs.models.adapters.base import Clock, Crops, Modality
+from clustrs.models.adapters.base import Modality
+from clustrs.models.clock import Clock
 from clustrs.models.compaction import Compaction, KeptTokens, compact, take_slots
-from clustrs.models.select import Scope, select_tokens
+from clustrs.models.select import select_tokens
 from clustrs.models.turns import Turn, moved_indices
+from clustrs.options import Crops, Positions, Scope
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.selection import Layout, Selection
 
-Positions = Literal["compact", "original"]
 MARK = "_clustrs_handle"
 MODALITIES: tuple[Modality, ...] = ("image", "video")
 MISSING_IDS = "input_ids is missing: the placeholders of the images are found in it"

@@ -1,9 +1,8 @@
 """The words around a question: the checkpoint's own chat template, or the one that LLaVA-1.5 is evaluated with."""
 
-from typing import Any, Literal
+from typing import Any
 
-PromptTemplate = Literal["checkpoint", "vicuna_v1"]
-"""`checkpoint`: the chat template of the model's processor. `vicuna_v1`: that of LLaVA-1.5's own evaluation."""
+from clustrs.options import PromptTemplate
 
 SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "

@@ -1,11 +1,9 @@
 """How images are fitted to the model: as its checkpoint says, or padded to a square as LLaVA-1.5's evaluation does."""
 
 from copy import copy
-from typing import Any, Literal
+from typing import Any
 
-ImagePadding = Literal["checkpoint", "square"]
-"""`checkpoint`: what the model's processor does. `square`: pad to a square with the mean colour, the image centred,
-then resize, so that nothing is cropped."""
+from clustrs.options import ImagePadding
 
 CARRIED_OVER = ("size", "crop_size", "resample", "rescale_factor", "image_mean", "image_std")
 STEPS = ("do_resize", "do_center_crop", "do_rescale", "do_normalize")

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
+from clustrs.models.clock import Clock
+
 PREFIX = "clustrs|"
 """Before the name of the implementation that the listening function calls in the end."""
 QUERY_BLOCK = 64
@@ -33,12 +35,14 @@ class Listener:
 
     layer: nn.Module
     reduction: Reduction
+    clock: Clock
     scores: list[Tensor] = field(default_factory=list)
     keys: list[Tensor] = field(default_factory=list)
 
     def hear(self, query: Tensor, key: Tensor, scaling: float, mask: Tensor | None) -> None:
-        self.scores.append(attention_scores(query, key, scaling, self.reduction, mask))
-        self.keys.append(key.detach().float().mean(1))
+        with self.clock.time("scoring"):
+            self.scores.append(attention_scores(query, key, scaling, self.reduction, mask))
+            self.keys.append(key.detach().float().mean(1))
 
 
 class _Tracing:
@@ -88,9 +92,9 @@ def _rows(mask: Tensor | None, start: int, stop: int) -> Tensor | None:
 
 
 @contextmanager
-def listen(layer: nn.Module, reduction: Reduction) -> Iterator[Listener]:
+def listen(layer: nn.Module, reduction: Reduction, clock: Clock) -> Iterator[Listener]:
     """Listen to one attention layer, in this thread, until the block ends."""
-    listener = Listener(layer, reduction)
+    listener = Listener(layer, reduction, clock)
     if torch.compiler.is_compiling():
         _Tracing.listener = listener
         yield listener

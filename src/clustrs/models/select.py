@@ -1,16 +1,14 @@
 """Which tokens of which images: budgets over whole images or single crops, batched where sizes agree."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from clustrs.models.adapters.base import VisualTokens
+from clustrs.options import Scope
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.selection import EncoderStates, Layout, Selection
-
-Scope = Literal["image", "crop"]
 
 
 def select_tokens(method: Pruner, images: Sequence[VisualTokens], scope: Scope) -> list[tuple[Selection, bool]]:
@@ -48,8 +46,7 @@ def _select_groups(
     for batch in sizes.values():
         parts = [_inputs(images[groups[g][0]], groups[g][1], groups[g][2]) for g in batch]
         tokens, scores, tile, y, x, hidden, keys = (
-            None if part[0] is None else torch.stack(part)  # type: ignore[arg-type]
-            for part in zip(*parts, strict=True)
+            None if part[0] is None else torch.stack(part) for part in zip(*parts, strict=True)
         )
         assert tokens is not None
         assert tile is not None

@@ -9,8 +9,9 @@ from PIL import Image
 from torch import Tensor
 
 from clustrs.models.adapters import VisualTokens, get_adapter
-from clustrs.models.adapters.base import Clock, Crops
 from clustrs.models.attach import ImageSelection
+from clustrs.models.clock import Clock
+from clustrs.options import Crops
 from clustrs.pruners import Pruner
 
 

@@ -144,7 +144,7 @@ def measure(
         corruptions=tuple(corruptions),
         seeds=config.seeds,
         data=config.data,
-        task_options=config.task_options,
+        task_options=dict(config.task_options),
         limit=scene_questions if config.limit is None and config.task == "scenes" else config.limit,
         batch_size=config.batch_size,
     )

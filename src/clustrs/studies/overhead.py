@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
 from clustrs.studies.inputs import resolve_methods
@@ -119,6 +118,8 @@ def answer(model: Any, inputs: Mapping[str, Any], method: "Pruner", length: int,
     import torch
     from transformers import StoppingCriteriaList
 
+    from clustrs.models.clock import now
+
     stamps: list[float] = []
 
     def stamp(ids: "torch.Tensor", *_: Any, **__: Any) -> "torch.Tensor":
@@ -139,15 +140,6 @@ def answer(model: Any, inputs: Mapping[str, Any], method: "Pruner", length: int,
         start += seconds["scoring"] + seconds["selection"]
         seconds |= {"scoring": 0.0, "selection": 0.0}
     return Timing(**seconds, tokens=tuple(moment - start for moment in stamps))
-
-
-def now(device: "torch.device") -> float:
-    """The time when the device has done its work."""
-    if device.type != "cpu":
-        import torch
-
-        torch.accelerator.synchronize()
-    return perf_counter()
 
 
 def summarise(

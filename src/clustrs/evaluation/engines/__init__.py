@@ -3,8 +3,8 @@
 from typing import Any
 
 from clustrs import validation
-from clustrs.evaluation.config import EngineName
 from clustrs.evaluation.engines.base import Engine
+from clustrs.options import EngineName
 
 __all__ = ["ENGINES", "Engine", "get_engine"]
 

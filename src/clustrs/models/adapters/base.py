@@ -1,17 +1,15 @@
 """What a family of models has to say about its images: their visual tokens, and where these go in the prompt."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
+from clustrs.models.clock import Clock
+from clustrs.options import Crops
 from clustrs.pruners.selection import Layout
 
-Crops = Literal["all", "base"]
 Modality = Literal["image", "video"]
 
 
@@ -57,28 +55,6 @@ class VisualTokens:
         """The same without a graph behind it."""
         parts = {name: getattr(self, name) for name in ("features", "hidden", "keys", "cls_hidden", "cls_keys")}
         return replace(self, **{name: part.detach() for name, part in parts.items() if part is not None})
-
-
-class Clock:
-    """Seconds by part of the work. Waits for an accelerator, so that each part gets its own."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.seconds = {"vision": 0.0, "scoring": 0.0, "selection": 0.0}
-
-    @contextmanager
-    def time(self, part: str) -> Iterator[None]:
-        if torch.compiler.is_compiling():
-            yield
-            return
-        start = self._now()
-        yield
-        self.seconds[part] += self._now() - start
-
-    def _now(self) -> float:
-        if self.device.type not in ("cpu", "meta"):
-            torch.accelerator.synchronize()
-        return perf_counter()
 
 
 class Adapter:

@@ -1,15 +1,17 @@
 """LLaVA-1.5: one crop per image, no newlines. Also what its successors have in common with it."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from clustrs.models import scoring
 from clustrs.models.adapters import towers
-from clustrs.models.adapters.base import Adapter, Clock, Crops, VisualTokens, setting
+from clustrs.models.adapters.base import Adapter, VisualTokens, setting
 from clustrs.models.adapters.registry import register_adapter
+from clustrs.models.clock import Clock
+from clustrs.options import Crops
 from clustrs.pruners.selection import Layout
 
 
@@ -31,8 +33,8 @@ class LlavaAdapter(Adapter):
 
     model_types = ("llava",)
     counts_vision = True
-    consumed = ("image_sizes", "vision_feature_layer", "vision_feature_select_strategy")
-    feature_arguments = ("vision_feature_layer", "vision_feature_select_strategy")
+    consumed: ClassVar[tuple[str, ...]] = ("image_sizes", "vision_feature_layer", "vision_feature_select_strategy")
+    feature_arguments: ClassVar[tuple[str, ...]] = ("vision_feature_layer", "vision_feature_select_strategy")
 
     def listened_layer(self, inputs: dict[str, Any] | None = None) -> Any:
         return towers.attention_layer(self.inner.vision_tower, self.feature_layers(inputs or {})[-1])
@@ -64,8 +66,8 @@ class LlavaAdapter(Adapter):
         side = vision.image_size // vision.patch_size
         return EncodedCrops(scores, hidden[:, first:], keys[:, first:], hidden[:, :first], keys[:, :first], side)
 
-    def listen(self, inputs: dict[str, Any]) -> Any:
-        return scoring.listen(self.listened_layer(inputs), towers.reduction(self.inner.vision_tower))
+    def listen(self, inputs: dict[str, Any], clock: Clock) -> Any:
+        return scoring.listen(self.listened_layer(inputs), towers.reduction(self.inner.vision_tower), clock)
 
     @classmethod
     def vision_flops(cls, config: Any) -> tuple[int, int]:
@@ -73,7 +75,7 @@ class LlavaAdapter(Adapter):
 
     def encode(self, inputs: dict[str, Any], clock: Clock, crops: Crops = "all") -> list[VisualTokens]:
         self.check(inputs)
-        with clock.time("vision"), self.listen(inputs) as listener:
+        with clock.time("vision"), self.listen(inputs, clock) as listener:
             out = self.inner.get_image_features(
                 pixel_values=inputs["pixel_values"], return_dict=True, **self.given(inputs)
             )

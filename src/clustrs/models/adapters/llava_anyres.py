@@ -4,15 +4,17 @@ The model's own code packs the crops of an image: unpads, scales down, adds newl
 the places of the tokens are packed by the same code, as further channels.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from clustrs.models.adapters import towers
-from clustrs.models.adapters.base import Clock, Crops, Modality, VisualTokens
+from clustrs.models.adapters.base import Modality, VisualTokens
 from clustrs.models.adapters.llava import EncodedCrops, LlavaAdapter
 from clustrs.models.adapters.registry import register_adapter
+from clustrs.models.clock import Clock
+from clustrs.options import Crops
 from clustrs.pruners.selection import Layout
 
 REAL, BASE, Y, X, SCORE = range(5)
@@ -25,7 +27,7 @@ class LlavaNextAdapter(LlavaAdapter):
     """LLaVA-NeXT."""
 
     model_types = ("llava_next",)
-    consumed = (*LlavaAdapter.consumed, "batch_num_images")
+    consumed: ClassVar[tuple[str, ...]] = (*LlavaAdapter.consumed, "batch_num_images")
 
     def encode(self, inputs: dict[str, Any], clock: Clock, crops: Crops = "all") -> list[VisualTokens]:
         if inputs.get("pixel_values") is None:
@@ -49,7 +51,7 @@ class LlavaNextAdapter(LlavaAdapter):
         return {"vision_feature_select_strategy": strategy}
 
     def all_crops(self, inputs: dict[str, Any], counts: list[int], clock: Clock) -> list[VisualTokens]:
-        with clock.time("vision"), self.listen(inputs) as listener:
+        with clock.time("vision"), self.listen(inputs, clock) as listener:
             out = self.inner.get_image_features(
                 pixel_values=inputs["pixel_values"],
                 image_sizes=inputs["image_sizes"],
@@ -97,7 +99,7 @@ class LlavaNextAdapter(LlavaAdapter):
         starts = [sum(counts[:i]) for i in range(len(counts))]
         pixels = pixels[starts] if pixels.dim() == 4 else pixels[:, 0]
         tower = self.inner.vision_tower
-        with clock.time("vision"), self.listen(inputs) as listener:
+        with clock.time("vision"), self.listen(inputs, clock) as listener:
             hidden_states = tower(pixels, output_hidden_states=True, return_dict=True).hidden_states
             first = int(towers.has_cls(tower))
             read = [hidden_states[i][:, first:] for i in self.feature_layers(inputs)]
@@ -126,8 +128,12 @@ class LlavaOnevisionAdapter(LlavaNextAdapter):
 
     model_types = ("llava_onevision",)
     pixel_arguments = ("pixel_values", "pixel_values_videos")
-    consumed = (*LlavaNextAdapter.consumed, "image_sizes_videos", "vision_aspect_ratio")
-    feature_arguments = (*LlavaNextAdapter.feature_arguments, "batch_num_images", "vision_aspect_ratio")
+    consumed: ClassVar[tuple[str, ...]] = (*LlavaNextAdapter.consumed, "image_sizes_videos", "vision_aspect_ratio")
+    feature_arguments: ClassVar[tuple[str, ...]] = (
+        *LlavaNextAdapter.feature_arguments,
+        "batch_num_images",
+        "vision_aspect_ratio",
+    )
 
     def crop_counts(self, inputs: dict[str, Any]) -> list[int]:
         counts = super().crop_counts(inputs)
@@ -151,7 +157,7 @@ class LlavaOnevisionAdapter(LlavaNextAdapter):
         pixels = inputs["pixel_values_videos"]
         self.check(inputs)
         given = {name: value for name, value in self.given(inputs).items() if name in LlavaAdapter.feature_arguments}
-        with clock.time("vision"), self.listen(inputs) as listener:
+        with clock.time("vision"), self.listen(inputs, clock) as listener:
             out = self.inner.get_video_features(pixels, return_dict=True, **given)
         with clock.time("scoring"), torch.no_grad():
             encoded = self.crops(inputs, out.hidden_states, listener)
