@@ -76,7 +76,7 @@ def attention_maps(name: str) -> None:
             model(**inputs)
         seen = handle.last[0]
         rows, columns = seen.grids[0]
-        scores = seen.attention[seen.crop == 0].reshape(rows, columns)
+        scores = seen.scores[seen.layout.tile == 0].reshape(rows, columns)
         axes[0, column].imshow(image)
         axes[1, column].imshow(scores, cmap="magma")
         for axis in axes[:, column]:

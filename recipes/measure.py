@@ -69,7 +69,7 @@ def attention(model: Any, processor: Any, tests: list[Example]) -> dict[str, flo
             model(**inputs)
         seen = handle.last[0]
         rows, _ = seen.grids[0]
-        base = seen.attention[seen.crop == 0]
+        base = seen.scores[seen.layout.tile == 0]
         scaled = example.drawing.scene.scaled(8 * rows)
         covered = torch.from_numpy(coverage(scaled)).flatten()
         on_object = covered >= ON_OBJECT

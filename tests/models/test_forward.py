@@ -63,7 +63,7 @@ def test_the_base_crops_alone_go_through_the_tower(load: Load, family: str) -> N
                 model(**inputs)
             assert [last.kept for last in handle.last] == [6, 6]
             assert sum(last.placeholders for last in handle.last) == count
-            assert [len(last.attention) for last in handle.last] == [PATCHES, PATCHES]
+            assert [len(last.scores) for last in handle.last] == [PATCHES, PATCHES]
     hook.remove()
     assert counts == [2, 2, 2]
 
@@ -78,16 +78,16 @@ def test_places(load: Load, family: str, tower: str) -> None:
     last = handle.last[0]
     assert last.placeholders == int((inputs["input_ids"] == model.config.image_token_id).sum())
     assert last.kept == 5
-    assert len(last.attention) == len(last.crop) == len(last.row) == len(last.column)
-    base = last.crop == 0
-    assert (last.row[base] * GRID + last.column[base]).tolist() == list(range(PATCHES))
+    assert len(last.scores) == len(last.layout.tile) == len(last.layout.y) == len(last.layout.x)
+    base = last.layout.tile == 0
+    assert (last.layout.y[base] * GRID + last.layout.x[base]).tolist() == list(range(PATCHES))
     pixels = inputs["pixel_values"].flatten(0, -4)
     scores = oracle.eager_scores(model, pixels, tower != "siglip")
-    place = last.row * GRID + last.column
-    torch.testing.assert_close(last.attention, scores[last.crop, place], atol=1e-6, rtol=1e-4)
+    place = last.layout.y * GRID + last.layout.x
+    torch.testing.assert_close(last.scores, scores[last.layout.tile, place], atol=1e-6, rtol=1e-4)
     if family != "llava":
-        assert int(last.crop.max()) == len(last.grids) - 1 > 0
-        assert len(last.attention) < PATCHES * len(last.grids), "the padding of the grid is no candidate"
+        assert int(last.layout.tile.max()) == len(last.grids) - 1 > 0
+        assert len(last.scores) < PATCHES * len(last.grids), "the padding of the grid is no candidate"
 
 
 @pytest.mark.parametrize("family", ["llava_next", "llava_onevision"])
@@ -101,7 +101,7 @@ def test_one_budget_for_each_crop(load: Load, family: str) -> None:
             last = handle.last[0]
             crops = len(last.grids)
             assert last.kept == 3 * crops
-            counts = last.crop[last.selection.indices.clamp(min=0)].bincount(minlength=crops)
+            counts = last.layout.tile[last.selection.indices.clamp(min=0)].bincount(minlength=crops)
             if name != "visionzip":
                 assert counts.tolist() == [3] * crops
             text = int((inputs["input_ids"] != model.config.image_token_id).sum())
@@ -130,9 +130,9 @@ def test_a_image_that_is_scaled_down(load: Load) -> None:
             model(input_ids=fitted, pixel_values=inputs["pixel_values"], image_sizes=inputs["image_sizes"])
         last = handle.last[0]
         assert last.placeholders == len(features[0])
-        assert bool((last.attention > 0).all())
-        assert 0 <= int(last.row.min()) <= int(last.row.max()) < GRID
-        assert int(last.crop.max()) == 4
+        assert bool((last.scores > 0).all())
+        assert 0 <= int(last.layout.y.min()) <= int(last.layout.y.max()) < GRID
+        assert int(last.layout.tile.max()) == 4
 
 
 @pytest.mark.parametrize(("family", "tower"), KINDS)
@@ -194,9 +194,9 @@ def test_several_images_and_a_video(load: Load) -> None:
     with torch.no_grad(), method(model) as handle:
         out = model(**video, use_cache=True)
     (last,) = handle.last
-    assert (last.placeholders, last.kept, len(last.attention)) == (count, 6, frames * 4)
+    assert (last.placeholders, last.kept, len(last.scores)) == (count, 6, frames * 4)
     assert out.past_key_values.get_seq_length() == 3 + 6
-    assert last.crop.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert last.layout.tile.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     with torch.no_grad():
         untouched = model(**video).logits
         with get_method("clustrs", keep=1.0)(model):

@@ -172,4 +172,4 @@ def test_every_method_generates(load: Load, name: str) -> None:
         out = generate(model, **inputs, do_sample=False)
     assert out.shape[1] == inputs["input_ids"].shape[1] + 6
     last = handle.last[0]
-    assert last.kept == (last.placeholders if name == "none" else round(0.25 * len(last.attention)))
+    assert last.kept == (last.placeholders if name == "none" else round(0.25 * len(last.scores)))

@@ -39,7 +39,7 @@ class Expected:
             ask(model, processor, image, "Why?", method, 1).image for method in (NoPruning(), ClustRS(keep=keep))
         )
         self.tokens = every.selection.tokens.double().numpy()
-        attention = every.attention.double().numpy()
+        attention = every.scores.double().numpy()
         labels = some.selection.labels
         assert labels is not None
         self.kept = some.selection.indices.tolist()

@@ -54,7 +54,7 @@ def test_numbers(folder_of: Folders, load: Any, images: list[Path], family: str,
         text = f"{level:g}"
         changes, on_top = [], []
         for path in images:
-            clean, noisy = (looked_at(model, processor, path, x, NoPruning()).attention.tolist() for x in (0.0, level))
+            clean, noisy = (looked_at(model, processor, path, x, NoPruning()).scores.tolist() for x in (0.0, level))
             before, after = (sorted(range(16), key=lambda i, a=a: (-a[i], i)) for a in (clean, noisy))  # type: ignore[misc]
             changes.append(sum(abs(before.index(i) - after.index(i)) for i in before[:5]) / 5)
             on_top.append(len(set(before[:5]) & set(after[:5])) / 5)

@@ -52,11 +52,6 @@ class ImageSelection:
     placeholders: int
     kept: int
 
-    attention = property(lambda self: self.scores)
-    crop = property(lambda self: self.layout.tile)
-    row = property(lambda self: self.layout.y)
-    column = property(lambda self: self.layout.x)
-
 
 class PrunedOutputs(dict[str, Any]):
     """`mm_encoder_outputs` that are pruned already."""
@@ -231,9 +226,9 @@ class Handle:
         prompt = self._checked_ids(arguments)
         mask = arguments.get("attention_mask")
         pad_left = mask is not None and not torch.compiler.is_compiling() and bool((mask[:, 0] == 0).any())
-        given = arguments.pop("position_ids", None)
+        given, family = arguments.pop("position_ids", None), self.adapter.positions(arguments)
         compaction, images = self.prune(arguments, pad_left)
-        self._set_positions(arguments, compaction, given, prompt)
+        self._set_positions(arguments, compaction, given, prompt, family=family)
         if arguments.get("logits_to_keep") is not None:
             arguments["logits_to_keep"] = moved_indices(arguments["logits_to_keep"], compaction)
         with self._inside():
@@ -269,11 +264,11 @@ class Handle:
             compaction, images = self._next_turn(turn, arguments), turn.images
         else:
             self._refuse_cache(arguments)
-            given = arguments.pop("position_ids", None)
+            given, family = arguments.pop("position_ids", None), self.adapter.positions(arguments)
             mask = arguments["attention_mask"]
             compaction, images = self.prune(arguments, pad_left=True, encoded=encoded)
             counted = (mask.cumsum(-1) - 1).clamp(min=0) if self.positions == "original" else None
-            self._set_positions(arguments, compaction, given, prompt, counted)
+            self._set_positions(arguments, compaction, given, prompt, counted, family)
         with self._inside():
             out = generation.run(original, self.model, prompt, arguments)
         self._remember(getattr(out, "past_key_values", None), prompt, compaction, images)
@@ -332,7 +327,7 @@ class Handle:
         for name in (*self.adapter.pixel_arguments, *self.adapter.consumed):
             arguments.pop(name, None)
         arguments["mm_encoder_outputs"] = PrunedOutputs(
-            {m: self.adapter.outputs([tokens.features for tokens in group], m) for m, group in groups.items()}
+            {m: self.adapter.outputs(group, m) for m, group in groups.items()}
         )
         self._shorten(arguments, compaction, [token for token, _ in images])
         return compaction, len(encoded)
@@ -353,8 +348,15 @@ class Handle:
         given: Tensor | None,
         prompt: Tensor,
         counted: Tensor | None = None,
+        family: Tensor | None = None,
     ) -> None:
-        """Position ids for the compacted prompt, where the model would not count them right by itself."""
+        """Position ids for the compacted prompt, where the model would not count them right by itself.
+
+        `given` are the caller's, `counted` what `generate` would count, `family` those that the family computes.
+        """
+        if family is not None:
+            self.adapter.arrange(arguments, compaction, compaction.positions(given if given is not None else family))
+            return
         if self.positions == "original":
             whole = given if given is not None else counted
             if whole is None:
@@ -363,6 +365,7 @@ class Handle:
         elif given is not None:
             positions = compaction.follow(given.expand(*given.shape[:-2], *prompt.shape), 0)
             arguments["position_ids"] = positions - compaction.dropped
+        self.adapter.arrange(arguments, compaction, None)
 
     def _keep(self, encoded: list[VisualTokens]) -> tuple[list[KeptTokens], list[ImageSelection]]:
         """What is kept of each image; one that is asked about several times is selected from once."""
@@ -385,9 +388,10 @@ class Handle:
     def _kept(self, image: VisualTokens, selection: Selection, everything: bool) -> KeptTokens:
         if everything:
             slots = torch.arange(len(image.features), device=image.features.device)
-            return KeptTokens(image.features, slots, slots, image.slots)
+            return KeptTokens(image.features, slots, slots, image.slots, image.planes)
         slots, own = take_slots(selection.indices, image.candidates, image.slots)
-        return KeptTokens(selection.tokens, slots, own, image.slots)
+        planes = None if image.planes is None else image.planes[:, image.candidates[selection.indices.clamp(min=0)]]
+        return KeptTokens(selection.tokens, slots, own, image.slots, planes)
 
     def _turn(self, arguments: dict[str, Any]) -> Turn | None:
         """What the cache of a call holds, if it is the cache of a prompt that was pruned here."""

@@ -106,7 +106,7 @@ def _other_crops(result: "ImageSelection") -> str:
     if len(result.grids) < 2:
         return ""
     kept = result.selection.indices
-    crops = result.crop[kept[kept >= 0]].tolist()
+    crops = result.layout.tile[kept[kept >= 0]].tolist()
     counts = ", ".join(str(crops.count(crop)) for crop in range(1, len(result.grids)))
     return f"kept in the base crop: {crops.count(0)}; in the crops not drawn: {counts}"
 
@@ -127,12 +127,12 @@ def _draw_tokens(axis: Any, image: Image.Image, result: "ImageSelection") -> Non
     rows, columns = result.grids[0]
     selection = result.selection
     labels = selection.labels
-    n = len(result.crop)
+    n = len(result.layout.tile)
     clustered = labels is not None and result.kept < n
     _show(axis, image, faded=clustered)
     height, width = image.height / rows, image.width / columns
-    base = (result.crop == 0).tolist()
-    row, column = result.row.tolist(), result.column.tolist()
+    base = (result.layout.tile == 0).tolist()
+    row, column = result.layout.y.tolist(), result.layout.x.tolist()
     colors = _cluster_colors(len(selection.indices))
     if clustered and labels is not None:
         tint = np.zeros((rows, columns, 4))
@@ -158,10 +158,10 @@ def _draw_tokens(axis: Any, image: Image.Image, result: "ImageSelection") -> Non
 def _draw_attention(fig: Any, axis: Any, image: Image.Image, result: "ImageSelection") -> None:
     """Draw the attention of the base crop's tokens as a heat map over the grey image."""
     rows, columns = result.grids[0]
-    base = (result.crop == 0).cpu().numpy()
+    base = (result.layout.tile == 0).cpu().numpy()
     heat = np.full((rows, columns), np.nan)
-    at = result.row.cpu().numpy()[base], result.column.cpu().numpy()[base]
-    heat[at] = result.attention.detach().float().cpu().numpy()[base]
+    at = result.layout.y.cpu().numpy()[base], result.layout.x.cpu().numpy()[base]
+    heat[at] = result.scores.detach().float().cpu().numpy()[base]
     _show(axis, image.convert("L").convert("RGB"), faded=False)
     shown = axis.imshow(
         heat,

@@ -16,6 +16,10 @@ def select_tokens(method: Pruner, images: Sequence[VisualTokens], scope: Scope) 
 
     With scope "image" one budget covers all crops of an image, with "crop" each crop has its own. A video has one.
     """
+    for need in ("hidden", "keys"):
+        for image in images:
+            if need in method.needs and getattr(image, need) is None:
+                raise ValueError(f"{method.name} needs the {need} of the vision tower's tokens: {image.lacking}")
     groups: list[tuple[int, Tensor | None, int]] = []
     for i, image in enumerate(images):
         if scope == "image" or image.modality == "video" or len(image.grids) == 1:

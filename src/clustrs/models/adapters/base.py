@@ -1,12 +1,13 @@
 """What a family of models has to say about its images: their visual tokens, and where these go in the prompt."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
 from clustrs.models.clock import Clock
+from clustrs.models.compaction import Compaction, KeptTokens
 from clustrs.options import Crops
 from clustrs.pruners.selection import Layout
 
@@ -22,7 +23,7 @@ class VisualTokens:
     [N, K] belong to the candidates; `cls_hidden` and `cls_keys` [tiles, 1 or 0, ...] to the tiles. `grids` has the
     height and width of each tile in tokens. `project` maps hidden states to features. `planes` [L, M, D] are further
     features of every row, for models that feed some into later layers. `slots` is how many placeholders of the prompt
-    belong to it.
+    belong to it. `lacking` says why hidden states or keys are not there, for methods that need them.
     """
 
     features: Tensor
@@ -38,23 +39,12 @@ class VisualTokens:
     project: Callable[[Tensor], Tensor] | None = None
     planes: Tensor | None = None
     modality: Modality = "image"
+    lacking: str = "this family does not give them"
 
     @property
     def tokens(self) -> Tensor:
         """The features [N, D] of the candidates."""
         return self.features[self.candidates]
-
-    whole = property(lambda self: self.features)
-    rows = property(lambda self: self.candidates)
-    attention = property(lambda self: self.scores)
-    crop = property(lambda self: self.layout.tile)
-    row = property(lambda self: self.layout.y)
-    column = property(lambda self: self.layout.x)
-
-    def detached(self) -> "VisualTokens":
-        """The same without a graph behind it."""
-        parts = {name: getattr(self, name) for name in ("features", "hidden", "keys", "cls_hidden", "cls_keys")}
-        return replace(self, **{name: part.detach() for name, part in parts.items() if part is not None})
 
 
 class Adapter:
@@ -89,14 +79,22 @@ class Adapter:
         return int(getattr(self.config, f"{modality}_token_id"))
 
     def positions(self, inputs: dict[str, Any]) -> Tensor | None:
-        """Position ids [..., B, S] of the original prompt where the family computes its own; None where it counts."""
+        """Position ids [..., B, S] of the prompt before pruning, where the family computes its own, otherwise None.
+
+        Survivors then always keep theirs.
+        """
         return None
 
-    def outputs(self, features: Sequence[Tensor], modality: Modality) -> Any:
-        """What `mm_encoder_outputs` takes for the pruned features [k, D] of each image or video."""
+    def outputs(self, kept: Sequence[KeptTokens], modality: Modality) -> Any:
+        """What `mm_encoder_outputs` takes for what is kept of each image or video; a fresh object for each call."""
         from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-        return BaseModelOutputWithPooling(pooler_output=list(features))
+        return BaseModelOutputWithPooling(pooler_output=[tokens.features for tokens in kept])
+
+    def arrange(self, arguments: dict[str, Any], compaction: Compaction, positions: Tensor | None) -> None:
+        """Set what else the family needs for a compacted prompt. `positions` are those that the survivors had."""
+        if positions is not None:
+            arguments["position_ids"] = positions
 
     def take_images(self, inputs: dict[str, Any], indices: Sequence[int]) -> dict[str, Any]:
         """The arguments that bring images, for some of the images alone."""

@@ -185,8 +185,8 @@ class LlavaOnevisionAdapter(LlavaNextAdapter):
             modality="video",
         )
 
-    def outputs(self, features: Any, modality: Modality) -> Any:
-        out = super().outputs(features, modality)
+    def outputs(self, kept: Any, modality: Modality) -> Any:
+        out = super().outputs(kept, modality)
         if modality == "video":  # the model wants one tensor
             lengths = {len(video) for video in out.pooler_output}
             out.pooler_output = (
