@@ -34,6 +34,15 @@ def cosines(left: Tensor, right: Tensor | None = None) -> Tensor:
     return stack_images([_cross_cosines(fixed_point(a), fixed_point(b)) for a, b in pairs])
 
 
+def paired_cosines(left: Tensor, right: Tensor) -> Tensor:
+    """Cosines [P] of the rows of [P, D] and [P, D] one by one: the same numbers as `cosines` has."""
+    (high, low), (other_high, other_low) = fixed_point(left), fixed_point(right)
+    mixed = (high * other_low).sum(-1) + (low * other_high).sum(-1)
+    products = (high * other_high).sum(-1) + mixed * LOW_UNIT
+    norms = (_squared_norms(high, low) * _squared_norms(other_high, other_low)).sqrt_()
+    return products / norms.masked_fill_(norms == 0, 1)
+
+
 def fixed_point(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Integers `high` and `low` (in float64) with rows ~ scale * (high + low / 2^20), for [N, D]."""
     rows = upcast_half(rows)

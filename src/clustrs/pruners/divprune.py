@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from clustrs.ops.cosines import cosines
-from clustrs.ops.maxmin import max_min
+from clustrs.ops.maxmin import most_diverse
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.registry import register
 from clustrs.pruners.selection import PrunerInputs
@@ -20,4 +19,4 @@ class DivPrune(Pruner):
     paper = "https://arxiv.org/abs/2503.02175"
 
     def _choose(self, inputs: PrunerInputs, k: int) -> Tensor:
-        return max_min(cosines(inputs.tokens), k)
+        return most_diverse(inputs.tokens, k)

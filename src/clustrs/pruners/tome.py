@@ -41,7 +41,7 @@ class ToMe(Pruner):
                 labels, first = merge_round(features, labels, first, min(left // 2, left - k))
             clusters = partition(labels, k)
         tokens = upcast_half(inputs.tokens)
-        share = (1 / clusters.sizes).to(tokens.dtype).gather(-1, labels)
+        share = clusters.sizes.to(tokens.dtype).reciprocal().gather(-1, labels)
         means = weighted_sums(clusters, tokens, share).to(inputs.tokens.dtype)
         return Selection(means, first, labels, merged=clusters.sizes > 1)
 
