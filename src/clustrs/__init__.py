@@ -4,6 +4,7 @@ Names are imported when they are first used, so that `import clustrs` and `clust
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,6 +15,8 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     if not name.startswith("_"):
+        if find_spec(f"{__name__}.{name}") is not None:  # `from clustrs import palette` asks here first
+            return import_module(f"{__name__}.{name}")
         pruners = import_module("clustrs.pruners")
         if name in pruners.__all__:
             return getattr(pruners, name)

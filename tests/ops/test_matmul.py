@@ -17,7 +17,9 @@ sizes = st.integers(1, 400)
 @given(m=sizes, n=sizes, length=st.integers(1, 600), dtype=st.sampled_from([torch.float32, torch.float64]))
 def test_deterministic_matmul(m: int, n: int, length: int, dtype: torch.dtype) -> None:
     left, right = torch.randn(m, length, dtype=dtype), torch.randn(n, length, dtype=dtype)
-    torch.testing.assert_close(deterministic_matmul(left, right).double(), left.double() @ right.double().T, atol=1e-3, rtol=1e-5)
+    torch.testing.assert_close(
+        deterministic_matmul(left, right).double(), left.double() @ right.double().T, atol=1e-3, rtol=1e-5
+    )
 
 
 @given(n=sizes, length=st.integers(1, 600), dtype=st.sampled_from([torch.float32, torch.float64]))

@@ -149,8 +149,7 @@ def test_single_values(cell: tuple[str, str, str, int, str, float | None], value
 )
 def test_variants_of_clustrs(parameters: dict[str, object], value: float | None) -> None:
     stored = get_method("clustrs", keep=16, **parameters).to_dict()
-    described = {**stored, "name": stored.pop("method"), "clip": list(stored["clip"])}
-    described.pop("method", None)
+    described = {**stored, "clip": list(stored["clip"])}
     assert paper_value("mm-vet", "llava-1.5-7b", described, 16, "gaussian", 0.5) == value
 
 

@@ -17,9 +17,7 @@ def tome(method: Any, image: Image, k: int) -> Result:
         groups = merge_once(features, groups, min(len(groups) // 2, len(groups) - k))
     rows = [np.mean([image.tokens[i] for i in group], axis=0) for group in groups]
     labels = [next(row for row, group in enumerate(groups) if i in group) for i in range(len(image.tokens))]
-    return Result(
-        np.array(rows), [group[0] for group in groups], labels, merged=[len(group) > 1 for group in groups]
-    )
+    return Result(np.array(rows), [group[0] for group in groups], labels, merged=[len(group) > 1 for group in groups])
 
 
 def merge_once(features: Array, groups: list[list[int]], count: int) -> list[list[int]]:

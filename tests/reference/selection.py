@@ -8,6 +8,7 @@ import numpy as np
 from reference import Array, Image, Result, best_first
 from reference.noise import uniform
 
+
 def cosine(a: Array, b: Array) -> float:
     """From sums that are rounded once, at the end; 0 with a row of zeros."""
     dot, left, right = (math.fsum((x * y).tolist()) for x, y in ((a, b), (a, a), (b, b)))

@@ -79,8 +79,7 @@ def make_method(stored: Mapping[str, Any]) -> Pruner:
 
 def describe_method(method: Pruner) -> dict[str, Any]:
     """The parameters of a method as records have them."""
-    stored = method.to_dict()
-    return {"name": stored.pop("method"), **stored}
+    return method.to_dict()
 
 
 def expand_methods(

@@ -47,8 +47,9 @@ def fixed_point(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Integers `high` and `low` (in float64) with rows ~ scale * (high + low / 2^20), for [N, D]."""
     rows = upcast_half(rows)
     norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)
-    shift = HIGH_BITS - norms.frexp().exponent.clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT)
-    half = shift // 2  # two factors, because one might leave float32
+    exponent = norms.frexp().exponent.double()  # as integers the compiler cannot clamp them
+    shift = HIGH_BITS - exponent.clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT)
+    half = (shift / 2).floor()  # two factors, because one might leave float32
     scaled = (rows * torch.exp2(half.to(rows.dtype))).mul_(torch.exp2((shift - half).to(rows.dtype)))
     high = scaled.round()
     low = scaled.sub_(high).mul_(2.0**LOW_BITS).round_()

@@ -25,8 +25,8 @@ def unit_scale(weight: Tensor) -> Tensor:
     All functions below want such weights: sums neither overflow nor vanish, and tokens without weight count for
     nothing beside others that have some, but equally among themselves.
     """
-    exponent = weight.amax(-1, keepdim=True).frexp().exponent.clamp(-126, 126)
-    return (weight * torch.exp2(-exponent.to(weight.dtype))).clamp_(min=LIGHTEST)
+    exponent = weight.amax(-1, keepdim=True).frexp().exponent.to(weight.dtype).clamp(-126, 126)
+    return (weight * torch.exp2(-exponent)).clamp_(min=LIGHTEST)
 
 
 def seeding(distances: Tensor, scale: Tensor, weight: Tensor, k: int, *, tau: float | None, seed: int) -> Tensor:
