@@ -25,10 +25,11 @@ def test_no_rounding_is_left_in_sums_of_float32(n: int, width: int, seed: int, e
     assert torch.equal(result.diagonal(), torch.ones(n, dtype=torch.float64))
     exact = [[Fraction(x) for x in row] for row in rows.double().tolist()]
     i, j = 0, n - 1
-    dot = sum(a * b for a, b in zip(exact[i], exact[j], strict=True))
-    norms = sum(a * a for a in exact[i]) * sum(b * b for b in exact[j])
+    dot, left, right = (
+        sum((a * b for a, b in zip(exact[x], exact[y], strict=True)), Fraction(0)) for x, y in ((i, j), (i, i), (j, j))
+    )
     squared = Fraction(result[i, j].item()) ** 2
-    assert abs(squared - dot**2 / norms) < Fraction(2) ** -49
+    assert abs(squared - dot**2 / (left * right)) < Fraction(2) ** -49
 
 
 def test_products_of_the_parts_stay_below_what_float64_adds_exactly() -> None:

@@ -1,6 +1,7 @@
 """The rivals on tokens of the embedded model, where flat backgrounds make near-ties common."""
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +19,6 @@ from clustrs.embedded import __file__ as embedded
 @cache
 def image_inputs(name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Tokens, attention, hidden states and stand-ins for keys of a sample image."""
-    from pathlib import Path
-
     folder = Path(embedded).parent
     model: Any = AutoModelForImageTextToText.from_pretrained(folder / "mini-llava", attn_implementation="eager")
     processor: Any = AutoProcessor.from_pretrained(folder / "mini-llava")
@@ -39,8 +38,11 @@ def test_the_published_rules_on_a_clean_image(name: str, monkeypatch: pytest.Mon
     known: dict[int, Any] = {}
     slow = selection.all_cosines
     monkeypatch.setattr(selection, "all_cosines", lambda rows: known.setdefault(rows.shape[1], slow(rows)))
-    parts = [part.double().numpy() for part in (tokens, attention, hidden, keys)]
-    image = reference.Image(*parts, projector=torch.eye(hidden.shape[1]).double().numpy(), cls=True)
+    matrix = torch.eye(hidden.shape[1])
+    rows, scores, states, key_rows, projector = (
+        part.double().numpy() for part in (tokens, attention, hidden, keys, matrix)
+    )
+    image = reference.Image(rows, scores, states, key_rows, projector, cls=True)
     for keep in (16, 50, 144):
         for rival in ("fastervlm", "divprune", "visionzip", "vispruner"):
             method = get_method(rival, keep=keep)

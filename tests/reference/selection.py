@@ -114,14 +114,15 @@ def random(method: Any, image: Image, k: int) -> Result:
 def grid(method: Any, image: Image, k: int) -> Result:
     """On each tile, or on the whole image, lines at even distances, and on each of them columns at even distances."""
     n = len(image.tokens)
-    if image.layout is None or method.columns is not None:
+    layout = image.layout
+    if layout is None or method.columns is not None:
         side = math.isqrt(n)
         width = method.columns or (side if side**2 == n else n)
         return only(image, spread(list(range(n)), n // width, width, k))
     kept, seen, used = [], 0, 0
-    for tile in sorted({place[0] for place in image.layout}):
-        members = sorted((i for i in range(n) if image.layout[i][0] == tile), key=lambda i: image.layout[i][1:])
-        ys, xs = ([image.layout[i][axis] for i in members] for axis in (1, 2))
+    for tile in sorted({place[0] for place in layout}):
+        members = sorted((i for i in range(n) if layout[i][0] == tile), key=lambda i: layout[i][1:])
+        ys, xs = ([layout[i][axis] for i in members] for axis in (1, 2))
         height, width = max(ys) - min(ys) + 1, max(xs) - min(xs) + 1
         if height * width != len(members):
             height, width = 1, len(members)

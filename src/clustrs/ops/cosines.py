@@ -47,8 +47,9 @@ def fixed_point(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Integers `high` and `low` (in float64) with rows ~ scale * (high + low / 2^20), for [N, D]."""
     rows = upcast_half(rows)
     norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)
-    exponent = norms.frexp().exponent.double()  # as integers the compiler cannot clamp them
-    shift = HIGH_BITS - exponent.clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT)
+    # From the logarithm, because frexp does not compile everywhere. Where it rounds at a power of two, either is right.
+    exponent = torch.where(norms > 0, norms, 1).log2().floor().clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT) + 1
+    shift = HIGH_BITS - exponent
     half = (shift / 2).floor()  # two factors, because one might leave float32
     scaled = (rows * torch.exp2(half.to(rows.dtype))).mul_(torch.exp2((shift - half).to(rows.dtype)))
     high = scaled.round()
