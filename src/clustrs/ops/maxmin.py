@@ -10,7 +10,7 @@ from torch import Tensor
 from clustrs.ops.cosines import cosines, paired_cosines
 from clustrs.ops.geometry import stack_images
 from clustrs.ops.matmul import gram
-from clustrs.ops.precision import upcast_half
+from clustrs.ops.precision import upcast_half, values_are_free
 
 NOT_A_NUMBER = 2.0
 """What a cosine that is NaN counts as: more than any other, so that its tokens come last."""
@@ -25,8 +25,7 @@ def most_diverse(tokens: Tensor, k: int) -> Tensor:
 
     The first is the one least similar to its nearest neighbour. Ties go to the lower index.
     """
-    # Looking at values costs nothing on a CPU, but would stop a compiler and make an accelerator wait.
-    if tokens.device.type != "cpu" or torch.compiler.is_compiling() or tokens[0].numel() <= SMALL:
+    if tokens[0].numel() <= SMALL or not values_are_free(tokens):
         return max_min(cosines(tokens), k)
     return stack_images([_certain_max_min(image, k) for image in tokens.unbind(0)])
 

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from clustrs.ops.precision import values_are_free
+
 AT_ONCE = 8
 """Tokens that one round drops at most."""
 WINDOW = 48
@@ -18,8 +20,7 @@ def thin(similarity: Tensor, tokens: Tensor, k: int) -> Tensor:
     and drops the most similar even ones, at most 8; the list goes on with the other even ones, by descending score,
     and then the odd ones.
     """
-    # Looking at values costs nothing on a CPU, but would stop a compiler and make an accelerator wait.
-    if similarity.device.type == "cpu" and tokens.shape[1] > DIRECT and not torch.compiler.is_compiling():
+    if tokens.shape[1] > DIRECT and values_are_free(similarity):
         pairs = zip(similarity.unbind(0), tokens.unbind(0), strict=True)
         return torch.stack([_thin_by_neighbours(matrix, image, k) for matrix, image in pairs])
     while tokens.shape[1] > k:
