@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from clustrs import EncoderStates, Pruner, get_method, list_methods
+from clustrs import EncoderStates, Pruner, get_method, list_methods, palette
 
 HIDDEN, KEYS = 1024, 64
 FLOOR, LOOP = "floor", "divprune's loop"
@@ -134,27 +134,25 @@ def plot(rows: list[Row], path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    single = [row for row in rows if row["batch"] == min(r["batch"] for r in rows)]
-    names = list(dict.fromkeys(row["method"] for row in single))
-    sizes = sorted({row["n"] for row in single})
-    keeps = sorted({row["keep"] for row in single})
+    alone = [row for row in rows if row["batch"] == min(r["batch"] for r in rows)]
+    names = list(dict.fromkeys(row["method"] for row in alone))
+    sizes = sorted({row["n"] for row in alone})
+    keeps = sorted({row["keep"] for row in alone})
     panels = [("n", n, "keep", f"N = {n}", "tokens kept, k") for n in sizes]
     panels += [("keep", k, "n", f"k = {k}", "tokens, N") for k in (keeps[0], keeps[-1])]
     fig, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 4.2), sharey=True, layout="constrained")
-    styles = {FLOOR: ("black", ":", ""), LOOP: ("#999999", "--", "x")}
-    colours = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#882255", "#44aa99"]
-    others = [name for name in names if name not in styles]
-    styles |= {name: (c, "-", m) for name, c, m in zip(others, colours, "osv^D*Ph", strict=False)}
+    styles = {name: (palette.color(name), "-", palette.marker(name)) for name in names}
+    styles |= {FLOOR: ("black", ":", ""), LOOP: ("#999999", "--", "x")}
     for axis, (fixed, value, along, title, label) in zip(np.atleast_1d(axes), panels, strict=True):
         for name in names:
-            points = sorted((r[along], r["ms"]) for r in single if r["method"] == name and r[fixed] == value)
+            points = sorted((r[along], r["ms"]) for r in alone if r["method"] == name and r[fixed] == value)
             colour, line, marker = styles[name]
             axis.plot(*zip(*points, strict=True), color=colour, linestyle=line, marker=marker, label=name)
         axis.set(title=title, xlabel=label, yscale="log")
-        axis.set_xticks(sorted({r[along] for r in single if r[fixed] == value}))
+        axis.set_xticks(sorted({r[along] for r in alone if r[fixed] == value}))
         axis.tick_params(axis="x", rotation=45 if along == "n" else 0)
         axis.grid(alpha=0.3)
-    axes[0].set_ylabel("milliseconds a image")
+    axes[0].set_ylabel("milliseconds per image")
     fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
     fig.savefig(path, dpi=110)
 

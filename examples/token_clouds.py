@@ -1,6 +1,6 @@
 """Which tokens does each method keep? A drawn example: two features, eight clumps, noise, and some stray tokens.
 
-Prints a table and draws what every method keeps. Each clump stands for one thing in a image; attention falls mostly
+Prints a table and draws what every method keeps. Each clump stands for one thing in an image; attention falls mostly
 on two of them, as it does in a vision encoder. Nothing here says which method is best for a real model.
 """
 
@@ -35,11 +35,11 @@ def draw_tokens(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def describe(result: Selection, clumps: Tensor, clump: Tensor, attention: Tensor) -> tuple[int, float, float]:
     """Clumps that have a token, share of the attention that is kept, mean distance of kept tokens to their clump."""
-    places = result.indices[result.indices >= 0]
-    mine = clump[places]
-    rows = result.tokens[result.indices >= 0]
-    distance = (rows - clumps[mine]).norm(dim=-1)[mine >= 0]
-    return len(set(mine.tolist()) - {-1}), float(attention[places].sum()), float(distance.mean())
+    patches = result.indices >= 0
+    indices = result.indices[patches]
+    own = clump[indices]
+    distance = (result.tokens[patches] - clumps[own]).norm(dim=-1)[own >= 0]
+    return len(set(own.tolist()) - {-1}), float(attention[indices].sum()), float(distance.mean())
 
 
 def main() -> None:
@@ -54,13 +54,13 @@ def main() -> None:
     states = EncoderStates(hidden, hidden, projector=lambda x: x)
     results = {}
     print(f"keeping {options.keep} of {len(tokens)} tokens in {CLUMPS} clumps\n")
-    print("| method    | rows | clumps hit | attention kept | distance to the clump |")
-    print("|:----------|-----:|-----------:|---------------:|----------------------:|")
+    print("| method    | tokens | clumps hit | attention kept | distance to the clump |")
+    print("|:----------|-------:|-----------:|---------------:|----------------------:|")
     for name in list_methods():
         method = get_method(name) if name == "none" else get_method(name, keep=options.keep)
         result = results[name] = method.select(tokens, attention, states)
         hit, share, distance = describe(result, clumps, clump, attention)
-        print(f"| {name:9} | {len(result.tokens):4} | {hit:10} | {share:14.1%} | {distance:21.2f} |")
+        print(f"| {name:9} | {len(result.tokens):6} | {hit:10} | {share:14.1%} | {distance:21.2f} |")
     draw(options.out, tokens, attention, results)
     print(f"\ndrawn: {options.out}")
 
@@ -71,8 +71,11 @@ def draw(path: Path, tokens: Tensor, attention: Tensor, results: dict[str, Selec
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    fig, axes = plt.subplots(2, 4, figsize=(15, 7.6), sharex=True, sharey=True, layout="constrained")
-    for axis, (name, result) in zip(axes.flat, results.items(), strict=True):
+    lines = -(-len(results) // 4)
+    fig, axes = plt.subplots(lines, 4, figsize=(15, 3.8 * lines), sharex=True, sharey=True, layout="constrained")
+    for axis in axes.flat[len(results) :]:
+        axis.set_axis_off()
+    for axis, (name, result) in zip(axes.flat, results.items(), strict=False):
         clusters = name == "clustrs" and result.labels is not None
         look = {"c": result.labels, "cmap": "tab20"} if clusters else {"color": "#bbbbbb"}
         axis.scatter(*tokens.T, s=6 + 4000 * attention, alpha=0.45, linewidths=0, **look)

@@ -20,6 +20,8 @@ METHODS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("vispruner", {}, {"important": 0.2}),
     ("random", {}, {"seed": 5}),
     ("grid", {}, {"columns": 1}),
+    ("denoise", {"inner": "divprune"}, {"inner": {"name": "fastervlm"}, "clip": [0.2, 0.7], "salience": True}),
+    ("tome", {}, {}),
 ]
 """A method's name, easy parameters, hard parameters: what the tests of all methods run over."""
 

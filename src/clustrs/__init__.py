@@ -14,7 +14,9 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if not name.startswith("_") and find_spec(f"clustrs.{name}") is None:  # a module is left to the import statement
+    if not name.startswith("_"):
+        if find_spec(f"{__name__}.{name}") is not None:  # `from clustrs import palette` asks here first
+            return import_module(f"{__name__}.{name}")
         pruners = import_module("clustrs.pruners")
         if name in pruners.__all__:
             return getattr(pruners, name)

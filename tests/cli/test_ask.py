@@ -175,8 +175,8 @@ def test_compare_some_as_json(run: Run, folder: Path, image_file: Path) -> None:
     code, out, err = run("compare", image_file, "What?", *common, *settings)
     assert (code, err) == (0, "")
     methods = [result["method"] for result in json.loads(out)["results"]]
-    assert [method["method"] for method in methods] == ["none", "random", "clustrs"]
-    assert methods[1] == {"method": "random", "keep": 0.5, "seed": 5}
+    assert [method["name"] for method in methods] == ["none", "random", "clustrs"]
+    assert methods[1] == {"name": "random", "keep": 0.5, "seed": 5}
     assert (methods[2]["seed"], methods[2]["tau"]) == (5, 2)
 
 

@@ -6,7 +6,19 @@ import pytest
 import torch
 from method_cases import METHODS, draw_image, tensors
 
-from clustrs import ClustRS, EncoderStates, FasterVLM, Grid, VisionZip, VisPruner, get_method
+from clustrs import (
+    ClustRS,
+    EncoderStates,
+    FasterVLM,
+    Grid,
+    Layout,
+    Pruner,
+    PrunerInputs,
+    Selection,
+    VisionZip,
+    VisPruner,
+    get_method,
+)
 
 GOOD = torch.rand(2, 10, 4)
 SCORES = torch.rand(2, 10)
@@ -90,6 +102,8 @@ def test_unchecked_nonsense_still_gives_k_rows(name: str, parameters: dict[str, 
     attention[0, 5] = value
     result = get_method(name, keep=7, **parameters).select(tokens, attention, states, check=False)
     assert result.tokens.shape == (2, 7, 4)
+    if name == "divprune":
+        assert all(len(set(indices)) == 7 for indices in result.indices.tolist())
     good = get_method(name, keep=7, **parameters).select(tokens[1:], attention[1:], states_row(states))
     assert torch.equal(result.indices[1:], good.indices), "the other image of the batch must not notice"
 
@@ -98,3 +112,61 @@ def states_row(states: EncoderStates) -> EncoderStates:
     assert states.hidden is not None
     assert states.keys is not None
     return EncoderStates(states.hidden[1:], states.keys[1:], states.projector, states.cls)
+
+
+ZEROS = torch.zeros(10, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        (Layout(ZEROS.float(), ZEROS, ZEROS), ["layout.tile is torch.float32", "integers"]),
+        (Layout(ZEROS, [0] * 10, ZEROS), ["layout.y is list"]),  # type: ignore[arg-type]
+        (Layout(ZEROS, ZEROS, ZEROS[:9]), ["layout.x has shape [9]", "[10]", "tokens of shape [2, 10, 4]"]),
+        (Layout(ZEROS, ZEROS, ZEROS.to("meta")), ["layout.x is on meta"]),
+    ],
+)
+def test_layout(layout: Layout, words: list[str]) -> None:
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        Grid(keep=3).select(GOOD, layout=layout)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_question() -> None:
+    assert FasterVLM(keep=3).select(GOOD, SCORES, question=torch.rand(2, 7, 4)).indices.shape == (2, 3)
+    with pytest.raises(ValueError, match=r"question has shape \[7, 4\]: \[2, any, any\] goes with tokens"):
+        FasterVLM(keep=3).select(GOOD, SCORES, question=torch.rand(7, 4))
+
+
+class Careless(Pruner):
+    """Returns what it is told to."""
+
+    name = "careless"
+    answer: torch.Tensor
+
+    def _choose(self, inputs: PrunerInputs, k: int) -> torch.Tensor:
+        return self.answer.repeat(len(inputs.tokens), 1)
+
+
+class CarelessMerger(Careless):
+    def _select(self, inputs: PrunerInputs, k: int, check: bool) -> Selection:
+        return Selection(inputs.tokens[:, : k - 1], self.answer.repeat(len(inputs.tokens), 1))
+
+
+@pytest.mark.parametrize(
+    ("method", "answer", "words"),
+    [
+        (Careless, [1, 4, 1], "careless returned duplicate indices"),
+        (Careless, [1, 4], "careless returned too few indices: 2 instead of 3"),
+        (Careless, [1, 4, 5, 6], "careless returned too many indices: 4 instead of 3"),
+        (Careless, [1, 4, 10], "careless returned indices from 1 to 10: there are 10 tokens"),
+        (Careless, [1, 4, -2], "careless returned indices from -2 to 4"),
+        (CarelessMerger, [1, 4, 1], "careless returned duplicate indices"),
+        (CarelessMerger, [1, 4, 5], r"careless returned tokens of shape \[2, 2, 4\]"),
+    ],
+)
+def test_a_careless_method_is_told(method: type[Careless], answer: list[int], words: str) -> None:
+    careless = type("Told", (method,), {"answer": torch.tensor(answer)})(keep=3)
+    with pytest.raises(ValueError, match=words):
+        careless.select(GOOD)

@@ -152,18 +152,43 @@ def test_compiles_into_one_graph_with_the_same_result(method: Pruner, backend: s
     assert_identical(method.select(tokens, attention, states), compiled(tokens, attention, states))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", {m.name: m for m in reversed(ALL)}.values(), ids=lambda m: m.name)
+def test_compiles_with_the_default_backend(method: Pruner) -> None:
+    tokens, attention, states = tensors([draw_image(seed, 30, 6, duplicates=0.3) for seed in range(2)])
+    torch.compiler.reset()
+    compiled = torch.compile(method.select, fullgraph=True)(tokens, attention, states)
+    expected = method.select(tokens, attention, states)
+    assert torch.equal(expected.indices, compiled.indices)
+    torch.testing.assert_close(expected.tokens, compiled.tokens)
+
+
 @each_method
-def test_never_waits_for_the_device(method: Pruner) -> None:
+@given(seed=st.integers(0, 10**6), n=st.integers(2, 120), width=st.integers(1, 80))
+@settings(max_examples=25)
+def test_strides_and_offsets_change_nothing(method: Pruner, seed: int, n: int, width: int) -> None:
+    tokens, attention, states = tensors([draw_image(seed, n, width, cls=seed % 2 == 0) for _ in range(2)])
+    expected = method.select(tokens, attention, states)
+    columns = tokens.transpose(1, 2).contiguous().transpose(1, 2)
+    shifted = torch.cat([torch.zeros(1), tokens.flatten()])[1:].view_as(tokens)
+    every_other = torch.stack([attention, attention + 1], -1)[..., 0]
+    for other in (columns, shifted, tokens.repeat(1, 1, 2)[..., :width]):
+        assert_identical(expected, method.select(other, every_other, states))
+
+
+@each_method
+@pytest.mark.parametrize(("n", "width"), [(30, 6), (1200, 40)])
+def test_never_waits_for_the_device(method: Pruner, n: int, width: int) -> None:
     """Fake tensors have no values: whatever asks for one fails."""
-    tokens, attention, states = tensors([draw_image(0, 30, 6)])
+    tokens, attention, states = tensors([draw_image(0, n, width)])
     with FakeTensorMode() as mode:
         fake = mode.from_tensor
         assert states.hidden is not None
         assert states.keys is not None
-        matrix = torch.empty(10, 6)
+        matrix = torch.empty(10, width)
         states = EncoderStates(fake(states.hidden), fake(states.keys), lambda hidden: hidden @ matrix)
         result = method.select(fake(tokens), fake(attention), states, check=False)
-    assert result.tokens.shape == (1, method.count(30), 6)
+    assert result.tokens.shape == (1, method.count(n), width)
 
 
 @each_method

@@ -4,19 +4,39 @@ import json
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from method_cases import METHODS
 
 import clustrs
 from clustrs import ClustRS, NoPruning, Pruner
+from clustrs.pruners import registry
 
 
 def test_the_names() -> None:
-    names = ["clustrs", "divprune", "fastervlm", "grid", "none", "random", "visionzip", "vispruner"]
-    assert clustrs.list_methods() == names
+    names = clustrs.list_methods()
+    assert names == sorted(names)
+    assert {"clustrs", "divprune", "fastervlm", "grid", "none", "random", "visionzip", "vispruner"} <= set(names)
     assert {name for name, _, _ in METHODS} | {"none"} == set(names), "a method is missing from the generic tests"
+
+
+def test_every_method_is_exported_and_has_a_row_in_the_docs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "core.md").read_text()
+    for name in clustrs.list_methods():
+        cls = clustrs.method_class(name)
+        assert getattr(clustrs, cls.__name__) is cls
+        assert cls.__name__ in clustrs.pruners.__all__
+        assert cls.label
+        assert f"| `{name}` |" in page
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    from clustrs.pruners.__main__ import STUB, stub
+
+    assert STUB.read_text() == stub(), "run python -m clustrs.pruners"
 
 
 @pytest.mark.parametrize(("name", "easy", "hard"), METHODS)
@@ -26,6 +46,7 @@ def test_round_trip_through_json(name: str, easy: dict[str, Any], hard: dict[str
         method = clustrs.get_method(name, keep=keep, **parameters)
         back = clustrs.from_dict(json.loads(json.dumps(method.to_dict())))
         assert back == method
+        assert method.to_dict()["name"] == name
         assert hash(back) == hash(method)
         assert type(back.keep) is type(keep)
 
@@ -51,9 +72,18 @@ def test_methods_do_not_change() -> None:
         (lambda: clustrs.get_method("clusters", keep=3), ["'clusters'", "did you mean 'clustrs'?", "fastervlm"]),
         (lambda: clustrs.get_method("clustrs", keep=3, tua=1), ["'tua'", "did you mean 'tau'?", "iterations"]),
         (lambda: clustrs.get_method("clustrs"), ["keep is missing"]),
-        (lambda: clustrs.from_dict({"keep": 3}), ["'method'"]),
-        (lambda: clustrs.from_dict([1]), ["'method'"]),  # type: ignore[arg-type]
-        (lambda: clustrs.from_dict({"method": "clustrs", "keep": 3, "name": 1}), ["'name'"]),
+        (lambda: clustrs.from_dict({"keep": 3}), ["'name'"]),
+        (lambda: clustrs.from_dict([1]), ["'name'"]),  # type: ignore[arg-type]
+        (lambda: clustrs.from_dict({"method": "clustrs", "keep": 3}), ["'name'"]),
+        (lambda: clustrs.from_dict({"name": "clustrs", "keep": 3, "method": 1}), ["'method'"]),
+        (lambda: clustrs.parse_method("clusters tau=2"), ["'clusters'", "did you mean 'clustrs'?"]),
+        (lambda: clustrs.parse_method(""), ["unknown method ''"]),
+        (lambda: clustrs.parse_method("clustrs tau"), ["'clustrs tau'", "KEY=VALUE"]),
+        (lambda: clustrs.get_method("denoise", keep=3, inner="visionzip"), ["inner='visionzip'", "merges tokens"]),
+        (lambda: clustrs.get_method("denoise", keep=3, inner=5), ["inner=5", "its name"]),
+        (lambda: clustrs.get_method("denoise", inner="divprune"), ["keep is missing"]),
+        (lambda: clustrs.get_method("denoise", keep=3, inner="clusters"), ["did you mean 'clustrs'?"]),
+        (lambda: clustrs.Denoise(ClustRS(keep=3), clip=(1, 0)), ["clip=(1, 0)"]),
         (lambda: ClustRS(keep=0), ["keep=0", "at least 1"]),
         (lambda: ClustRS(keep=1.5), ["keep=1.5", "(0, 1]"]),
         (lambda: ClustRS(keep=0.0), ["keep=0.0"]),
@@ -66,8 +96,8 @@ def test_methods_do_not_change() -> None:
         (lambda: ClustRS(keep=3, iterations=0), ["iterations=0"]),
         (lambda: ClustRS(keep=3, iterations=2.0), ["iterations=2.0"]),  # type: ignore[arg-type]
         (lambda: ClustRS(keep=3, tolerance=2), ["tolerance=2", "from 0 to 1"]),
-        (lambda: ClustRS(keep=3, distance="hubert"), ["distance='hubert'", "did you mean 'huber'?", "'euclidean'"]),
-        (lambda: ClustRS(keep=3, centroid="median"), ["centroid='median'", "'mean'"]),
+        (lambda: ClustRS(keep=3, distance="hubert"), ["distance='hubert'", "did you mean 'huber'?", "'euclidean'"]),  # type: ignore[arg-type]
+        (lambda: ClustRS(keep=3, centroid="median"), ["centroid='median'", "'mean'"]),  # type: ignore[arg-type]
         (lambda: ClustRS(keep=3, shrink=1), ["shrink=1", "True, False"]),  # type: ignore[arg-type]
         (lambda: ClustRS(keep=3, clip=(0.9, 0.1)), ["clip=(0.9, 0.1)"]),
         (lambda: ClustRS(keep=3, clip=0.5), ["clip=0.5"]),  # type: ignore[arg-type]
@@ -85,12 +115,76 @@ def test_errors_say_what_to_do(call: Any, words: list[str]) -> None:
         assert word in str(error.value)
 
 
-def test_a_method_of_ones_own() -> None:
-    class Mine(Pruner):
-        name = "clustrs"
+def test_the_words_of_the_command_line() -> None:
+    assert clustrs.parse_method("clustrs tau=2 shrink=false") == {"name": "clustrs", "tau": 2, "shrink": False}
+    spec = clustrs.parse_method("denoise inner=divprune")
+    assert clustrs.from_dict({**spec, "keep": 0.5}) == clustrs.Denoise(clustrs.DivPrune(keep=0.5))
 
-    with pytest.raises(ValueError, match="registered already"):
-        clustrs.register(Mine)
+
+@pytest.fixture
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_methods", dict(registry._methods))
+    monkeypatch.setattr(registry, "_loaded", set())
+
+
+def make(module: str, name: str, label: str) -> type[Pruner]:
+    return type("Mine", (Pruner,), {"name": name, "label": label, "__module__": module})
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_the_same_module_may_register_a_name_again() -> None:
+    for label in ("first", "second"):
+        clustrs.register(make("notebook", "mine", label))
+    assert clustrs.method_class("mine").label == "second"
+    with pytest.raises(ValueError, match=r"'mine' is registered already: notebook\.Mine .* other\.Mine"):
+        clustrs.register(make("other", "mine", "third"))
+    with pytest.raises(ValueError, match=r"'clustrs' is registered already: clustrs\.pruners\.clustrs\.ClustRS"):
+        clustrs.register(make("other", "clustrs", "third"))
+    with pytest.raises(ValueError, match="is no method: give a subclass of Pruner with a name"):
+        clustrs.register(type("Nameless", (Pruner,), {}))
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_methods_of_other_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three installed packages: a module that registers, a class, and one that fails."""
+    (tmp_path / "third_party_pruners.py").write_text(THIRD_PARTY)
+    for package, target in (
+        ("with-module", "third_party_pruners"),
+        ("with-class", "third_party_pruners:Last"),
+        ("broken", "third_party_pruners:Missing"),
+    ):
+        info = tmp_path / f"{package.replace('-', '_')}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[clustrs.pruners]\n{package} = {target}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.warns(RuntimeWarning, match=r"methods of broken are missing: .*third_party_pruners:Missing") as warned:
+        names = clustrs.list_methods()
+    assert len(warned) == 1
+    assert {"first-k", "last-k", "clustrs"} <= set(names)
+    tokens = torch.rand(10, 4)
+    assert clustrs.get_method("first-k", keep=3).select(tokens).indices.tolist() == [0, 1, 2]
+    assert clustrs.get_method("last-k", keep=3).select(tokens).indices.tolist() == [7, 8, 9]
+
+
+THIRD_PARTY = """
+from dataclasses import dataclass
+import torch
+import clustrs
+
+@clustrs.register
+@dataclass(frozen=True)
+class First(clustrs.Pruner):
+    name = "first-k"
+    def _choose(self, inputs, k):
+        return torch.arange(k).repeat(len(inputs.tokens), 1)
+
+@dataclass(frozen=True)
+class Last(clustrs.Pruner):
+    name = "last-k"
+    def _choose(self, inputs, k):
+        return torch.arange(inputs.tokens.shape[1] - k, inputs.tokens.shape[1]).repeat(len(inputs.tokens), 1)
+"""
 
 
 def test_the_import_is_light() -> None:

@@ -4,6 +4,8 @@
 """
 
 from dataclasses import dataclass
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,8 @@ Array = NDArray[np.float64]
 
 @dataclass
 class Image:
-    """One image's inputs. `hidden` and `keys` start with the CLS token if `cls`; `projector` is a matrix."""
+    """One image's inputs. `hidden` and `keys` start with the CLS token if `cls`; `projector` is a matrix; `layout` has
+    tile, y and x of each token."""
 
     tokens: Array
     attention: Array
@@ -22,6 +25,7 @@ class Image:
     keys: Array
     projector: Array
     cls: bool
+    layout: list[tuple[int, int, int]] | None = None
 
 
 @dataclass
@@ -35,22 +39,14 @@ class Result:
 
 
 def run(method: Any, image: Image) -> Result:
-    """The reference's answer for a method of the library, told apart by its name."""
-    from reference import clustering, selection
+    """The reference's answer for a method of the library: a function of the method's name in a module here."""
+    from reference.selection import everything
 
     k = method.count(len(image.tokens))
     if k == len(image.tokens):
-        return selection.everything(image, with_clusters=method.name == "clustrs")
-    solve = {
-        "clustrs": clustering.clustrs,
-        "fastervlm": selection.fastervlm,
-        "divprune": selection.divprune,
-        "visionzip": selection.visionzip,
-        "vispruner": selection.vispruner,
-        "random": selection.random,
-        "grid": selection.grid,
-    }[method.name]
-    return solve(method, image, k)
+        return everything(image, with_clusters=hasattr(method, "clip"))
+    modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
+    return next(getattr(module, method.name) for module in modules if hasattr(module, method.name))(method, image, k)
 
 
 def best_first(scores: list[float] | Array) -> list[int]:

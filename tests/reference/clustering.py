@@ -1,11 +1,11 @@
-"""ClustRS: C+H, RRS, salience."""
+"""ClustRS (C+H, RRS, salience), and RRS around other methods."""
 
 import math
 from typing import Any
 
 import numpy as np
 
-from reference import Array, Image, Result, best_first
+from reference import Array, Image, Result, best_first, run
 from reference.noise import waiting_time
 
 ROUNDING = 2.0**-18
@@ -131,6 +131,27 @@ def clustrs(method: Any, image: Image, k: int) -> Result:
     seeds = seeding(method, tokens, weight, k)
     labels, _ = refine(method, tokens, weight, seeds)
     kept, labels = representatives(labels, weight, k)
+    return shrunk(tokens, weight, kept, labels, method.clip if method.shrink else None)
+
+
+def denoise(method: Any, image: Image, k: int) -> Result:
+    tokens, weight = image.tokens, image.attention
+    inner = run(method.inner, image)
+    asked = getattr(method.inner, "salience", None) if method.salience is None else method.salience
+    if asked or (asked is None and not image.cls):
+        weight = salience(tokens, weight)
+    labels = inner.labels
+    if labels is None:
+        labels = assign(tokens, [tokens[i] for i in inner.indices], scales(tokens))
+        for row, i in enumerate(inner.indices):
+            labels[i] = row
+    return shrunk(tokens, weight, inner.indices, labels, method.clip)
+
+
+def shrunk(
+    tokens: Array, weight: Array, kept: list[int], labels: list[int], clip: tuple[float, float] | None
+) -> Result:
+    """RRS: the kept tokens, moved towards the means of their clusters."""
     scale = scales(tokens)
     rows, centroids, alphas = [], [], []
     for row, i in enumerate(kept):
@@ -141,11 +162,11 @@ def clustrs(method: Any, image: Image, k: int) -> Result:
         radii = sorted(radius.values())
         delta = (radii[(len(radii) - 1) // 2] + radii[len(radii) // 2]) / 2
         r = radius[i]
-        if len(members) == 1 or not method.shrink:
+        if len(members) == 1 or clip is None:
             alpha = 1.0
         else:
             alpha = delta**2 / (r**2 + delta**2) if r > 0 or delta > 0 else 1.0
-            alpha = min(max(alpha, method.clip[0]), method.clip[1])
+            alpha = min(max(alpha, clip[0]), clip[1])
         alphas.append(alpha)
         rows.append(alpha * tokens[i] + (1 - alpha) * centre)
     return Result(np.array(rows), kept, labels, np.array(centroids), alphas)

@@ -8,13 +8,24 @@ import numpy as np
 from reference import Array, Image, Result, best_first
 from reference.noise import uniform
 
-COSINE_STEP = 2.0**-20
-
 
 def cosine(a: Array, b: Array) -> float:
-    """Rounded, so that equal cosines are equal; 0 with a row of zeros."""
-    length = math.sqrt(float(np.sum(a**2))) * math.sqrt(float(np.sum(b**2)))
-    return round(float(np.sum(a * b)) / length / COSINE_STEP) * COSINE_STEP if length > 0 else 0.0
+    """From sums that are rounded once, at the end; 0 with a row of zeros."""
+    dot, left, right = (math.fsum((x * y).tolist()) for x, y in ((a, b), (a, a), (b, b)))
+    return dot / math.sqrt(left * right) if left * right > 0 else 0.0
+
+
+def all_cosines(tokens: Array) -> list[list[float]]:
+    """The same as `cosine` for all pairs, each computed once."""
+    n = len(tokens)
+    alike = [[0.0] * n for _ in tokens]
+    squares = [math.fsum((token**2).tolist()) for token in tokens]
+    for i in range(n):
+        products = (tokens[i] * tokens[i:]).tolist()
+        for j in range(i, n):
+            size = squares[i] * squares[j]
+            alike[i][j] = alike[j][i] = math.fsum(products[j - i]) / math.sqrt(size) if size > 0 else 0.0
+    return alike
 
 
 def only(image: Image, kept: list[int]) -> Result:
@@ -35,14 +46,14 @@ def fastervlm(method: Any, image: Image, k: int) -> Result:
 
 
 def divprune(method: Any, image: Image, k: int) -> Result:
-    tokens = image.tokens
-    n = len(tokens)
-    far = [[1 - cosine(a, b) for b in tokens] for a in tokens]
-    isolation = [min(far[i][j] for j in range(n) if j != i) for i in range(n)]
+    n = len(image.tokens)
+    alike = all_cosines(image.tokens)
+    isolation = [-max(alike[i][j] for j in range(n) if j != i) for i in range(n)]
     chosen = [best_first(isolation)[0]]
+    closest = {i: alike[i][chosen[0]] for i in range(n)}
     while len(chosen) < k:
-        closest = {i: min(far[i][j] for j in chosen) for i in range(n) if i not in chosen}
-        chosen.append(min(closest, key=lambda i: (-closest[i], i)))
+        closest = {i: max(c, alike[i][chosen[-1]]) for i, c in closest.items() if i not in chosen}
+        chosen.append(min(closest, key=lambda i: (closest[i], i)))
     return only(image, chosen)
 
 
@@ -85,7 +96,7 @@ def vispruner(method: Any, image: Image, k: int) -> Result:
     important = int(k * method.important)
     order = best_first(image.attention)
     rest = order[important:]
-    cosines = [[cosine(a, b) for b in patches] for a in patches]
+    cosines = all_cosines(patches)
     while len(rest) > k - important:
         surplus = len(rest) - (k - important)
         even, odd = rest[::2], rest[1::2]
@@ -101,15 +112,34 @@ def random(method: Any, image: Image, k: int) -> Result:
 
 
 def grid(method: Any, image: Image, k: int) -> Result:
-    """Rows of the image at even distances, and in each of them columns at even distances."""
+    """On each tile, or on the whole image, lines at even distances, and on each of them columns at even distances."""
     n = len(image.tokens)
-    side = math.isqrt(n)
-    width = method.columns or (side if side**2 == n else n)
-    height = n // width
-    rows = max(1, -(-k // width), min(height, k, round(math.sqrt(k * height / width))))
-    counts = [k * (row + 1) // rows - k * row // rows for row in range(rows)]
-    kept = []
-    for row, count in enumerate(counts):
-        y = int((row + 0.5) * height / rows + 1e-9)
-        kept += [y * width + int((column + 0.5) * width / count + 1e-9) for column in range(count)]
+    layout = image.layout
+    if layout is None or method.columns is not None:
+        side = math.isqrt(n)
+        width = method.columns or (side if side**2 == n else n)
+        return only(image, spread(list(range(n)), n // width, width, k))
+    kept, seen, used = [], 0, 0
+    for tile in sorted({place[0] for place in layout}):
+        members = sorted((i for i in range(n) if layout[i][0] == tile), key=lambda i: layout[i][1:])
+        ys, xs = ([layout[i][axis] for i in members] for axis in (1, 2))
+        height, width = max(ys) - min(ys) + 1, max(xs) - min(xs) + 1
+        if height * width != len(members):
+            height, width = 1, len(members)
+        seen += len(members)
+        share = k * seen // n - used
+        used += share
+        if share:
+            kept += spread(members, height, width, share)
     return only(image, kept)
+
+
+def spread(members: list[int], height: int, width: int, k: int) -> list[int]:
+    """k of the members of a grid, which come in raster order."""
+    lines = max(1, -(-k // width), min(height, k, round(math.sqrt(k * height / width))))
+    counts = [k * (line + 1) // lines - k * line // lines for line in range(lines)]
+    kept = []
+    for line, count in enumerate(counts):
+        y = int((line + 0.5) * height / lines + 1e-9)
+        kept += [members[y * width + int((column + 0.5) * width / count + 1e-9)] for column in range(count)]
+    return kept

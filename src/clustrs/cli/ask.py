@@ -302,7 +302,7 @@ def run_compare(options: argparse.Namespace) -> None:
 
 def compared(options: argparse.Namespace) -> list["Pruner"]:
     """The methods to compare at every budget; each takes those of the given parameters that it has."""
-    from clustrs.evaluation.config import parse_method
+    from clustrs.pruners import parse_method
     from clustrs.pruners import list_methods, method_class
 
     check_settings(options.set)

@@ -15,7 +15,8 @@ from clustrs.evaluation.jsonl import excerpt
 from clustrs.images.corruptions import PAPER_LEVELS, Corruption
 from clustrs.options import Crops, ImagePadding, Positions, PromptTemplate, Scope
 from clustrs.paper import SCORE_TABLES
-from clustrs.pruners import Pruner, get_method, list_methods, method_class
+from clustrs.pruners import Pruner, from_dict, list_methods
+from clustrs.pruners.registry import parse_method
 
 CLEAN = "clean"
 LARGEST = 2**63 - 1
@@ -107,13 +108,12 @@ def make_method(stored: Mapping[str, Any]) -> Pruner:
     """The method that a record or a configuration describes."""
     if not isinstance(stored, Mapping) or not isinstance(stored.get("name"), str):
         raise ValueError(f"method {stored!r}: give its name and parameters")
-    return get_method(stored["name"], **{key: value for key, value in stored.items() if key != "name"})
+    return from_dict(dict(stored))
 
 
 def describe_method(method: Pruner) -> dict[str, Any]:
     """The parameters of a method as records have them."""
-    stored = method.to_dict()
-    return {"name": stored.pop("method"), **stored}
+    return method.to_dict()
 
 
 def expand_methods(
@@ -138,14 +138,6 @@ def expand_methods(
             if method not in results:
                 results.append(method)
     return tuple(results)
-
-
-def parse_method(spec: str) -> dict[str, Any]:
-    """A method's name, and after it parameters as KEY=VALUE; values are JSON or words."""
-    name, *settings = spec.split() or [""]
-    method_class(name)
-    complaint = f"method {spec!r}: after the name give KEY=VALUE, for example tau=2"
-    return {"name": name, **dict(validation.key_value(setting, complaint) for setting in settings)}
 
 
 def parse_task_options(given: Sequence[str]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ def select_tokens(method: Pruner, images: Sequence[VisualTokens], scope: Scope) 
     """
     for need in ("hidden", "keys"):
         for image in images:
-            if need in method.needs and getattr(image, need) is None:
+            if need in method.requirements() and getattr(image, need) is None:
                 raise ValueError(f"{method.name} needs the {need} of the vision tower's tokens: {image.lacking}")
     groups: list[tuple[int, Tensor | None, int]] = []
     for i, image in enumerate(images):

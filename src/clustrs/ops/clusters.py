@@ -1,4 +1,4 @@
-"""Sums and medians over the clusters of a partition, in one pass over the tokens."""
+"""Weighted sums and medians over the clusters of a partition, in one pass over the tokens."""
 
 from dataclasses import dataclass
 
@@ -25,14 +25,14 @@ def partition(labels: Tensor, k: int) -> Clusters:
     return Clusters(labels, sizes, labels.argsort(dim=-1, stable=True))
 
 
-def sums(clusters: Clusters, rows: Tensor, factors: Tensor) -> Tensor:
-    """Sums of `factors` [B, N] times `rows` [B, N, D] over each cluster, [B, k, D]."""
-    batch, n, width = rows.shape
-    places = clusters.order + torch.arange(batch, device=rows.device)[:, None] * n
+def weighted_sums(clusters: Clusters, tokens: Tensor, factors: Tensor) -> Tensor:
+    """Sums of `factors` [B, N] times `tokens` [B, N, D] over each cluster, [B, k, D]."""
+    batch, n, width = tokens.shape
+    slots = clusters.order + torch.arange(batch, device=tokens.device)[:, None] * n
     sizes = clusters.sizes.flatten()
     total = functional.embedding_bag(
-        places.flatten(),
-        rows.reshape(batch * n, width),
+        slots.flatten(),
+        tokens.reshape(batch * n, width),
         sizes.cumsum(0) - sizes,
         mode="sum",
         per_sample_weights=factors.gather(-1, clusters.order).flatten(),

@@ -1,14 +1,12 @@
-"""Distances between the tokens of a image, with rounding kept from posing as a difference."""
+"""Squared distances between the tokens of an image, with rounding kept from posing as a difference."""
 
 import torch
 from torch import Tensor
 
-from clustrs.ops.products import gram, product
+from clustrs.ops.matmul import gram
 
 ROUNDING = 2.0**-18
 """Relative size below which a difference of squared distances is taken for rounding."""
-COSINE_STEP = 2.0**-20
-"""Cosines are compared after rounding to a multiple of this."""
 CENTRE_SAMPLE = 16
 
 
@@ -36,28 +34,9 @@ def squared_distances(tokens: Tensor) -> tuple[Tensor, Tensor]:
         norms = matrix.diagonal().clone()
         matrices.append(matrix.mul_(-2).add_(norms[:, None]).add_(norms).clamp_(min=0))
         means.append(matrix.mean(-1))
-    return stacked(matrices), stacked(means)
+    return stack_images(matrices), stack_images(means)
 
 
-def cosines(left: Tensor, right: Tensor | None = None) -> Tensor:
-    """Cosines between rows, [B, M, D] and [B, N, D] to [B, M, N], rounded so that equal ones are equal.
-
-    Without `right`, between all rows of `left`. A row of zeros has cosine 0 with everything.
-    """
-    if right is None:
-        raw = [gram(rows / lengths(rows)) for rows in left.unbind(0)]
-    else:
-        pairs = zip(left.unbind(0), right.unbind(0), strict=True)
-        raw = [product(a / lengths(a), b / lengths(b)) for a, b in pairs]
-    return stacked(raw).div_(COSINE_STEP).round_().mul_(COSINE_STEP)
-
-
-def lengths(rows: Tensor) -> Tensor:
-    """Norms [N, 1] of [N, D] to divide by: 1 for a row of zeros."""
-    norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-    return torch.where(norms > 0, norms, 1)
-
-
-def stacked(images: list[Tensor]) -> Tensor:
-    """`torch.stack`, but without a copy for a batch of one."""
+def stack_images(images: list[Tensor]) -> Tensor:
+    """Stack as `torch.stack` does, but without a copy for a batch of one."""
     return torch.stack(images) if len(images) > 1 else images[0][None]

@@ -1,4 +1,4 @@
-"""Attention-weighted k-means over the N x N squared distances of a image's tokens (C+H).
+"""Attention-weighted k-means over the N x N squared distances of an image's tokens (C+H).
 
 A centre is a weighted mean of its cluster's tokens, held as the shares w that they have in it. Its squared distance
 to token i is sum_m w_m d_im - sum_lm w_l w_m d_lm / 2, so nothing here ever looks at the D features.
@@ -9,11 +9,11 @@ import math
 import torch
 from torch import Tensor
 
-from clustrs.ops.geometry import ROUNDING, stacked
+from clustrs.ops.geometry import ROUNDING, stack_images
 from clustrs.ops.huber import huber
+from clustrs.ops.indexing import fill_invalid, gather_tokens
+from clustrs.ops.matmul import deterministic_matmul
 from clustrs.ops.noise import waiting_times
-from clustrs.ops.picking import fill, rows_at
-from clustrs.ops.products import product
 
 LIGHTEST = 1e-36
 """What counts as no weight at all, next to a largest weight of about 1."""
@@ -25,8 +25,8 @@ def unit_scale(weight: Tensor) -> Tensor:
     All functions below want such weights: sums neither overflow nor vanish, and tokens without weight count for
     nothing beside others that have some, but equally among themselves.
     """
-    exponent = weight.amax(-1, keepdim=True).frexp().exponent.clamp(-126, 126)
-    return (weight * torch.exp2(-exponent.to(weight.dtype))).clamp_(min=LIGHTEST)
+    exponent = weight.amax(-1, keepdim=True).frexp().exponent.to(weight.dtype).clamp(-126, 126)
+    return (weight * torch.exp2(-exponent)).clamp_(min=LIGHTEST)
 
 
 def seeding(distances: Tensor, scale: Tensor, weight: Tensor, k: int, *, tau: float | None, seed: int) -> Tensor:
@@ -50,9 +50,9 @@ def seeding(distances: Tensor, scale: Tensor, weight: Tensor, k: int, *, tau: fl
         cost = torch.minimum(cost, row if tau is None else huber(row.sqrt_(), tau, zero))
         seeds.append((cost * rate).argmax(-1))
     drawn = torch.stack(seeds, -1)
-    between = rows_at(distances, drawn).gather(-1, drawn[:, None].expand(-1, k, -1))
+    between = gather_tokens(distances, drawn).gather(-1, drawn[:, None].expand(-1, k, -1))
     repeated = (between <= slack.gather(-1, drawn)[:, None]).triu(1).any(1)
-    return fill(drawn, ~repeated & (weight.gather(-1, drawn) > LIGHTEST), weight)
+    return fill_invalid(drawn, ~repeated & (weight.gather(-1, drawn) > LIGHTEST), weight)
 
 
 def membership(labels: Tensor, k: int) -> Tensor:
@@ -68,7 +68,8 @@ def mean_shares(members: Tensor, weight: Tensor) -> Tensor:
 
 def to_means(distances: Tensor, shares: Tensor) -> Tensor:
     """Squared distances [B, k, N] from the means of the clusters to all tokens; infinite from an empty cluster."""
-    mixed = stacked([product(s, d) for s, d in zip(shares.unbind(0), distances.unbind(0), strict=True)])
+    pairs = zip(shares.unbind(0), distances.unbind(0), strict=True)
+    mixed = stack_images([deterministic_matmul(share, distance) for share, distance in pairs])
     spread = (shares * mixed).sum(-1, keepdim=True).div_(2)
     empty = shares.amax(-1, keepdim=True) == 0
     return mixed.sub_(spread.masked_fill_(empty, -torch.inf)).clamp_(min=0)
@@ -78,11 +79,11 @@ def nearest(to_centres: Tensor, slack: Tensor) -> Tensor:
     """The nearest centre [B, N] of each token: the first of those that differ by `slack` [B, 1, N] at most."""
     k = to_centres.shape[1]
     limit = to_centres.amin(1, keepdim=True) + slack
-    number = torch.arange(k, device=slack.device, dtype=slack.dtype)[:, None]
-    return torch.where(to_centres <= limit, number, k - 1).amin(1).long()
+    index = torch.arange(k, device=slack.device, dtype=slack.dtype)[:, None]
+    return torch.where(to_centres <= limit, index, k - 1).amin(1).long()
 
 
-def own(to_centres: Tensor, labels: Tensor) -> Tensor:
+def gather_own(to_centres: Tensor, labels: Tensor) -> Tensor:
     """Of [B, k, N], the entries [B, N] of each token's own cluster."""
     return to_centres.gather(1, labels[:, None])[:, 0]
 
@@ -90,7 +91,7 @@ def own(to_centres: Tensor, labels: Tensor) -> Tensor:
 def centres(labels: Tensor, to_centres: Tensor, weight: Tensor, huber_tau: float | None) -> Tensor:
     """Shares [B, k, N] of the tokens in the next centres: weighted means, or a step towards the Huber M-estimates."""
     if huber_tau is not None:
-        weight = weight * (huber_tau / own(to_centres, labels).sqrt()).clamp(max=1)
+        weight = weight * (huber_tau / gather_own(to_centres, labels).sqrt()).clamp(max=1)
     return mean_shares(membership(labels, to_centres.shape[1]), weight)
 
 
@@ -106,12 +107,12 @@ def refine(
 ) -> tuple[Tensor, Tensor]:
     """Lloyd rounds from `seeds`: labels [B, N], and the squared distances [B, k, N] to the centres that gave them.
 
-    A image is done when fewer than tolerance * N of its tokens changed cluster; its labels then stay.
+    An image is done when fewer than tolerance * N of its tokens changed cluster; its labels then stay.
     A cluster that lost all its members has no centre, and gets no tokens back.
     """
     slack = (ROUNDING * scale)[:, None]
     few = math.ceil(tolerance * distances.shape[-1])
-    to_centres = rows_at(distances, seeds)
+    to_centres = gather_tokens(distances, seeds)
     labels = nearest(to_centres, slack)
     done = torch.zeros_like(seeds[:, :1], dtype=torch.bool)
     for _ in range(iterations - 1):
@@ -126,12 +127,12 @@ def refine(
 def representatives(labels: Tensor, score: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The best-scored member [B, k] of each cluster, and the labels, clusters numbered in raster order of these.
 
-    An empty cluster gives its place to the best token not kept yet, which leaves its old cluster for one of its own.
+    An empty cluster gives its slot to the best token not kept yet, which leaves its old cluster for one of its own.
     """
     best = torch.where(membership(labels, k), score[:, None], -1).max(-1)
     alive = best.values >= 0
-    kept = fill(best.indices, alive, score)
-    number = torch.arange(k, device=labels.device)
-    labels = labels.scatter(-1, kept, torch.where(alive, labels.gather(-1, kept), number))
+    kept = fill_invalid(best.indices, alive, score)
+    index = torch.arange(k, device=labels.device)
+    labels = labels.scatter(-1, kept, torch.where(alive, labels.gather(-1, kept), index))
     kept, order = kept.sort(-1)
     return kept, order.argsort(-1).gather(-1, labels)

@@ -3,7 +3,11 @@
 import torch
 from torch import Tensor
 
-from clustrs.ops.clusters import Clusters, medians
+from clustrs.ops import kmeans
+from clustrs.ops.clusters import Clusters, medians, partition, weighted_sums
+from clustrs.ops.geometry import ROUNDING
+from clustrs.ops.indexing import gather_tokens
+from clustrs.ops.precision import upcast_half
 
 
 def shrink_factors(residuals: Tensor, kept: Tensor, clusters: Clusters, clip: tuple[float, float]) -> Tensor:
@@ -16,3 +20,36 @@ def shrink_factors(residuals: Tensor, kept: Tensor, clusters: Clusters, clip: tu
     total = residuals.gather(-1, kept).square() + noise
     alpha = torch.where(total > 0, noise / total, 1).clamp(*clip)
     return torch.where(clusters.sizes == 1, 1, alpha)
+
+
+def shrink_to_means(
+    tokens: Tensor,
+    indices: Tensor,
+    labels: Tensor,
+    weight: Tensor,
+    distances: Tensor,
+    scale: Tensor,
+    clip: tuple[float, float] | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The kept tokens moved towards the weighted means of their clusters, these means, and how much stayed.
+
+    `tokens` [B, N, D], `indices` [B, k] of the kept ones, `labels` [B, N] of all; `distances` and `scale` as
+    `squared_distances` returns them. Without `clip` nothing moves. Gives [B, k, D], [B, k, D] and [B, k].
+    """
+    features = upcast_half(tokens)
+    k = indices.shape[-1]
+    with torch.no_grad():
+        clusters = partition(labels, k)
+        shares = kmeans.mean_shares(kmeans.membership(labels, k), weight)
+        if clip is None:
+            alpha = torch.ones_like(indices, dtype=features.dtype)
+        else:
+            residuals = kmeans.gather_own(kmeans.to_means(distances, shares), labels)
+            residuals = residuals.masked_fill_(residuals <= ROUNDING * scale, 0).sqrt_()
+            alpha = shrink_factors(residuals, indices, clusters, clip)
+        share = kmeans.gather_own(shares, labels)
+    centroids = weighted_sums(clusters, features, share)
+    kept = gather_tokens(tokens, indices)
+    if clip is not None:
+        kept = upcast_half(kept).lerp_(centroids, 1 - alpha[..., None]).to(tokens.dtype)
+    return kept, centroids.to(tokens.dtype), alpha

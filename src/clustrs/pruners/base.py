@@ -1,32 +1,43 @@
-"""What every method has in common: its budget, its checks, its place in the registry."""
+"""What every method has in common: its budget, its checks, its name in the registry."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from clustrs import validation
-from clustrs.ops.picking import rows_at
+from clustrs.ops.indexing import gather_tokens
+from clustrs.ops.precision import upcast_half
+from clustrs.options import Crops, Positions, Scope
 from clustrs.pruners import checks
-from clustrs.pruners.selection import EncoderStates, Layout, Selection
+from clustrs.pruners.selection import EncoderStates, Layout, PrunerInputs, Selection
 
 if TYPE_CHECKING:
     from clustrs.models.attach import Handle
 
-HALF = (torch.float16, torch.bfloat16)
-
 
 @dataclass(frozen=True)
 class Pruner:
-    """A way to keep some of a image's visual tokens. `keep` is a count (int) or a fraction of them (float)."""
+    """A way to keep some of an image's visual tokens. `keep` is a count (int) or a fraction of them (float)."""
 
     name: ClassVar[str]
+    label: ClassVar[str]
+    """How reports and figures spell the method; the name of the class unless it says otherwise."""
     paper: ClassVar[str] = ""
     needs: ClassVar[tuple[str, ...]] = ()
     """What `select` must be given besides the tokens: "attention", or fields of `EncoderStates`."""
+    clusters: ClassVar[bool] = False
+    """Whether selections have labels, centroids and alpha."""
+    merges: ClassVar[bool] = False
+    """Whether output tokens may be mixtures of input tokens."""
 
     keep: int | float
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "label" not in cls.__dict__:
+            cls.label = cls.__name__
 
     def __post_init__(self) -> None:
         validation.keep(self.keep)
@@ -35,9 +46,17 @@ class Pruner:
         """How many of n tokens survive."""
         return min(n, self.keep if isinstance(self.keep, int) else max(1, round(self.keep * n)))
 
+    def requirements(self) -> tuple[str, ...]:
+        """What this method `needs`; a method that wraps another adds what that one needs."""
+        return self.needs
+
     def to_dict(self) -> dict[str, Any]:
-        """All parameters and the method's name, ready for JSON; `clustrs.from_dict` is the way back."""
-        return {"method": self.name, **asdict(self)}
+        """The method's name and all parameters, ready for JSON; `clustrs.from_dict` is the way back."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {
+            "name": self.name,
+            **{key: value.to_dict() if isinstance(value, Pruner) else value for key, value in values.items()},
+        }
 
     def select(
         self,
@@ -45,46 +64,37 @@ class Pruner:
         attention: Tensor | None = None,
         states: EncoderStates | None = None,
         *,
-        layout: "Layout | None" = None,
+        layout: Layout | None = None,
+        question: Tensor | None = None,
         check: bool | None = None,
     ) -> Selection:
         """Keep the tokens that the method chooses, of one image [N, D] or of each in a batch [B, N, D].
 
         `attention` [N] or [B, N] is how much the vision encoder attends to each token; `states` is what else it
-        knows. `check` looks for NaN, infinite and negative values; by default on the CPU only, because elsewhere
-        one has to wait for the device to look.
+        knows. `layout` says where the tokens lie; `question` [T, D] or [B, T, D] is what is asked, as embeddings.
+        `check` looks for NaN, infinite and negative values, and for indices that no method should return; by default
+        on the CPU only, because elsewhere one has to wait for the device to look.
         """
         checks.tokens(tokens)
-        states = states or EncoderStates()
-        *batch, n, _ = tokens.shape
-        for need in self.needs:
-            if (attention if need == "attention" else getattr(states, need)) is None:
-                where = "attention" if need == "attention" else f"states=EncoderStates({need}=...)"
-                raise ValueError(f"{need} is missing: {self.name} needs it, give select(..., {where})")
         if check is None:
             check = tokens.device.type == "cpu" and not torch.compiler.is_compiling()
-        if attention is not None:
-            checks.beside("attention", attention, (*batch, n), tokens)
-            if check:
-                checks.values("attention", attention, 0, checks.LARGEST)
-        for name, state in (("hidden", states.hidden), ("keys", states.keys)):
-            if state is not None:
-                checks.beside(f"states.{name}", state, (*batch, n + states.cls, -1), tokens)
-                if check and name in self.needs:
-                    checks.finite(f"states.{name}", state)
-
-        if not batch:
-            tokens, attention, states = (
-                tokens[None],
-                attention[None] if attention is not None else None,
-                states.batched(),
-            )
-        k = self.count(n)
+        inputs = checks.collect(tokens, attention, states or EncoderStates(), layout, question)
+        checks.requirements(self.name, self.requirements(), inputs)
+        if check:
+            checks.input_values(inputs, self.requirements())
+        k = self.count(inputs.tokens.shape[1])
         with torch.autocast(tokens.device.type, enabled=False):
-            chosen = self._all(tokens, check) if k == n else self._select(tokens, attention, states, k, check)
-        return chosen if batch else chosen.image(0)
+            if k == inputs.tokens.shape[1]:
+                selection = self._select_all(inputs.tokens, check)
+            else:
+                selection = self._select(inputs, k, check)
+        if check:
+            checks.selection(self.name, selection, inputs.tokens.shape[1], k)
+        return selection if tokens.dim() == 3 else selection.image(0)
 
-    def attach(self, model: Any, *, scope: str = "image", crops: str = "all", positions: str = "compact") -> "Handle":
+    def attach(
+        self, model: Any, *, scope: Scope = "image", crops: Crops = "all", positions: Positions = "compact"
+    ) -> "Handle":
         """Prune in a transformers model from now on, until `remove()` is called on what this returns.
 
         scope: one budget for a whole "image", or one for each "crop". crops: "all", or the "base" one alone.
@@ -98,31 +108,30 @@ class Pruner:
         """`attach` for a `with` block."""
         return self.attach(model, **options)
 
-    def _all(self, tokens: Tensor, check: bool) -> Selection:
+    def _select_all(self, tokens: Tensor, check: bool) -> Selection:
         """The selection when nothing has to go."""
         if check:
             checks.finite("tokens", tokens)
-        return Selection(tokens, torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1))
+        indices = torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1)
+        if not self.clusters:
+            return Selection(tokens, indices)
+        alpha = torch.ones(tokens.shape[:2], dtype=upcast_half(tokens[:, :1]).dtype, device=tokens.device)
+        return Selection(tokens, indices, labels=indices, centroids=tokens, alpha=alpha)
 
-    def _select(
-        self, tokens: Tensor, attention: Tensor | None, states: EncoderStates, k: int, check: bool
-    ) -> Selection:
+    def _select(self, inputs: PrunerInputs, k: int, check: bool) -> Selection:
         """Choose k < N of the tokens [B, N, D].
 
         What the method `needs` is there, and all is checked but the values of the tokens: it may be cheaper to do
         that on the way.
         """
         if check:
-            checks.finite("tokens", tokens)
+            checks.finite("tokens", inputs.tokens)
         with torch.no_grad():
-            indices = self._choose(tokens, attention, states, k).sort(-1).values
-        return Selection(rows_at(tokens, indices), indices)
+            indices = self._choose(inputs, k).sort(-1).values
+        if check:
+            checks.indices(self.name, indices, inputs.tokens.shape[1], k)
+        return Selection(gather_tokens(inputs.tokens, indices), indices)
 
-    def _choose(self, tokens: Tensor, attention: Tensor | None, states: EncoderStates, k: int) -> Tensor:
+    def _choose(self, inputs: PrunerInputs, k: int) -> Tensor:
         """The indices [B, k], in any order: all that a method which only drops tokens has to say."""
         raise NotImplementedError(f"{type(self).__name__} must define _choose or _select")
-
-
-def single(tensor: Tensor) -> Tensor:
-    """Half precision as float32, other types as they are."""
-    return tensor.float() if tensor.dtype in HALF else tensor

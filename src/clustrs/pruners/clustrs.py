@@ -1,21 +1,21 @@
 """ClustRS: attention-weighted Huber k-means++ (C+H), then residual shrinkage (RRS)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from clustrs import validation
 from clustrs.ops import kmeans
-from clustrs.ops.clusters import partition, sums
-from clustrs.ops.geometry import ROUNDING, squared_distances
-from clustrs.ops.picking import rows_at
+from clustrs.ops.geometry import squared_distances
+from clustrs.ops.precision import upcast_half
 from clustrs.ops.salience import salience
-from clustrs.ops.shrinkage import shrink_factors
+from clustrs.ops.shrinkage import shrink_to_means
 from clustrs.pruners import checks
-from clustrs.pruners.base import Pruner, single
+from clustrs.pruners.base import Pruner
 from clustrs.pruners.registry import register
-from clustrs.pruners.selection import EncoderStates, Selection
+from clustrs.pruners.selection import PrunerInputs, Selection
 
 
 @register
@@ -32,12 +32,13 @@ class ClustRS(Pruner):
     name = "clustrs"
     paper = "Clustering and Token Denoising for Faster and More Robust VLMs"
     needs = ("attention",)
+    clusters = True
 
     tau: float = 1.0
     iterations: int = 3
     tolerance: float = 0.01
-    distance: str = "huber"
-    centroid: str = "mean"
+    distance: Literal["huber", "euclidean"] = "huber"
+    centroid: Literal["mean", "huber"] = "mean"
     shrink: bool = True
     clip: tuple[float, float] = (0.10, 0.95)
     salience: bool | None = None
@@ -55,24 +56,12 @@ class ClustRS(Pruner):
         validation.choice("salience", self.salience, (True, False, None))
         validation.integer("seed", self.seed, 0)
 
-    def _all(self, tokens: Tensor, check: bool) -> Selection:
-        every = super()._all(tokens, check)
-        alpha = torch.ones(tokens.shape[:2], dtype=single(tokens).dtype, device=tokens.device)
-        return replace(every, labels=every.indices, centroids=tokens, alpha=alpha)
-
-    def _select(
-        self, tokens: Tensor, attention: Tensor | None, states: EncoderStates, k: int, check: bool
-    ) -> Selection:
-        assert attention is not None
-        features = single(tokens)
+    def _select(self, inputs: PrunerInputs, k: int, check: bool) -> Selection:
         with torch.no_grad():
-            weight = attention.to(features.dtype)
-            if self.salience or (self.salience is None and not states.cls):
-                weight = salience(features, weight)
-            weight = kmeans.unit_scale(weight)
-            distances, scale = squared_distances(features)
+            weight = token_weights(inputs, self.salience)
+            distances, scale = squared_distances(upcast_half(inputs.tokens))
             if check:
-                checks.finite("tokens", tokens, norms=scale.sqrt())
+                checks.finite("tokens", inputs.tokens, norms=scale.sqrt())
             tau = self.tau if self.distance == "huber" else None
             seeds = kmeans.seeding(distances, scale, weight, k, tau=tau, seed=self.seed)
             labels, _ = kmeans.refine(
@@ -85,17 +74,16 @@ class ClustRS(Pruner):
                 huber_tau=self.tau if self.centroid == "huber" else None,
             )
             indices, labels = kmeans.representatives(labels, weight, k)
-            clusters = partition(labels, k)
-            shares = kmeans.mean_shares(kmeans.membership(labels, k), weight)
-            if self.shrink:
-                residuals = kmeans.own(kmeans.to_means(distances, shares), labels)
-                residuals = residuals.masked_fill_(residuals <= ROUNDING * scale, 0).sqrt_()
-                alpha = shrink_factors(residuals, indices, clusters, self.clip)
-            else:
-                alpha = torch.ones_like(indices, dtype=features.dtype)
-            share = kmeans.own(shares, labels)
-        centroids = sums(clusters, features, share)
-        kept = rows_at(tokens, indices)
-        if self.shrink:
-            kept = single(kept).lerp_(centroids, 1 - alpha[..., None]).to(tokens.dtype)
-        return Selection(kept, indices, labels, centroids.to(tokens.dtype), alpha)
+        clip = self.clip if self.shrink else None
+        kept, centroids, alpha = shrink_to_means(inputs.tokens, indices, labels, weight, distances, scale, clip)
+        return Selection(kept, indices, labels, centroids, alpha)
+
+
+def token_weights(inputs: PrunerInputs, with_salience: bool | None) -> Tensor:
+    """How much each token counts, [B, N]: its attention, with salience if asked for (None: if there is no CLS)."""
+    assert inputs.scores is not None
+    features = upcast_half(inputs.tokens)
+    weight = inputs.scores.to(features.dtype)
+    if with_salience or (with_salience is None and not inputs.cls):
+        weight = salience(features, weight)
+    return kmeans.unit_scale(weight)

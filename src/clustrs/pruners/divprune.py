@@ -4,11 +4,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from clustrs.ops.geometry import cosines
-from clustrs.ops.maxmin import max_min
-from clustrs.pruners.base import Pruner, single
+from clustrs.ops.maxmin import most_diverse
+from clustrs.pruners.base import Pruner
 from clustrs.pruners.registry import register
-from clustrs.pruners.selection import EncoderStates
+from clustrs.pruners.selection import PrunerInputs
 
 
 @register
@@ -19,5 +18,5 @@ class DivPrune(Pruner):
     name = "divprune"
     paper = "https://arxiv.org/abs/2503.02175"
 
-    def _choose(self, tokens: Tensor, attention: Tensor | None, states: EncoderStates, k: int) -> Tensor:
-        return max_min(cosines(single(tokens)), k)
+    def _choose(self, inputs: PrunerInputs, k: int) -> Tensor:
+        return most_diverse(inputs.tokens, k)

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from clustrs.ops.picking import top
+from clustrs.ops.indexing import stable_topk
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.registry import register
-from clustrs.pruners.selection import EncoderStates
+from clustrs.pruners.selection import PrunerInputs
 
 
 @register
@@ -19,6 +19,6 @@ class FasterVLM(Pruner):
     paper = "https://arxiv.org/abs/2412.01818"
     needs = ("attention",)
 
-    def _choose(self, tokens: Tensor, attention: Tensor | None, states: EncoderStates, k: int) -> Tensor:
-        assert attention is not None
-        return top(attention, k)
+    def _choose(self, inputs: PrunerInputs, k: int) -> Tensor:
+        assert inputs.scores is not None
+        return stable_topk(inputs.scores, k)

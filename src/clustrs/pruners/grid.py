@@ -9,7 +9,7 @@ from torch import Tensor
 from clustrs import validation
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.registry import register
-from clustrs.pruners.selection import EncoderStates
+from clustrs.pruners.selection import Layout, PrunerInputs
 
 
 @register
@@ -17,7 +17,8 @@ from clustrs.pruners.selection import EncoderStates
 class Grid(Pruner):
     """Keep k tokens spread evenly over the image.
 
-    columns: how many tokens a row of the image has; None means a square image, or one row if N is no square.
+    columns: how many tokens a line of the image has. None means: what the layout says, tile by tile; without a layout
+    a square image, or one line if N is no square.
     """
 
     name = "grid"
@@ -29,18 +30,70 @@ class Grid(Pruner):
         if self.columns is not None:
             validation.integer("columns", self.columns, 1)
 
-    def _choose(self, tokens: Tensor, attention: Tensor | None, states: EncoderStates, k: int) -> Tensor:
-        n = tokens.shape[1]
+    def _choose(self, inputs: PrunerInputs, k: int) -> Tensor:
+        batch, n, _ = inputs.tokens.shape
+        if inputs.layout is not None and self.columns is None:
+            return spread_over_tiles(inputs.layout, k)
         side = math.isqrt(n)
         width = self.columns or (side if side * side == n else n)
         if n % width:
-            raise ValueError(f"columns={width}: {n} tokens do not fill rows of that many")
-        height = n // width
-        rows = max(math.ceil(k / width), min(height, k, round(math.sqrt(k * height / width))), 1)
-        place = torch.arange(k, device=tokens.device)
-        row = ((place + 1) * rows - 1) // k
-        before = k * row // rows
-        here = k * (row + 1) // rows - before
-        y = (2 * row + 1) * height // (2 * rows)
-        x = (2 * (place - before) + 1) * width // (2 * here)
-        return (y * width + x).repeat(len(tokens), 1)
+            raise ValueError(f"columns={width}: {n} tokens do not fill lines of that many")
+        slot = torch.arange(k, device=inputs.tokens.device)
+        sizes = (torch.full_like(slot, size) for size in (k, n // width, width))
+        return spread(slot, *sizes).repeat(batch, 1)
+
+
+def spread(slot: Tensor, k: Tensor, height: Tensor, width: Tensor) -> Tensor:
+    """Raster positions of the slots 0 .. k-1 on a grid of `height` x `width`, as evenly spaced as integers allow.
+
+    Lines at even distances, about as many as make the spacing the same both ways, and on each of them columns at even
+    distances. Elementwise: every slot may lie on a grid of its own.
+    """
+    ideal = (k * height).double().div(width).sqrt().round().long()
+    lines = torch.maximum(torch.minimum(torch.minimum(height, k), ideal), (k + width - 1) // width).clamp(min=1)
+    line = ((slot + 1) * lines - 1) // k
+    before = k * line // lines
+    here = k * (line + 1) // lines - before
+    y = (2 * line + 1) * height // (2 * lines)
+    x = (2 * (slot - before) + 1) * width // (2 * here)
+    return y * width + x
+
+
+def spread_over_tiles(layout: Layout, k: int) -> Tensor:
+    """Indices [B, k]: each tile gets its part of the budget, spread over the rectangle that its tokens fill.
+
+    Parts are in proportion to the tiles' tokens, rounded so that the tiles up to each have k * (their tokens) // N.
+    Tokens that do not fill a rectangle count as one line.
+    """
+    n = layout.tile.shape[1]
+    order = raster_order(layout)
+    tile, y, x = (part.gather(-1, order) for part in (layout.tile, layout.y, layout.x))
+    new = torch.nn.functional.pad(tile[:, 1:] != tile[:, :-1], (1, 0))
+    tile = new.long().cumsum(-1)
+    size = torch.zeros_like(tile).scatter_add_(-1, tile, torch.ones_like(tile))
+    height, width = (extent(part, tile) for part in (y, x))
+    full = height * width == size
+    height, width = torch.where(full, height, 1), torch.where(full, width, size)
+    end = size.cumsum(-1)
+    share_end = k * end // n
+    slot = torch.arange(k, device=tile.device).repeat(len(tile), 1)
+    own = torch.searchsorted(share_end, slot, right=True)
+    share = torch.diff(share_end, dim=-1, prepend=torch.zeros_like(share_end[:, :1]))
+    start, share_start = end - size, share_end - share
+    inside = spread(slot - share_start.gather(-1, own), *(part.gather(-1, own) for part in (share, height, width)))
+    return order.gather(-1, start.gather(-1, own) + inside)
+
+
+def raster_order(layout: Layout) -> Tensor:
+    """The tokens [B, N] by tile, then y, then x."""
+    order = layout.x.argsort(dim=-1, stable=True)
+    for key in (layout.y, layout.tile):
+        order = order.gather(-1, key.gather(-1, order).argsort(dim=-1, stable=True))
+    return order
+
+
+def extent(position: Tensor, tile: Tensor) -> Tensor:
+    """How far the tokens of each tile reach in one direction, [B, N]; 1 for tiles that do not exist."""
+    low = torch.zeros_like(tile).scatter_reduce(-1, tile, position, "amin", include_self=False)
+    high = torch.zeros_like(tile).scatter_reduce(-1, tile, position, "amax", include_self=False)
+    return high - low + 1

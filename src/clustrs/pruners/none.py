@@ -12,6 +12,7 @@ class NoPruning(Pruner):
     """Keep every token."""
 
     name = "none"
+    label = "no pruning"
 
     keep: float = 1.0
 

@@ -1,34 +1,85 @@
-"""One name for each method, everywhere: in the API, the command line, the reports, the plugins."""
+"""One name for each method, everywhere: in the API, the command line, the reports, the plugins.
 
+A package adds methods by an entry point in the group `clustrs.pruners`: it names a module that registers some, or a
+class. Entry points are loaded when methods are first asked for by name.
+"""
+
+import warnings
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
 from clustrs import validation
 from clustrs.pruners.base import Pruner
 
 Method = TypeVar("Method", bound=type[Pruner])
+GROUP = "clustrs.pruners"
 
 _methods: dict[str, type[Pruner]] = {}
+_loaded: set[str] = set()
 
 
 def register(method: Method) -> Method:
-    """Class decorator: make a `Pruner` known under its `name`."""
-    if _methods.setdefault(method.name, method) is not method:
-        raise ValueError(f"a method named {method.name!r} is registered already")
+    """Class decorator: make a `Pruner` known under its `name`.
+
+    The same module may register a name again, as a notebook cell that runs twice does; the later class replaces the
+    earlier one.
+    """
+    name = getattr(method, "name", None)
+    if not (isinstance(method, type) and issubclass(method, Pruner) and isinstance(name, str) and name.strip()):
+        raise ValueError(f"{method!r} is no method: give a subclass of Pruner with a name, for example name = 'mine'")
+    before = _methods.get(name)
+    if before is not None and before.__module__ != method.__module__:
+        raise ValueError(
+            f"a method named {name!r} is registered already: {before.__module__}.{before.__qualname__} has the name, "
+            f"{method.__module__}.{method.__qualname__} needs another"
+        )
+    _methods[name] = method
     return method
+
+
+def load_plugins() -> None:
+    """Load the entry points of other packages, once each. One that fails is skipped with a warning."""
+    for entry in entry_points(group=GROUP):
+        key = f"{entry.name}={entry.value}"
+        if key not in _loaded:
+            _loaded.add(key)
+            _load(entry)
+
+
+def _load(entry: EntryPoint) -> None:
+    try:
+        found = entry.load()
+        if isinstance(found, type):
+            register(found)
+    except Exception as error:  # whatever somebody else's code raises: the other methods must stay usable
+        package = entry.dist.name if entry.dist else "an unknown package"
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        warnings.warn(
+            f"methods of {package} are missing: its entry point {entry.name} = {entry.value} failed ({reason})",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+def registered_methods() -> dict[str, type[Pruner]]:
+    """All methods by name, those of other packages included."""
+    load_plugins()
+    return dict(sorted(_methods.items()))
 
 
 def list_methods() -> list[str]:
     """The names of all methods."""
-    return sorted(_methods)
+    return list(registered_methods())
 
 
 def method_class(name: str) -> type[Pruner]:
     """The class behind a name."""
-    if name not in _methods:
-        known = ", ".join(list_methods())
-        raise ValueError(f"unknown method {name!r}{validation.nearest(name, _methods)}: give one of {known}")
-    return _methods[name]
+    known = registered_methods()
+    if name not in known:
+        raise ValueError(f"unknown method {name!r}{validation.nearest(name, known)}: give one of {', '.join(known)}")
+    return known[name]
 
 
 def get_method(name: str, /, **parameters: Any) -> Pruner:
@@ -40,13 +91,24 @@ def get_method(name: str, /, **parameters: Any) -> Pruner:
             near = validation.nearest(parameter, known)
             raise ValueError(f"{name} has no parameter {parameter!r}{near}: it has {', '.join(known)}")
     for field in fields(method):
-        if field.default is MISSING and field.name not in parameters:
+        if field.default is MISSING and field.default_factory is MISSING and field.name not in parameters:
             raise ValueError(f"{field.name} is missing: give get_method({name!r}, {field.name}=...)")
     return method(**parameters)
 
 
-def from_dict(data: dict[str, Any]) -> Pruner:
+def from_dict(data: Mapping[str, Any]) -> Pruner:
     """The method that `to_dict` described."""
-    if not isinstance(data, dict) or not isinstance(data.get("method"), str):
-        raise ValueError(f"{data!r} describes no method: give a dict with its name under 'method'")
-    return get_method(data["method"], **{key: value for key, value in data.items() if key != "method"})
+    if not isinstance(data, Mapping) or not isinstance(data.get("name"), str):
+        raise ValueError(f"{data!r} describes no method: give a dict with its name under 'name'")
+    return get_method(data["name"], **{key: value for key, value in data.items() if key != "name"})
+
+
+def parse_method(spec: str) -> dict[str, Any]:
+    """What the command line says about a method, as `from_dict` takes it: a name, then parameters as KEY=VALUE.
+
+    Values are JSON or words: "clustrs tau=2 shrink=false", "denoise inner=divprune".
+    """
+    name, *settings = spec.split() or [""]
+    method_class(name)
+    complaint = f"method {spec!r}: after the name give KEY=VALUE, for example tau=2"
+    return {"name": name, **dict(validation.key_value(setting, complaint) for setting in settings)}

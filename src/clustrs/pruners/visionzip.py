@@ -5,12 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clustrs.ops.geometry import cosines
-from clustrs.ops.picking import rows_at, top
+from clustrs.ops.cosines import cosines
+from clustrs.ops.indexing import gather_tokens, stable_topk
+from clustrs.ops.precision import upcast_half
 from clustrs.pruners import checks
-from clustrs.pruners.base import Pruner, single
+from clustrs.pruners.base import Pruner
 from clustrs.pruners.registry import register
-from clustrs.pruners.selection import EncoderStates, Selection
+from clustrs.pruners.selection import PrunerInputs, Selection
 
 
 @register
@@ -18,12 +19,13 @@ from clustrs.pruners.selection import EncoderStates, Selection
 class VisionZip(Pruner):
     """Keep the CLS token and the most attended patches; add the others up around evenly spaced targets.
 
-    Works before the projector. The rows come in the order [CLS,] dominant, contextual.
+    Works before the projector. The tokens come in the order [CLS,] dominant, contextual.
     """
 
     name = "visionzip"
     paper = "https://arxiv.org/abs/2412.04467"
     needs = ("attention", "hidden", "keys", "projector")
+    merges = True
 
     @staticmethod
     def split(k: int) -> tuple[int, int]:
@@ -31,52 +33,55 @@ class VisionZip(Pruner):
         contextual = max(1, 10 * k // 64) if k > 1 else 0
         return k - contextual, contextual
 
-    def _select(
-        self, tokens: Tensor, attention: Tensor | None, states: EncoderStates, k: int, check: bool
-    ) -> Selection:
+    def _select(self, inputs: PrunerInputs, k: int, check: bool) -> Selection:
         if check:
-            checks.finite("tokens", tokens)
-        assert attention is not None
-        assert states.hidden is not None
-        assert states.keys is not None
-        assert states.projector is not None
-        first = int(states.cls)
-        hidden, keys = states.hidden[:, first:], states.keys[:, first:]
-        batch, n, _ = tokens.shape
+            checks.finite("tokens", inputs.tokens)
+        hidden, keys = inputs.patch_hidden, inputs.patch_keys
+        assert inputs.scores is not None
+        assert inputs.hidden is not None
+        assert hidden is not None
+        assert keys is not None
+        assert inputs.projector is not None
+        first = int(inputs.cls)
         dominant, contextual = self.split(k)
-        patches = dominant - first
-        rank = top(attention, n)
-        best, rest = rank[:, :patches].sort(-1).values, rank[:, patches:].sort(-1).values
+        rank = stable_topk(inputs.scores, inputs.tokens.shape[1])
+        best, rest = (
+            part.sort(-1).values for part in rank.split([dominant - first, rank.shape[1] - dominant + first], -1)
+        )
 
-        rows = [states.hidden[:, :first], rows_at(hidden, best)]
+        parts = [inputs.hidden[:, :first], gather_tokens(hidden, best)]
         indices = [torch.full_like(rank[:, :first], -1), best]
-        labels = torch.full_like(rank, -1)
-        labels = labels.scatter(-1, best, torch.arange(first, dominant, device=rank.device).expand_as(best))
+        labels = assign(torch.full_like(rank, -1), best, first)
         if contextual:
-            targets, others = spaced(rest, contextual)
+            targets, others = evenly_spaced(rest, contextual)
             with torch.no_grad():
-                alike = cosines(rows_at(single(keys), others), rows_at(single(keys), targets))
-                goal = alike.argmax(-1)
+                goal = cosines(gather_tokens(keys, others), gather_tokens(keys, targets)).argmax(-1)
             indices.append(targets)
-            labels = labels.scatter(-1, targets, torch.arange(dominant, k, device=rank.device).expand_as(targets))
-            labels = labels.scatter(-1, others, goal + dominant)
-            rows.append(add_means(rows_at(hidden, targets), rows_at(hidden, others), goal))
-        kept = states.projector(torch.cat(rows, 1))
-        merged = torch.arange(k, device=rank.device).expand(batch, k) >= dominant
-        return Selection(kept.to(tokens.dtype), torch.cat(indices, -1), labels, merged=merged)
+            labels = assign(labels, targets, dominant).scatter(-1, others, goal + dominant)
+            parts.append(add_means(gather_tokens(hidden, targets), gather_tokens(hidden, others), goal))
+        kept = inputs.projector(torch.cat(parts, 1))
+        merged = torch.arange(k, device=rank.device).expand(len(rank), k) >= dominant
+        return Selection(kept.to(inputs.tokens.dtype), torch.cat(indices, -1), labels, merged=merged)
 
 
-def spaced(rest: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def assign(labels: Tensor, tokens: Tensor, start: int) -> Tensor:
+    """Number the `tokens` [B, M] from `start` on in `labels` [B, N]."""
+    outputs = torch.arange(start, start + tokens.shape[1], device=labels.device)
+    return labels.scatter(-1, tokens, outputs.expand_as(tokens))
+
+
+def evenly_spaced(rest: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Split [B, M] into `count` evenly spaced targets, the first of them at 0, and the others."""
     step = max(1, rest.shape[1] // count)
     targets = torch.arange(count, device=rest.device) * step
-    place = torch.arange(rest.shape[1] - count, device=rest.device)
-    before = (place // (step - 1) + 1).clamp(max=count) if step > 1 else count
-    return rest[:, targets], rest[:, place + before]
+    position = torch.arange(rest.shape[1] - count, device=rest.device)
+    before = (position // (step - 1) + 1).clamp(max=count) if step > 1 else count
+    return rest[:, targets], rest[:, position + before]
 
 
 def add_means(targets: Tensor, others: Tensor, goal: Tensor) -> Tensor:
     """Each target [B, C, H] plus the mean of the others [B, M, H] whose `goal` [B, M] it is (plus 0 if none)."""
-    share = (goal[:, None] == torch.arange(targets.shape[1], device=goal.device)[:, None]).to(single(targets).dtype)
+    hits = goal[:, None] == torch.arange(targets.shape[1], device=goal.device)[:, None]
+    share = hits.to(upcast_half(targets).dtype)
     share = share / share.sum(-1, keepdim=True).clamp(min=1)
-    return (single(targets) + share @ single(others)).to(targets.dtype)
+    return (upcast_half(targets) + share @ upcast_half(others)).to(targets.dtype)

@@ -9,15 +9,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustrs.ops.products import gram, product
+from clustrs.ops.matmul import deterministic_matmul, gram
 
 sizes = st.integers(1, 400)
 
 
 @given(m=sizes, n=sizes, length=st.integers(1, 600), dtype=st.sampled_from([torch.float32, torch.float64]))
-def test_product(m: int, n: int, length: int, dtype: torch.dtype) -> None:
+def test_deterministic_matmul(m: int, n: int, length: int, dtype: torch.dtype) -> None:
     left, right = torch.randn(m, length, dtype=dtype), torch.randn(n, length, dtype=dtype)
-    torch.testing.assert_close(product(left, right).double(), left.double() @ right.double().T, atol=1e-3, rtol=1e-5)
+    torch.testing.assert_close(
+        deterministic_matmul(left, right).double(), left.double() @ right.double().T, atol=1e-3, rtol=1e-5
+    )
 
 
 @given(n=sizes, length=st.integers(1, 600), dtype=st.sampled_from([torch.float32, torch.float64]))
@@ -30,7 +32,7 @@ def test_gram(n: int, length: int, dtype: torch.dtype) -> None:
 
 THREADS = """
 import hashlib, torch
-from clustrs.ops.products import gram, product
+from clustrs.ops.matmul import deterministic_matmul, gram
 torch.manual_seed(0)
 cases = [(576, 4096, 16), (729, 3584, 180), (37, 1000, 5), (100, 64, 1), (1440, 256, 144), (5, 3000, 4), (333, 777, 50)]
 inputs = [(torch.randn(n, width), torch.rand(n, k)) for n, width, k in cases]
@@ -39,7 +41,7 @@ for threads in (1, 2, 3, 5, 8):
     bits = hashlib.sha256()
     for rows, shares in inputs:
         matrix = gram(rows)
-        for part in (matrix, product(matrix, shares.T)):
+        for part in (matrix, deterministic_matmul(matrix, shares.T)):
             bits.update(part.contiguous().numpy().tobytes())
     print(bits.hexdigest())
 """

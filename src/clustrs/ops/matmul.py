@@ -2,8 +2,8 @@
 
 A selection compares numbers that come out of matrix products. The usual product cuts the work by the number of
 threads, and its kernels round differently along the cuts, so the same image could lose other tokens on another
-machine. The inner product of oneDNN does not do that on a CPU (`tests/ops/test_products.py` looks). Batches are
-multiplied image by image, so that a image never notices its neighbours.
+machine. The inner product of oneDNN does not do that on a CPU (`tests/ops/test_matmul.py` looks). Batches are
+multiplied image by image, so that an image never notices its neighbours.
 """
 
 from itertools import pairwise
@@ -16,9 +16,13 @@ BLOCK = 192
 """Rows of a symmetric product computed together; smaller blocks skip more of the mirrored half."""
 
 
-def product(left: Tensor, right: Tensor) -> Tensor:
-    """`left @ right.T` for one image: [M, K] and [N, K] give [M, N]."""
-    if ONEDNN and left.device.type == "cpu" and left.dtype == torch.float32:
+def deterministic_matmul(left: Tensor, right: Tensor) -> Tensor:
+    """`left @ right.T` for one image: [M, K] and [N, K] give [M, N].
+
+    Compilers and exporters get the ordinary product: the oneDNN operator is private and they cannot lower it.
+    """
+    onednn = ONEDNN and left.device.type == "cpu" and left.dtype == torch.float32
+    if onednn and not torch.compiler.is_compiling():
         out: Tensor = torch.ops.mkldnn._linear_pointwise(left, right, None, "none", [], "")
         return out
     return left @ right.T
@@ -33,7 +37,7 @@ def gram(rows: Tensor) -> Tensor:
     edges = [*range(0, n, BLOCK if rows.device.type == "cpu" else n), n]
     out = rows.new_empty(n, n)
     for start, stop in pairwise(edges):
-        strip = product(rows[start:stop], rows[start:])
+        strip = deterministic_matmul(rows[start:stop], rows[start:])
         corner = strip[:, : stop - start].triu_()
         corner.add_(corner.triu(1).T)
         out[start:stop, start:] = strip

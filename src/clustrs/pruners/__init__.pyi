@@ -1,0 +1,39 @@
+# Written by python -m clustrs.pruners
+
+from clustrs.pruners.base import Pruner
+from clustrs.pruners.clustrs import ClustRS
+from clustrs.pruners.denoise import Denoise
+from clustrs.pruners.divprune import DivPrune
+from clustrs.pruners.fastervlm import FasterVLM
+from clustrs.pruners.grid import Grid
+from clustrs.pruners.none import NoPruning
+from clustrs.pruners.random import Random
+from clustrs.pruners.registry import from_dict, get_method, list_methods, method_class, parse_method, register
+from clustrs.pruners.selection import EncoderStates, Layout, PrunerInputs, Selection
+from clustrs.pruners.tome import ToMe
+from clustrs.pruners.visionzip import VisionZip
+from clustrs.pruners.vispruner import VisPruner
+
+__all__ = [
+    "ClustRS",
+    "Denoise",
+    "DivPrune",
+    "EncoderStates",
+    "FasterVLM",
+    "Grid",
+    "Layout",
+    "NoPruning",
+    "Pruner",
+    "PrunerInputs",
+    "Random",
+    "Selection",
+    "ToMe",
+    "VisPruner",
+    "VisionZip",
+    "from_dict",
+    "get_method",
+    "list_methods",
+    "method_class",
+    "parse_method",
+    "register",
+]

@@ -1,0 +1,67 @@
+"""ToMe: similar tokens merged in pairs, round by round."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clustrs.ops.clusters import partition, weighted_sums
+from clustrs.ops.cosines import cosines
+from clustrs.ops.indexing import stable_topk
+from clustrs.ops.precision import upcast_half
+from clustrs.pruners import checks
+from clustrs.pruners.base import Pruner
+from clustrs.pruners.registry import register
+from clustrs.pruners.selection import PrunerInputs, Selection
+
+
+@register
+@dataclass(frozen=True)
+class ToMe(Pruner):
+    """Merge the most similar tokens into their means, in rounds of pairs, until k are left.
+
+    Similar means a large cosine of the keys, or of the tokens where there are no keys.
+    """
+
+    name = "tome"
+    paper = "https://arxiv.org/abs/2210.09461"
+    merges = True
+
+    def _select(self, inputs: PrunerInputs, k: int, check: bool) -> Selection:
+        if check:
+            checks.finite("tokens", inputs.tokens)
+            if inputs.keys is not None:
+                checks.finite("states.keys", inputs.keys)
+        batch, n, _ = inputs.tokens.shape
+        features = (inputs.tokens if inputs.patch_keys is None else inputs.patch_keys).double()
+        labels = torch.arange(n, device=features.device).repeat(batch, 1)
+        first = labels
+        with torch.no_grad():
+            while (left := first.shape[1]) > k:
+                labels, first = merge_round(features, labels, first, min(left // 2, left - k))
+            clusters = partition(labels, k)
+        tokens = upcast_half(inputs.tokens)
+        share = clusters.sizes.to(tokens.dtype).reciprocal().gather(-1, labels)
+        means = weighted_sums(clusters, tokens, share).to(inputs.tokens.dtype)
+        return Selection(means, first, labels, merged=clusters.sizes > 1)
+
+
+def merge_round(features: Tensor, labels: Tensor, first: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Merge `count` groups at even positions into the most similar ones at odd positions.
+
+    `labels` [B, N] is the group of each token, `first` [B, R] the first token of each group, ascending. The mean of
+    two groups weighted by their sizes is the mean of all their tokens, and cosines do not depend on length: so groups
+    are compared by the sums of their tokens' features.
+    """
+    left = first.shape[1]
+    sums = weighted_sums(partition(labels, left), features, torch.ones_like(labels, dtype=features.dtype))
+    links = cosines(sums[:, ::2], sums[:, 1::2]).max(-1)
+    source = stable_topk(links.values, count)
+    target = links.indices.gather(-1, source) * 2 + 1
+    group = torch.arange(left, device=labels.device).repeat(len(labels), 1)
+    parent = group.scatter(-1, source * 2, target)
+    first = first.scatter_reduce(-1, parent, first, "amin")
+    gone = parent != group
+    first, order = first.masked_fill(gone, labels.shape[1]).sort(-1)
+    rank = torch.empty_like(order).scatter_(-1, order, group)
+    return rank.gather(-1, parent.gather(-1, labels)), first[:, : left - count]

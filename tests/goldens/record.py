@@ -1,0 +1,69 @@
+"""Records the goldens: `python tests/goldens/record.py rivals` and `... release`.
+
+rivals.json: what the published rules of the rivals choose, from the slow references (float64, exact sums).
+release-0.1.json: what release 0.1 chose. Record it with that release on the path:
+`git worktree add /tmp/old d9fbfa2 && PYTHONPATH=/tmp/old/src:tests python tests/goldens/record.py release`.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import reference
+from goldens.cases import KEEPS, as_tensors, images
+
+from clustrs import get_method
+
+FOLDER = Path(__file__).parent
+RIVALS = ("fastervlm", "divprune", "visionzip", "vispruner")
+RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
+    "clustrs": ("clustrs", {}),
+    "clustrs, euclidean, no shrinkage": ("clustrs", {"distance": "euclidean", "shrink": False}),
+    "clustrs, huber centroid, salience": ("clustrs", {"centroid": "huber", "salience": True, "tau": 2.0, "seed": 3}),
+    **{name: (name, {}) for name in (*RIVALS, "random", "grid")},
+}
+
+
+def rivals() -> dict[str, Any]:
+    results: dict[str, Any] = {name: {} for name in RIVALS}
+    for title, image in images(40):
+        for keep in KEEPS:
+            for name in RIVALS:
+                result = reference.run(get_method(name, keep=keep), image)
+                results[name][f"{title}, k = {keep}"] = {"indices": result.indices}
+                if result.labels is not None:
+                    results[name][f"{title}, k = {keep}"]["labels"] = result.labels
+    return results
+
+
+def release() -> dict[str, Any]:
+    results: dict[str, Any] = {title: {} for title in RELEASED}
+    for title, image in images(12):
+        inputs = as_tensors(image)
+        for keep in KEEPS:
+            for label, (name, parameters) in RELEASED.items():
+                result = get_method(name, keep=keep, **parameters).select(*inputs)
+                stored = {"indices": result.indices.tolist(), "sum": result.tokens.double().sum(-1).tolist()[:3]}
+                if result.alpha is not None:
+                    stored["alpha"] = [round(value, 5) for value in result.alpha.tolist()[:5]]
+                results[label][f"{title}, k = {keep}"] = stored
+    return results
+
+
+def write(path: Path, results: dict[str, Any]) -> None:
+    """One line for each case."""
+    blocks = []
+    for name, cases in results.items():
+        lines = [f"  {json.dumps(case)}: {json.dumps(stored, separators=(',', ':'))}" for case, stored in cases.items()]
+        blocks.append(f"{json.dumps(name)}: {{\n" + ",\n".join(lines) + "\n}")
+    path.write_text("{\n" + ",\n".join(blocks) + "\n}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["rivals"]:
+        write(FOLDER / "rivals.json", rivals())
+    elif sys.argv[1:] == ["release"]:
+        write(FOLDER / "release-0.1.json", release())
+    else:
+        sys.exit(__doc__)

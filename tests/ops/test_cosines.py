@@ -1,0 +1,86 @@
+"""Cosines: right to the last bits, and the same whatever the batch, the strides, the threads and the position."""
+
+import os
+import subprocess
+import sys
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clustrs.ops.cosines import cosines, fixed_point, paired_cosines
+
+sizes = st.integers(1, 30)
+
+
+@given(n=sizes, width=st.integers(1, 600), seed=st.integers(0, 1000), exponent=st.integers(-60, 40))
+@settings(max_examples=40)
+def test_no_rounding_is_left_in_sums_of_float32(n: int, width: int, seed: int, exponent: int) -> None:
+    """Against exact integers: what is off is float64's own rounding."""
+    rows = torch.randn(n, width, generator=torch.Generator().manual_seed(seed)) * 2.0**exponent
+    result = cosines(rows[None])[0]
+    assert torch.equal(result, result.T)
+    assert torch.equal(result.diagonal(), torch.ones(n, dtype=torch.float64))
+    exact = [[Fraction(x) for x in row] for row in rows.double().tolist()]
+    i, j = 0, n - 1
+    dot, left, right = (
+        sum((a * b for a, b in zip(exact[x], exact[y], strict=True)), Fraction(0)) for x, y in ((i, j), (i, i), (j, j))
+    )
+    squared = Fraction(result[i, j].item()) ** 2
+    assert abs(squared - dot**2 / (left * right)) < Fraction(2) ** -49
+
+
+def test_products_of_the_parts_stay_below_what_float64_adds_exactly() -> None:
+    for rows in (torch.ones(2, 16384), torch.eye(3, 4096), torch.randn(4, 4096), torch.rand(4, 7) * 1e15):
+        high, low = fixed_point(rows)
+        assert torch.equal(high, high.round())
+        assert torch.equal(low, low.round())
+        assert (high.abs() @ high.abs().T).max() <= 2**53
+        assert 2 * (high.abs() @ low.abs().T).max() <= 2**53
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_duplicates_and_multiples_are_equal_everywhere(dtype: torch.dtype) -> None:
+    rows = torch.randn(300, 333, generator=torch.Generator().manual_seed(0)).to(dtype)
+    rows[299] = rows[7]
+    rows[150] = 4 * rows[7]
+    rows[20] = 0
+    result = cosines(rows[None])[0]
+    assert torch.equal(result[299], result[7])
+    assert torch.equal(result[150], result[7])
+    assert result[7, 150] == 1
+    assert not result[20].any()
+
+
+def test_pairs_and_blocks_have_the_same_bits() -> None:
+    rows = torch.randn(250, 700, generator=torch.Generator().manual_seed(1))
+    everything = cosines(rows[None])[0]
+    left, right = torch.randint(250, (2, 400), generator=torch.Generator().manual_seed(2))
+    assert torch.equal(paired_cosines(rows[left], rows[right]), everything[left, right])
+    assert torch.equal(cosines(rows[None, :9], rows[None, 100:])[0], everything[:9, 100:])
+    strided = rows.T.contiguous().T
+    assert torch.equal(cosines(strided[None])[0], everything)
+    assert torch.equal(cosines(torch.stack([rows.flip(0), rows]))[1], everything)
+
+
+THREADS = """
+import hashlib, torch
+from clustrs.ops.cosines import cosines
+generator = torch.Generator().manual_seed(0)
+inputs = [torch.randn(1, *size, generator=generator) for size in ((37, 1000), (100, 64), (333, 777), (5, 3000))]
+for threads in (1, 2, 3, 5):
+    torch.set_num_threads(threads)
+    print(hashlib.sha256(b"".join(cosines(rows).numpy().tobytes() for rows in inputs)).hexdigest())
+"""
+
+
+@pytest.mark.parametrize("kernels", ["as found", "avx2"])
+def test_the_same_bits_with_any_threads_and_kernels(kernels: str) -> None:
+    smaller = {"MKL_ENABLE_INSTRUCTIONS": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"} if kernels == "avx2" else {}
+    run = subprocess.run(
+        [sys.executable, "-c", THREADS], env={**os.environ, **smaller}, capture_output=True, text=True, check=True
+    )
+    assert len(run.stdout.split()) == 4
+    assert len(set(run.stdout.split())) == 1

@@ -1,0 +1,35 @@
+"""Colours and markers of methods."""
+
+import subprocess
+import sys
+
+import pytest
+
+import clustrs
+from clustrs import palette
+
+
+def test_every_method_has_a_colour_of_its_own() -> None:
+    names = [*clustrs.list_methods(), "mine", "yours", "denoise:divprune", "a method with spaces"]
+    colors = [palette.color(name) for name in names]
+    assert len(set(colors)) == len(names)
+    assert all(len(color) == 7 and int(color[1:], 16) >= 0 for color in colors)
+    assert [palette.color(name) for name in names] == colors
+    assert palette.color("clustrs") == "#0072b2"
+
+
+@pytest.mark.parametrize("name", ["tome", "mine", "x" * 500, ""])
+def test_other_names_stay_clear_of_the_fixed_colours(name: str) -> None:
+    assert palette._clearance(palette.color(name)) > 40**2
+    assert palette.marker(name) in palette.OTHER_MARKERS
+    assert palette.marker(name) not in palette.MARKERS.values()
+
+
+def test_markers_are_known_to_matplotlib() -> None:
+    markers = pytest.importorskip("matplotlib.markers")
+    assert {*palette.MARKERS.values(), *palette.OTHER_MARKERS} <= set(markers.MarkerStyle.markers)
+
+
+def test_the_palette_needs_no_torch() -> None:
+    code = "import sys; from clustrs import palette; print([m for m in ('torch', 'matplotlib') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
