@@ -109,7 +109,7 @@ def test_a_mean_over_other_cells_is_not_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("study", ["ablation", "tau", "clip"])
-def test_studies_and_report_agree(tmp_path: Path, study: str) -> None:
+def test_studies_and_report_agree(tmp_path: Path, study: Any) -> None:
     table = study if study == "ablation" else f"sensitivity_{study}"
     variants = ablation.VARIANTS if study == "ablation" else sensitivity.VALUES[study]
     keeps = (16, 50, 144)

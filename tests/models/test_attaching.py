@@ -68,7 +68,7 @@ def test_attaching_twice(load: Load) -> None:
         ({"positions": "old"}, "positions='old'"),
     ],
 )
-def test_options(load: Load, options: dict[str, str], words: str) -> None:
+def test_options(load: Load, options: dict[str, Any], words: str) -> None:
     model, _ = load()
     with pytest.raises(ValueError, match=words):
         ClustRS(keep=3).attach(model, **options)

@@ -330,7 +330,22 @@ class Handle:
             {m: self.adapter.outputs(group, m) for m, group in groups.items()}
         )
         self._shorten(arguments, compaction, [token for token, _ in images])
+        if torch.compiler.is_compiling():
+            self._embed(arguments, images)
         return compaction, len(encoded)
+
+    def _embed(self, arguments: dict[str, Any], images: list[tuple[int, list[KeptTokens]]]) -> None:
+        """Feed embeddings instead of ids and features: the model's own check that the two fit does not compile together
+        with a selection (inductor of torch 2.13 fails on it)."""
+        if any(tokens.planes is not None for _, group in images for tokens in group):
+            raise ValueError("torch.compile: a model with several planes of visual features can't be compiled pruned")
+        ids = arguments.pop("input_ids")
+        del arguments["mm_encoder_outputs"]
+        embeddings = self.inner.get_input_embeddings()(ids)
+        for token, group in images:
+            features = torch.cat([tokens.features for tokens in group]).to(embeddings)
+            embeddings = embeddings.masked_scatter((ids == token)[..., None], features)
+        arguments["inputs_embeds"] = embeddings
 
     def _shorten(self, arguments: dict[str, Any], compaction: Compaction, placeholders: list[int]) -> None:
         """Compact the ids and all that runs along with them."""
