@@ -7,7 +7,7 @@ from tiny_models import GRID, PATCHES
 from torch import Tensor
 from transformers.models.llava_next.modeling_llava_next import get_anyres_image_grid_shape, unpad_image
 
-from clustrs import EncoderStates, Pruner, Selection
+from clustrs import EncoderStates, Layout, Pruner, Selection
 
 
 def eager_scores(model: Any, pixels: Tensor, cls: bool) -> Tensor:
@@ -53,6 +53,12 @@ def anyres(model: Any, crops: Tensor, size: Any) -> Tensor:
     return torch.cat([crops[0], grid.flatten(1).T])
 
 
+def cells(crops: int) -> Tensor:
+    """Tile, y and x of every token of every crop: [crops, 16, 3]."""
+    rows = [[[crop, cell // GRID, cell % GRID] for cell in range(PATCHES)] for crop in range(crops)]
+    return torch.tensor(rows, dtype=torch.float32)
+
+
 def select(model: Any, method: Pruner, inputs: dict[str, Any], cls: bool, base_only: bool = False) -> Selection:
     """What a method keeps of the only image of a call."""
     inner = getattr(model, "model", model)
@@ -66,6 +72,7 @@ def select(model: Any, method: Pruner, inputs: dict[str, Any], cls: bool, base_o
             eager_scores(model, pixels, cls)[..., None],
             hidden[:, first:],
             keys_of(model, pixels)[:, first:],
+            cells(len(pixels)),
         ]
         if "image_sizes" in inputs:
             parts = [anyres(model, part, inputs["image_sizes"][0]) for part in parts]
@@ -73,14 +80,14 @@ def select(model: Any, method: Pruner, inputs: dict[str, Any], cls: bool, base_o
             parts = [part[0] for part in parts]
         if base_only:
             parts = [part[:PATCHES] for part in parts]
-        tokens, scores, patches, keys = parts
+        tokens, scores, patches, keys, cell = parts
         states = EncoderStates(
             torch.cat([hidden[0, :first], patches]),
             torch.cat([keys_of(model, pixels)[0, :first], keys]),
             inner.multi_modal_projector,
             cls,
         )
-        return method.select(tokens, scores[:, 0], states)
+        return method.select(tokens, scores[:, 0], states, layout=Layout(*cell.long().unbind(1)))
 
 
 def embeddings(model: Any, ids: Tensor, rows: list[Tensor]) -> Tensor:

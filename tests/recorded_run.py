@@ -38,8 +38,8 @@ def rows_of(config: Row) -> list[Row]:
     )
     for (place, method), (noise, corruption), seed, item in grid:
         score = min(1.0, max(0.0, round(generator.normal(0.5 + 0.05 * place - 0.08 * noise, 0.3), 1)))
-        budget = round(method["keep"])
-        kept = [] if method["name"] == "none" else generator.choice(max(20, budget), budget, replace=False).tolist()
+        budget = 0 if method["name"] == "none" else round(method["keep"])
+        kept = generator.choice(max(20, budget), budget, replace=False).tolist()
         rows.append(
             {
                 "item": f"v1_{item}",

@@ -143,7 +143,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         (BOMB, "line 2 has the alias ..: write the value out"),
         ("[" * 5000, "is not YAML: nested more than 20 deep"),
         ("1: 2", "give a mapping"),
-        ("methods: ['']", "methods: give at least one"),
+        ("methods: ['']", "methods: a value is empty, give values"),
         ('a: "\\ud800"', "unknown option 'a'|is not YAML"),
     ],
     ids=lambda value: value[:24],

@@ -42,7 +42,6 @@ def test_finds_imports_that_are_there(graph: grimp.ImportGraph) -> None:
     assert not any(edge.importer == "ops" and edge.imported != "validation" for edge in imports)
 
 
-@pytest.mark.xfail(reason="evaluation/engines/ray.py still imports quiet_transformers from cli", strict=True)
 def test_no_room_imports_upward(graph: grimp.ImportGraph) -> None:
     contract = import_graph.read_contract()
     assert upward_imports(find_imports(graph, contract), contract) == []

@@ -302,8 +302,7 @@ def run_compare(options: argparse.Namespace) -> None:
 
 def compared(options: argparse.Namespace) -> list["Pruner"]:
     """The methods to compare at every budget; each takes those of the given parameters that it has."""
-    from clustrs.pruners import parse_method
-    from clustrs.pruners import list_methods, method_class
+    from clustrs.pruners import list_methods, method_class, parse_method
 
     check_settings(options.set)
     every = sorted(list_methods(), key=lambda name: name != "none")  # what the others are compared with comes first

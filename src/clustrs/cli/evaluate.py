@@ -206,7 +206,10 @@ def configuration(options: argparse.Namespace) -> "Config":
     given = {name: getattr(options, name) for name in (*DEFAULTS, *PLAIN)}
     chosen |= {name: value for name, value in given.items() if value is not None}
     for name in LISTS:
-        chosen[name] = as_list(chosen[name])
+        try:
+            chosen[name] = as_list(chosen[name])
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
     if options.set_task:
         check_task_options(options.set_task)
         chosen["task_options"] = {**chosen.get("task_options", {}), **options.set_task}
