@@ -7,10 +7,11 @@ class. Entry points are loaded when methods are first asked for by name.
 import warnings
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any, TypeVar
 
 from clustrs import validation
+from clustrs.plugins import plugin_entries
 from clustrs.pruners.base import Pruner
 
 Method = TypeVar("Method", bound=type[Pruner])
@@ -41,7 +42,7 @@ def register(method: Method) -> Method:
 
 def load_plugins() -> None:
     """Load the entry points of other packages, once each. One that fails is skipped with a warning."""
-    for entry in entry_points(group=GROUP):
+    for entry in plugin_entries(GROUP):
         key = f"{entry.name}={entry.value}"
         if key not in _loaded:
             _loaded.add(key)

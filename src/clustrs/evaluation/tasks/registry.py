@@ -5,12 +5,13 @@ import os
 import warnings
 from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, TypeVar
 
 from clustrs import validation
 from clustrs.evaluation.task import Task
+from clustrs.plugins import plugin_entries
 
 GROUP = "clustrs.tasks"
 """Of the entry points by which a package offers tasks: `name = "package.module:load"`."""
@@ -64,7 +65,7 @@ def get_task(name: str, data: str | os.PathLike[str] | None = None, limit: int |
 def _offered() -> dict[str, EntryPoint]:
     """The entry points of installed packages by name; one that takes the name of another task is left out, aloud."""
     offered: dict[str, EntryPoint] = {}
-    for point in entry_points(group=GROUP):
+    for point in plugin_entries(GROUP):
         if point.name in BUILT_IN or point.name in _registered or point.name in offered:
             warnings.warn(f"task {point.name!r} of {_package(point)} is ignored: the name is taken", stacklevel=3)
         else:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from importlib.metadata import entry_points
 from typing import Literal
 
 import numpy as np
 from PIL import Image
 
 from clustrs.images.corruptions import effects, imagenet_c
+from clustrs.plugins import plugin_entries
 
 Effect = Callable[[Image.Image, float, np.random.Generator], Image.Image]
 Kind = Literal["any", "integer", "odd"]
@@ -118,7 +118,7 @@ def corruption_rule(name: str) -> Rule:
 @cache
 def load_plugins() -> None:
     """Import what other packages registered as entry points, once; one that fails is named in a warning."""
-    for entry in entry_points(group=ENTRY_POINTS):
+    for entry in plugin_entries(ENTRY_POINTS):
         try:
             entry.load()
         except Exception as error:  # whatever another package does wrong must not break the rest

@@ -3,12 +3,12 @@
 import warnings
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from pkgutil import iter_modules
 from typing import Any, TypeVar
 
 from clustrs import validation
 from clustrs.models.adapters.base import Adapter
+from clustrs.plugins import plugin_entries
 
 Kind = TypeVar("Kind", bound=type[Adapter])
 
@@ -36,7 +36,7 @@ def _load_all() -> None:
     package = import_module("clustrs.models.adapters")
     for module in iter_modules(package.__path__):
         import_module(f"{package.__name__}.{module.name}")
-    for entry in entry_points(group="clustrs.adapters"):
+    for entry in plugin_entries("clustrs.adapters"):
         try:
             entry.load()
         except Exception as error:  # whatever somebody else's package does wrong

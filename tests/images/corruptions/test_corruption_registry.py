@@ -78,7 +78,9 @@ def test_a_name_again() -> None:
     register_corruption("acme/invert", levels=[0.5], low=0, high=1)(invert)
     register_corruption("acme/invert", levels=[1], low=0, high=1)(invert)  # a notebook cell that is run twice
     assert corruption_rule("acme/invert").levels == (1.0,)
-    with pytest.raises(ValueError, match=r"'gaussian' of .*test_registry: clustrs.*effects has registered one"):
+    with pytest.raises(
+        ValueError, match=r"'gaussian' of .*test_corruption_registry: clustrs.*effects has registered one"
+    ):
         register_corruption("gaussian", levels=[1], low=0, high=1)(invert)
     assert corruption_rule("gaussian").high == 100
 
@@ -96,7 +98,7 @@ def test_entry_points_are_loaded_when_needed(monkeypatch: pytest.MonkeyPatch) ->
     good = EntryPoint("acme", "acme_corruptions:effect", rules.ENTRY_POINTS)
     bad = EntryPoint("broken", "nowhere_to_be_found", rules.ENTRY_POINTS)
     groups = {"clustrs.corruptions": [bad, good]}
-    monkeypatch.setattr(rules, "entry_points", lambda group: groups[group])
+    monkeypatch.setattr(rules, "plugin_entries", lambda group: groups[group])
     Corruption("gaussian", 1)
     assert loaded == []
     with pytest.warns(
