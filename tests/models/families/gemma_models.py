@@ -42,9 +42,7 @@ def tokenizer(kind: str) -> Any:
     core = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[], unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
-    return tf.PreTrainedTokenizerFast(
-        tokenizer_object=core, extra_special_tokens=extra, padding_side="left", **SPECIAL
-    )
+    return tf.PreTrainedTokenizerFast(tokenizer_object=core, extra_special_tokens=extra, padding_side="left", **SPECIAL)
 
 
 def tower_config(side: int) -> Any:

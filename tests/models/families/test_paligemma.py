@@ -16,9 +16,7 @@ pytestmark = pytest.mark.parametrize("kind", KINDS)
 
 def trained_on(processor: Any) -> dict[str, Any]:
     """A prompt with the answer that it should get."""
-    return dict(
-        processor(images=[[make_image()]], text=["<image>what is it?"], suffix=["a cat"], return_tensors="pt")
-    )
+    return dict(processor(images=[[make_image()]], text=["<image>what is it?"], suffix=["a cat"], return_tensors="pt"))
 
 
 def test_the_suffix_is_causal_and_the_prefix_is_not(kind: str) -> None:

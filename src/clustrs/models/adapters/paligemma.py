@@ -80,10 +80,11 @@ class PaliGemmaAdapter(Adapter):
         )
 
     def outputs(self, kept: Sequence[KeptTokens], modality: Modality) -> Any:
-        """One tensor, as the model wants it, with a row for each token: images may differ in what they keep, and beam
-        search divides the rows among the prompts."""
+        """One tensor [images, k, D], as the model's own encoding gives it, if all images keep equally many tokens."""
+        if len({len(tokens.features) for tokens in kept}) > 1:
+            return RaggedOutput([tokens.features for tokens in kept])
         out = super().outputs(kept, modality)
-        out.pooler_output = torch.cat(out.pooler_output)[:, None]
+        out.pooler_output = torch.stack(out.pooler_output)
         return out
 
     @classmethod
@@ -91,3 +92,25 @@ class PaliGemmaAdapter(Adapter):
         tower = config.vision_config
         patches, _ = towers.tower_tokens(tower)
         return towers.tower_flops(tower), 2 * patches * tower.hidden_size * config.projection_dim
+
+
+class RaggedRows(list[Tensor]):
+    """Features [k, D] of each image, for a model that asks for one tensor: it is made when it is moved to its place."""
+
+    def to(self, *args: Any) -> Tensor:
+        return torch.cat(list(self))[:, None].to(*args)
+
+
+class RaggedOutput:
+    """An encoder output of images that keep different numbers of tokens; beam search repeats and replaces the list."""
+
+    def __init__(self, rows: Sequence[Tensor]) -> None:
+        self.pooler_output = rows
+
+    @property
+    def pooler_output(self) -> RaggedRows:
+        return self._rows
+
+    @pooler_output.setter
+    def pooler_output(self, rows: Sequence[Tensor]) -> None:
+        self._rows = RaggedRows(rows)
