@@ -14,7 +14,7 @@ from clustrs import ClustRS, FasterVLM, NoPruning, Pruner, get_method, list_meth
 CROPS = 3
 """Crops of the wide image: itself and two halves."""
 SCAN: dict[str, Any] = {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 20}
-CLOSE = {"atol": 3e-5, "rtol": 0.0}
+CLOSE: dict[str, Any] = {"atol": 3e-5, "rtol": 0.0}
 TEXT = "<bos>user: <image> what?"
 
 

@@ -28,7 +28,7 @@ from clustrs.models.ask import as_seen, ask
 from clustrs.models.prompts import chat_prompt
 
 PRUNING = [name for name in list_methods() if name != "none"]
-CLOSE = {"atol": 3e-5, "rtol": 0.0}
+CLOSE: dict[str, Any] = {"atol": 3e-5, "rtol": 0.0}
 WAYS: list[dict[str, Any]] = [
     {"num_beams": 3},
     {"num_beams": 4, "num_return_sequences": 2},

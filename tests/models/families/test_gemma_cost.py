@@ -1,6 +1,7 @@
 """What Gemma 3 and PaliGemma cost, counted from the config, against torch's own counter and the real cache."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ def angles(model: Any, tokens: int) -> int:
     """What torch counts for the rotary embedding alone: older transformers have a matrix product in it."""
     language, positions = model.model.language_model, torch.arange(tokens)[None]
     kinds = [[kind] for kind in sorted(set(language.config.layer_types))] if is_gemma3(model) else [[]]
-    return sum(flops(lambda kind=kind: language.rotary_emb(torch.zeros(1), positions, *kind))[0] for kind in kinds)
+    return sum(flops(partial(language.rotary_emb, torch.zeros(1), positions, *kind))[0] for kind in kinds)
 
 
 def is_gemma3(model: Any) -> bool:
