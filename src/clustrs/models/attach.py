@@ -219,7 +219,8 @@ class Handle:
         if not self._has_images(arguments):
             turn = self._turn(arguments)
             if turn is not None:
-                turn.continue_forward(arguments, compact_positions=self.positions == "compact")
+                compact = self.positions == "compact"
+                turn.continue_forward(arguments, compact, self.adapter.first_position)
                 with self._inside():
                     return wrapper.original(**arguments)
             return wrapper.original(*args, **kwargs)
@@ -349,6 +350,11 @@ class Handle:
 
     def _shorten(self, arguments: dict[str, Any], compaction: Compaction, placeholders: list[int]) -> None:
         """Compact the ids and all that runs along with them."""
+        shape = arguments["input_ids"].shape
+        for name in FOLLOWERS:
+            along = arguments.get(name)
+            if along is not None and along.shape != shape:
+                raise ValueError(f"{name} has shape {list(along.shape)}: {list(shape)} goes with input_ids")
         pad = generation.pad_id(self.model, avoid=placeholders)
         arguments["input_ids"] = compaction.follow(arguments["input_ids"], pad)
         arguments["attention_mask"] = compaction.mask
@@ -375,7 +381,7 @@ class Handle:
         if self.positions == "original":
             whole = given if given is not None else counted
             if whole is None:
-                whole = torch.arange(prompt.shape[1], device=prompt.device)
+                whole = torch.arange(prompt.shape[1], device=prompt.device) + self.adapter.first_position
             arguments["position_ids"] = compaction.positions(whole.expand(*whole.shape[:-2], *prompt.shape))
         elif given is not None:
             positions = compaction.follow(given.expand(*given.shape[:-2], *prompt.shape), 0)

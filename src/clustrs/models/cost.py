@@ -12,7 +12,7 @@ import torch
 from clustrs.models.adapters import adapter_class, list_model_types
 from clustrs.models.flops import attention_flops, check_known
 
-DECODERS = ("llama", "mistral", "qwen2")
+DECODERS = ("llama", "mistral", "qwen2", "gemma", "gemma2", "gemma3_text")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ SYSTEM = (
 )
 PLAIN_PROMPT = "USER: {image}\n{question} ASSISTANT:"
 """For processors without a chat template: the turns of LLaVA-1.5 without its system line."""
+PLAIN_PROMPTS = {"PaliGemmaProcessor": "{image}{question}"}
+"""By processor, where these turns would be wrong: PaliGemma's image comes first, then the beginning of the text."""
 VICUNA_V1 = f"{SYSTEM} {PLAIN_PROMPT}"
 
 
@@ -25,7 +27,8 @@ def chat_prompt(processor: Any, question: str, template: PromptTemplate = "check
     if template != "checkpoint":
         raise ValueError(f"prompt_template={template!r}: give one of 'checkpoint', 'vicuna_v1'")
     if not getattr(processor, "chat_template", None):
-        return PLAIN_PROMPT.format(image=placeholder, question=question)
+        plain = PLAIN_PROMPTS.get(type(processor).__name__, PLAIN_PROMPT)
+        return plain.format(image=placeholder, question=question)
     content = [{"type": "image"}, {"type": "text", "text": question}]
     try:
         return str(processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True))

@@ -17,7 +17,7 @@ class Turn:
     compaction: Compaction
     images: int
 
-    def continue_forward(self, arguments: dict[str, Any], compact_positions: bool) -> None:
+    def continue_forward(self, arguments: dict[str, Any], compact_positions: bool, first_position: int = 0) -> None:
         """Make the caller's mask and positions, which count the whole prompt, fit the cache of the compacted one."""
         ids = arguments.get("input_ids")
         new = ids.shape[1] if ids is not None else arguments["inputs_embeds"].shape[1]
@@ -39,7 +39,7 @@ class Turn:
             arguments["position_ids"] = positions - whole.dropped[:, -1:]
         elif positions is None and not compact_positions:
             columns = torch.arange(whole.width - new, whole.width, device=whole.source.device)
-            arguments["position_ids"] = columns.expand(len(whole.source), new)
+            arguments["position_ids"] = columns.expand(len(whole.source), new) + first_position
 
     def continue_prompt(self, input_ids: Tensor, mask: Tensor, placeholders: list[int]) -> Compaction:
         """Compact the longer prompt of the next turn as the cache is."""

@@ -59,6 +59,8 @@ class Adapter:
     """Arguments of `forward` that bring images or videos."""
     consumed: ClassVar[tuple[str, ...]] = ()
     """Further arguments that are used up when these are encoded."""
+    first_position: ClassVar[int] = 0
+    """What `forward` counts positions from when it is given none."""
     counts_vision: ClassVar[bool] = False
     """Whether `vision_flops` is defined."""
 
