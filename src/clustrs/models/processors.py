@@ -57,7 +57,7 @@ class Gemma4Processor(tf.Gemma4Processor):  # type: ignore[misc]
         tf.ProcessorMixin.__init__(self, feature_extractor, image_processor, tokenizer, chat_template=chat_template)
 
 
-IMAGES_ONLY = {"llava_onevision": LlavaOnevisionProcessor, "gemma4": Gemma4Processor}
+IMAGE_ONLY = {"llava_onevision": LlavaOnevisionProcessor, "gemma4": Gemma4Processor}
 """By model type: what stands in for the processor where torchvision is missing."""
 
 
@@ -65,6 +65,6 @@ def load_processor(source: str) -> Any:
     """A folder's or a hub id's processor; without its video half where that needs torchvision, which is missing."""
     if find_spec("torchvision") is None:
         config = tf.AutoConfig.from_pretrained(source, trust_remote_code=False)
-        if config.model_type in IMAGES_ONLY:
-            return IMAGES_ONLY[config.model_type].from_pretrained(source, trust_remote_code=False)
+        if config.model_type in IMAGE_ONLY:
+            return IMAGE_ONLY[config.model_type].from_pretrained(source, trust_remote_code=False)
     return tf.AutoProcessor.from_pretrained(source, trust_remote_code=False)

@@ -91,7 +91,7 @@ def attention_scores(
         return scores / (counts * query.shape[1])
 
 
-def _attend(query: Tensor, keys: Tensor, scaling: float, mask: Tensor | None, valid: Tensor | None) -> Tensor:
+def _attend(query: Tensor, keys: Tensor, scaling: float, mask: Tensor | None, valid: Tensor | None = None) -> Tensor:
     logits = query.float() @ keys.mT * scaling
     if valid is not None:
         logits = logits.masked_fill(~valid[:, None, None], -torch.inf)
@@ -111,9 +111,7 @@ def _rows(mask: Tensor | None, start: int, stop: int) -> Tensor | None:
 
 
 @contextmanager
-def listen(
-    layer: nn.Module, reduction: Reduction, clock: Clock, valid: Tensor | None = None
-) -> Iterator[Listener]:
+def listen(layer: nn.Module, reduction: Reduction, clock: Clock, valid: Tensor | None = None) -> Iterator[Listener]:
     """Listen to one attention layer, in this thread, until the block ends. `valid` [B, N] is False for padding."""
     listener = Listener(layer, reduction, clock, valid)
     if torch.compiler.is_compiling():

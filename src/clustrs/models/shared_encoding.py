@@ -1,7 +1,7 @@
 """Encode images once, then let any number of methods prune them: the tower is most of the cost of an evaluation."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,14 +14,20 @@ from clustrs.models.clock import Clock
 from clustrs.options import Crops
 from clustrs.pruners import Pruner
 
+ALONG = ("token_type_ids", "mm_token_type_ids")
+
 
 @dataclass(frozen=True)
 class Batch:
-    """Prompts with one image each; prompts about the same image share its `VisualTokens`."""
+    """Prompts with one image each; prompts about the same image share its `VisualTokens`.
+
+    `along` has what else runs along with the ids: token types, for the families that have some.
+    """
 
     input_ids: Tensor
     attention_mask: Tensor
     images: list[VisualTokens]
+    along: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,9 @@ def encode(
     with torch.inference_mode():
         encoded = adapter.encode(adapter.take_images(dict(inputs), rows), Clock(model.device), crops)
     by_row = dict(zip(rows, encoded, strict=True))
-    return Batch(inputs["input_ids"], inputs["attention_mask"], [by_row[first[index]] for index, _ in prompts])
+    shared = [by_row[first[index]] for index, _ in prompts]
+    along = {name: inputs[name] for name in ALONG if name in inputs}
+    return Batch(inputs["input_ids"], inputs["attention_mask"], shared, along)
 
 
 def reply(model: Any, processor: Any, batch: Batch, method: Pruner, max_new_tokens: int, **options: Any) -> list[Reply]:
@@ -58,6 +66,7 @@ def reply(model: Any, processor: Any, batch: Batch, method: Pruner, max_new_toke
             batch.images,
             input_ids=batch.input_ids,
             attention_mask=batch.attention_mask,
+            **batch.along,
             max_new_tokens=max_new_tokens,
             do_sample=False,
         )
@@ -71,4 +80,5 @@ def part(batch: Batch, row: int) -> Batch:
     """One prompt of a batch alone, without its padding."""
     real = batch.attention_mask[row].bool()
     ids = batch.input_ids[row][real][None]
-    return Batch(ids, torch.ones_like(ids), [batch.images[row]])
+    along = {name: part[row][real][None] for name, part in batch.along.items()}
+    return Batch(ids, torch.ones_like(ids), [batch.images[row]], along)

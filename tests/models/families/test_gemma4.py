@@ -1,23 +1,26 @@
 """Gemma 4 while a method is attached, against the untouched model and against pruning by hand."""
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gemma4_models as gemma4
 import numpy as np
 import pytest
 import torch
-import gemma4_models as gemma4
 from PIL import Image
 from tiny_models import make_image
 from torch import Tensor
+from transformers import Gemma4ForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from clustrs import ClustRS, get_method, list_methods
-from clustrs.models import shared_encoding
+from clustrs.models import plot, shared_encoding
 from clustrs.models.ask import as_seen, ask
 from clustrs.models.load import load_model
-from clustrs.models.plot import draw_comparison, draw_kept
+from clustrs.models.processors import load_processor
 
 Load = Callable[..., tuple[Any, Any]]
 VARIANTS = list(gemma4.VARIANTS)
@@ -259,22 +262,27 @@ def pick(logits: Tensor) -> Tensor:
     return logits[:, -1].argmax(-1)
 
 
-def bright_square(height: int, width: int, top: int, left: int, side: int) -> Image.Image:
+def bright_box(height: int, width: int, top: int, left: int, size: tuple[int, int]) -> Image.Image:
     pixels = np.zeros((height, width, 3), np.uint8)
-    pixels[top : top + side, left : left + side] = 255
+    pixels[top : top + size[0], left : left + size[1]] = 255
     return Image.fromarray(pixels)
 
 
-@pytest.mark.parametrize(("shape", "grid"), [((36, 60), (6, 10)), ((84, 24), (14, 4))])
+@torch.no_grad()
+def isolate_patches(model: Any) -> None:
+    """Change a model so that each token depends on its own pixels alone, wherever it lies."""
+    for layer in model.model.vision_tower.encoder.layers:
+        layer.self_attn.o_proj.linear.weight.zero_()
+    model.model.vision_tower.patch_embedder.position_embedding_table.zero_()
+
+
+@pytest.mark.parametrize(("shape", "grid"), [((36, 60), (6, 10)), ((96, 24), (16, 4))])
 def test_a_bright_square_is_where_it_is(load: Load, shape: tuple[int, int], grid: tuple[int, int]) -> None:
     """Tokens of the square stand out from those of the dark image, in the grid's own coordinates."""
     model, processor = load()
-    with torch.no_grad():  # each token sees its own patches alone
-        for layer in model.model.vision_tower.encoder.layers:
-            layer.self_attn.o_proj.linear.weight.zero_()
-        model.model.vision_tower.patch_embedder.position_embedding_table.zero_()
+    isolate_patches(model)
     for y, x in ((1, 2), (4, 0), (5, 3)):
-        image = bright_square(*shape, top=y * 6, left=x * 6, side=6)
+        image = bright_box(*shape, top=y * 6, left=x * 6, size=(6, 6))
         inputs = gemma4.prepare(processor, ["<bos><image>"], [[image]])
         with torch.no_grad(), get_method("divprune", keep=2)(model) as handle:
             model(**inputs)
@@ -438,17 +446,15 @@ def test_wrong_arguments(load: Load) -> None:
     with ClustRS(keep=KEEP)(model):
         with pytest.raises(ValueError, match=r"num_frames_per_video=\[2\]: pixel_values_videos has 1 frames"):
             model(**{**video, "num_frames_per_video": torch.tensor([2])})
-        with pytest.raises(ValueError, match="image_position_ids: 531 patches in 18 rows and 30 columns"):
+        with pytest.raises(ValueError, match="position ids of an image: 531 patches in 18 rows and 30 columns"):
             model(**{**image, "image_position_ids": torn})
 
 
-def test_a_model_without_a_vision_tower(folder: Callable[[str], Path]) -> None:
-    import transformers as tf
-
+def test_a_model_without_a_vision_tower() -> None:
     config = gemma4.configure("small", 300)
     config.vision_config = None
     with pytest.raises(ValueError, match="no vision tower"):
-        ClustRS(keep=3).attach(tf.Gemma4ForConditionalGeneration(config))
+        ClustRS(keep=3).attach(Gemma4ForConditionalGeneration(config))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -482,17 +488,74 @@ def test_ask_and_drawings(load: Load, tmp_path: Path, height: int, width: int) -
     assert (rows > columns) == (height > width)
     shown = as_seen(processor, image)
     assert shown.size == image.size, "the whole image goes through the tower"
-    draw_kept(shown, answer.image, tmp_path / "kept.png")
-    draw_comparison(shown, {"ClustRS": answer.image}, tmp_path / "compared.png")
+    plot.draw_kept(shown, answer.image, tmp_path / "kept.png")
+    plot.draw_comparison(shown, {"ClustRS": answer.image}, tmp_path / "compared.png")
     assert (tmp_path / "kept.png").stat().st_size > 1000
     assert (tmp_path / "compared.png").stat().st_size > 1000
 
 
 def test_command_line(run: Callable[..., tuple[int, str, str]], folder: Callable[[str], Path], tmp_path: Path) -> None:
-    path = tmp_path / "image.png"
+    path, shared = tmp_path / "image.png", ["--model", folder("large"), "--keep", KEEP, "--max-new-tokens", 2]
     make_image().save(path)
-    code, out, err = run(
-        "ask", path, "what?", "--model", folder("large"), "--keep", KEEP, "--max-new-tokens", 2, "--draw", tmp_path / "a.png"
+    code, out, _ = run("ask", path, "what?", *shared, "--show", tmp_path / "kept.png")
+    assert code == 0
+    assert "clustrs: 9 of 60 visual tokens went in" in out
+    code, out, _ = run("compare", path, "what?", *shared, "--methods", "none,visionzip", "--show", tmp_path / "all.png")
+    assert code == 0
+    assert "60/60" in out
+    assert "9/60" in out
+    assert (tmp_path / "kept.png").exists()
+    assert (tmp_path / "all.png").exists()
+
+
+def test_kept_cells_are_drawn_where_the_box_is(load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also where the processor changes the image's size, and a little its shape."""
+    model, processor = load()
+    isolate_patches(model)
+    boxes: list[tuple[float, ...]] = []
+    monkeypatch.setattr(
+        plot, "_save", lambda fig, path: boxes.extend(patch.get_bbox().bounds for patch in fig.axes[0].patches)
     )
-    assert (code, err) == (0, "")
-    assert "9 of 60" in out
+    cases = [((36, 60), 6, 12, (6, 6), (6, 10)), ((180, 360), 72, 98, (72, 65), (5, 11))]
+    for shape, top, left, size, grid in cases:
+        image = bright_box(*shape, top, left, size)
+        answer = ask(model, processor, image, "where?", get_method("divprune", keep=2), 1)
+        assert answer.image.grids == [grid]
+        boxes.clear()
+        plot.draw_kept(as_seen(processor, image), answer.image, tmp_path / "kept.png")
+        shares = [
+            np.asarray(image.convert("L"))[round(y) : round(y + h), round(x) : round(x + w)].mean() / 255
+            for x, y, w, h in boxes
+        ]
+        assert max(shares) > 0.9, "one of the two kept cells lies on the box"
+        assert min(shares) < 0.1, "and one outside of it"
+
+
+def test_training(load: Load) -> None:
+    """Labels are shortened along with the ids, and gradients reach the projector."""
+    model, processor = load()
+    inputs = gemma4.ask(processor)
+    model.train()
+    labels = inputs["input_ids"].masked_fill(inputs["mm_token_type_ids"] > 0, -100)
+    with ClustRS(keep=KEEP)(model):
+        loss = model(**inputs, labels=labels).loss
+    loss.backward()
+    assert float(model.model.embed_vision.embedding_projection.weight.grad.abs().sum()) > 0
+    columns, rows = by_hand(model.eval(), inputs)
+    logits = gemma4.logits(model, inputs["input_ids"][0, columns], rows)
+    expected = torch.nn.functional.cross_entropy(logits[0, :-1], labels[0, columns][1:], ignore_index=-100)
+    assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_a_published_processor_loads_without_torchvision(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """Published ones have a video half, which is left out."""
+    for file in folder("large").iterdir():
+        shutil.copy(file, tmp_path)
+    path = tmp_path / "processor_config.json"
+    settings = json.loads(path.read_text())
+    settings["video_processor"] = {"video_processor_type": "Gemma4VideoProcessor", "num_frames": 32}
+    path.write_text(json.dumps(settings))
+    processor = load_processor(str(tmp_path))
+    assert type(processor).__name__ == "Gemma4Processor"
+    inputs = gemma4.ask(processor)
+    assert int((inputs["input_ids"] == gemma4.IMAGE).sum()) == 60

@@ -21,7 +21,7 @@ from clustrs.pruners.selection import Layout
 
 @dataclass(frozen=True)
 class EncodedFrame:
-    """One image, or one frame of a video, token by token: features [N, D], scores [N], hidden states [N, H], keys [N, K]
+    """One image, or one frame of a video: features [N, D], scores [N], hidden states [N, H] and keys [N, K] of its tokens,
     and the height and width of its grid of tokens."""
 
     features: Tensor
@@ -41,7 +41,9 @@ class Gemma4Adapter(Adapter):
 
     def listened_layer(self) -> Any:
         if self.inner.vision_tower is None:
-            raise ValueError("this Gemma 4 has no vision tower (config.vision_config is None): there is nothing to prune")
+            raise ValueError(
+                "this Gemma 4 has no vision tower (config.vision_config is None): there is nothing to prune"
+            )
         encoder = self.inner.vision_tower.encoder
         return encoder.layers[encoder.config.num_hidden_layers - 1].self_attn
 
@@ -72,19 +74,17 @@ class Gemma4Adapter(Adapter):
 
     def frames(self, pixels: Tensor, positions: Tensor, clock: Clock) -> list[EncodedFrame]:
         """Run the tower over patches [F, P, pixels] at positions [F, P, 2] (x, y; -1 for padding)."""
-        valid = (positions != -1).all(-1)
+        valid, kernel = (positions != -1).all(-1), self.config.vision_config.pooling_kernel_size
+        pooling = [pooling_order(frame, real, kernel) for frame, real in zip(positions, valid, strict=True)]
         with clock.time("vision"), scoring.listen(self.listened_layer(), "received", clock, valid) as listener:
             out = self.inner.get_image_features(pixels, positions, return_dict=True)
         with clock.time("scoring"):
             scores, keys = towers.heard(listener)
-            kernel = self.config.vision_config.pooling_kernel_size
-            lengths = [len(features) for features in out.pooler_output]
-            hidden = out.last_hidden_state.split(lengths)
+            hidden = out.last_hidden_state.split([len(features) for features in out.pooler_output])
             results = []
-            for i, features in enumerate(out.pooler_output):
-                order, grid = pooling_order(positions[i], valid[i], kernel)
-                pooled = (part[i, order].unflatten(0, (-1, kernel**2)).mean(1) for part in (scores, keys))
-                results.append(EncodedFrame(features, next(pooled), hidden[i], next(pooled), grid))
+            for i, (order, grid) in enumerate(pooling):
+                score, key = (part[i, order].unflatten(0, (-1, kernel**2)).mean(1) for part in (scores, keys))
+                results.append(EncodedFrame(out.pooler_output[i], score, hidden[i], key, grid))
             return results
 
     def visual_tokens(self, frames: Sequence[EncodedFrame], modality: Modality) -> VisualTokens:
@@ -122,11 +122,11 @@ def pooling_order(positions: Tensor, valid: Tensor, kernel: int) -> tuple[Tensor
     """Indices of the patches at positions [P, 2], those of one token after those of another, and the grid of tokens."""
     patches = valid.nonzero()[:, 0]
     x, y = positions[patches].unbind(-1)
-    columns, rows = (int(axis.max()) + 1 for axis in (x, y))
-    if columns % kernel or rows % kernel or columns * rows != len(patches):
+    columns, rows = ((int(axis.max()) + 1 if len(axis) else 0) for axis in (x, y))
+    if not len(patches) or columns % kernel or rows % kernel or columns * rows != len(patches):
         raise ValueError(
-            f"image_position_ids: {len(patches)} patches in {rows} rows and {columns} columns; sides that are multiples "
-            f"of {kernel}, with every patch there, are needed"
+            f"position ids of an image: {len(patches)} patches in {rows} rows and {columns} columns; give a full grid, "
+            f"with sides that are multiples of {kernel}"
         )
     token = y // kernel * (columns // kernel) + x // kernel
     return patches[token.argsort(stable=True)], (rows // kernel, columns // kernel)
