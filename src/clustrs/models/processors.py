@@ -5,6 +5,8 @@ from typing import Any
 
 import transformers as tf
 
+from clustrs.models.gemma4_processor import Gemma4Processor
+
 
 class LlavaOnevisionProcessor(tf.LlavaOnevisionProcessor):  # type: ignore[misc]
     """The processor for images only. It has the name of the whole one, so that what it saves reads as that."""
@@ -31,33 +33,7 @@ class LlavaOnevisionProcessor(tf.LlavaOnevisionProcessor):  # type: ignore[misc]
         tf.ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
 
 
-class Gemma4Processor(tf.Gemma4Processor):  # type: ignore[misc]
-    """The processor for images and audio. It has the name of the whole one, so that what it saves reads as that."""
-
-    def __init__(
-        self,
-        feature_extractor: Any,
-        image_processor: Any,
-        tokenizer: Any,
-        chat_template: str | None = None,
-        image_seq_length: int = 280,
-        audio_seq_length: int = 750,
-        audio_ms_per_token: int = 40,
-        **kwargs: Any,
-    ) -> None:
-        self.image_seq_length = image_seq_length
-        self.audio_seq_length, self.audio_ms_per_token = audio_seq_length, audio_ms_per_token
-        for name in ("image_token", "image_token_id", "boi_token", "eoi_token"):
-            setattr(self, name, getattr(tokenizer, name))
-        for name in ("audio_token", "audio_token_id", "boa_token", "eoa_token"):
-            setattr(self, name, getattr(tokenizer, name, None))
-        self.video_token = "<|video|>"
-        tokenizer.add_special_tokens({"additional_special_tokens": [self.video_token]})
-        self.video_token_id = tokenizer.convert_tokens_to_ids(self.video_token)
-        tf.ProcessorMixin.__init__(self, feature_extractor, image_processor, tokenizer, chat_template=chat_template)
-
-
-IMAGE_ONLY = {"llava_onevision": LlavaOnevisionProcessor, "gemma4": Gemma4Processor}
+IMAGE_ONLY: dict[str, Any] = {"llava_onevision": LlavaOnevisionProcessor, "gemma4": Gemma4Processor}
 """By model type: what stands in for the processor where torchvision is missing."""
 
 

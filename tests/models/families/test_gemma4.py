@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gemma4_models as gemma4
 import numpy as np
 import pytest
 import torch
+import transformers as tf
+from models.families import gemma4_models as gemma4
 from PIL import Image
 from tiny_models import make_image
 from torch import Tensor
-from transformers import Gemma4ForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from clustrs import ClustRS, get_method, list_methods
@@ -454,7 +454,7 @@ def test_a_model_without_a_vision_tower() -> None:
     config = gemma4.configure("small", 300)
     config.vision_config = None
     with pytest.raises(ValueError, match="no vision tower"):
-        ClustRS(keep=3).attach(Gemma4ForConditionalGeneration(config))
+        ClustRS(keep=3).attach(tf.Gemma4ForConditionalGeneration(config))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -557,5 +557,49 @@ def test_a_published_processor_loads_without_torchvision(folder: Callable[[str],
     path.write_text(json.dumps(settings))
     processor = load_processor(str(tmp_path))
     assert type(processor).__name__ == "Gemma4Processor"
+    assert "video_processor" not in processor.get_attributes()
     inputs = gemma4.ask(processor)
     assert int((inputs["input_ids"] == gemma4.IMAGE).sum()) == 60
+
+
+def test_prompts_are_those_of_the_whole_processor(load: Load) -> None:
+    """Transformers' own one, without its video half, as far as this version lets it be imported."""
+    try:
+        whole = tf.Gemma4Processor
+    except ModuleNotFoundError:
+        pytest.skip("this version of transformers needs torchvision for it")
+    _, ours = load()
+    theirs = type("Gemma4Processor", (whole,), {"__init__": gemma4_init})(ours)
+    wave = np.random.default_rng(0).normal(size=8000).astype(np.float32)
+    for texts, images, audio in (
+        (["<bos>a <image> b <image>", "<bos>no"], [[make_image(), make_image(90, 20)], []], None),
+        (["<bos>a <image> b <audio>"], [[make_image()]], [wave]),
+        (["<bos>text"], None, None),
+    ):
+        expected = theirs(text=texts, images=images, audio=audio, return_tensors="pt")
+        inputs = ours(text=texts, images=images, audio=audio, return_tensors="pt")
+        assert inputs.keys() == expected.keys()
+        assert all(torch.equal(inputs[name], expected[name]) for name in inputs)
+
+
+def gemma4_init(self: Any, ours: Any) -> None:
+    """Take over the parts of another processor."""
+    self.__dict__.update(ours.__dict__)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"text": ["<bos>a"], "images": [[make_image()]]},
+            r"images: the prompts have \[0\] times <image>, but \[1\] images",
+        ),
+        ({"text": ["<bos><image>"]}, r"the prompts have \[1\] times <image>, but \[0\] images were given"),
+        ({"text": ["<bos><|video|>"], "videos": [[make_image()]]}, "videos: they need torchvision"),
+        ({"images": [[make_image()]]}, "text is missing"),
+    ],
+)
+def test_what_the_processor_refuses(load: Load, given: dict[str, Any], words: str) -> None:
+    _, processor = load()
+    with pytest.raises(ValueError, match=words):
+        processor(**given, return_tensors="pt")

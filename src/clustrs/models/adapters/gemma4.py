@@ -21,8 +21,8 @@ from clustrs.pruners.selection import Layout
 
 @dataclass(frozen=True)
 class EncodedFrame:
-    """One image, or one frame of a video: features [N, D], scores [N], hidden states [N, H] and keys [N, K] of its tokens,
-    and the height and width of its grid of tokens."""
+    """One image, or one frame of a video: features [N, D], scores [N], hidden states [N, H] and keys [N, K] of its N
+    tokens, and the height and width of their grid."""
 
     features: Tensor
     scores: Tensor
@@ -59,7 +59,7 @@ class Gemma4Adapter(Adapter):
         return encoded
 
     def videos(self, inputs: dict[str, Any], clock: Clock) -> list[VisualTokens]:
-        """Frames come stacked by video, or since transformers 5.19 one after the other with a count for each video."""
+        """Frames come stacked by video (transformers 5.18), or one after the other with a count for each video."""
         pixels = inputs["pixel_values_videos"]
         positions = required(inputs, "video_position_ids", "pixel_values_videos")
         if pixels.dim() == 4:
