@@ -7,6 +7,7 @@ import torch
 from tiny_models import FAMILIES, Load, make_image, prepare
 
 from clustrs import ClustRS, get_method, list_methods
+from clustrs.models.adapters import list_model_types
 
 
 def state(model: Any) -> dict[str, Any]:
@@ -75,7 +76,8 @@ def test_options(load: Load, options: dict[str, str], words: str) -> None:
 
 
 def test_other_models() -> None:
-    with pytest.raises(ValueError, match=r"'Linear' is not supported: known are .*llava, .* use select"):
+    known = ", ".join(list_model_types())
+    with pytest.raises(ValueError, match=f"'Linear' is not supported: known are {known}; .* use select"):
         ClustRS(keep=3).attach(torch.nn.Linear(2, 2))
 
 
