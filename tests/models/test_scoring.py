@@ -138,3 +138,19 @@ def test_other_towers(load: Load) -> None:
     with pytest.raises(ValueError, match=r"'pixtral' is not supported: known are clip_vision_model, dinov2"):
         towers.has_cls(tower)
     assert get_adapter(model).model_types == ("llava",)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("reduction", ["cls", "received"])
+def test_padding_neither_attends_nor_is_attended_to(reduction: Any, masked: bool) -> None:
+    """Each image of a batch has the scores that it has alone, whether or not the model's mask says what is padding."""
+    query, key = torch.randn(2, 3, 4, 80, 8, generator=torch.Generator().manual_seed(0))
+    lengths = (80, 50, 7)
+    valid = torch.arange(80) < torch.tensor(lengths)[:, None]
+    mask = valid[:, None, None] if masked else None
+    scores = attention_scores(query, key, 0.5, reduction, mask, valid)
+    first = 1 if reduction == "cls" else 0
+    for i, n in enumerate(lengths):
+        alone = attention_scores(query[i : i + 1, :, :n], key[i : i + 1, :, :n], 0.5, reduction)[0]
+        torch.testing.assert_close(scores[i, : n - first], alone)
+        assert not scores[i, n - first :].any()

@@ -53,7 +53,7 @@ def as_seen(processor: Any, image: Image.Image) -> Image.Image:
     width, height = image.size
     if getattr(how, "do_pad", False):
         width = height = max(image.size)
-    edge = dict(how.size).get("shortest_edge") if getattr(how, "do_resize", False) else None
+    edge = dict(how.size or {}).get("shortest_edge") if getattr(how, "do_resize", False) else None
     if edge and getattr(how, "do_center_crop", False):
         scale = min(width, height) / edge
         width, height = round(how.crop_size["width"] * scale), round(how.crop_size["height"] * scale)

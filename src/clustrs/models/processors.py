@@ -1,9 +1,11 @@
-"""OneVision's processor on machines without torchvision, which its video half needs and its image half does not."""
+"""Processors on machines without torchvision, which their video half needs and their image half does not."""
 
 from importlib.util import find_spec
 from typing import Any
 
 import transformers as tf
+
+from clustrs.models.gemma4_processor import Gemma4Processor
 
 
 class LlavaOnevisionProcessor(tf.LlavaOnevisionProcessor):  # type: ignore[misc]
@@ -31,10 +33,14 @@ class LlavaOnevisionProcessor(tf.LlavaOnevisionProcessor):  # type: ignore[misc]
         tf.ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
 
 
+IMAGE_ONLY: dict[str, Any] = {"llava_onevision": LlavaOnevisionProcessor, "gemma4": Gemma4Processor}
+"""By model type: what stands in for the processor where torchvision is missing."""
+
+
 def load_processor(source: str) -> Any:
-    """A folder's or a hub id's processor; OneVision's without its video half where torchvision is missing."""
+    """A folder's or a hub id's processor; without its video half where that needs torchvision, which is missing."""
     if find_spec("torchvision") is None:
         config = tf.AutoConfig.from_pretrained(source, trust_remote_code=False)
-        if config.model_type == "llava_onevision":
-            return LlavaOnevisionProcessor.from_pretrained(source, trust_remote_code=False)
+        if config.model_type in IMAGE_ONLY:
+            return IMAGE_ONLY[config.model_type].from_pretrained(source, trust_remote_code=False)
     return tf.AutoProcessor.from_pretrained(source, trust_remote_code=False)

@@ -31,17 +31,21 @@ Reduction = Literal["cls", "received"]
 
 @dataclass
 class Listener:
-    """Collects scores [B, N] and head-averaged keys [B, N, K] of every call of one attention layer."""
+    """Collects scores [B, N] and head-averaged keys [B, N, K] of every call of one attention layer.
+
+    `valid` [B, N] is False for padding, which neither attends nor is attended to; None where there is none.
+    """
 
     layer: nn.Module
     reduction: Reduction
     clock: Clock
+    valid: Tensor | None = None
     scores: list[Tensor] = field(default_factory=list)
     keys: list[Tensor] = field(default_factory=list)
 
     def hear(self, query: Tensor, key: Tensor, scaling: float, mask: Tensor | None) -> None:
         with self.clock.time("scoring"):
-            self.scores.append(attention_scores(query, key, scaling, self.reduction, mask))
+            self.scores.append(attention_scores(query, key, scaling, self.reduction, mask, self.valid))
             self.keys.append(key.detach().float().mean(1))
 
 
@@ -57,33 +61,48 @@ _lock = threading.Lock()
 
 @torch.no_grad()
 def attention_scores(
-    query: Tensor, key: Tensor, scaling: float, reduction: Reduction, mask: Tensor | None = None
+    query: Tensor,
+    key: Tensor,
+    scaling: float,
+    reduction: Reduction,
+    mask: Tensor | None = None,
+    valid: Tensor | None = None,
 ) -> Tensor:
     """Scores [B, N] of softmax attention with queries and keys [B, heads, N, d], in float32, mean over heads.
 
     "cls": the first token's attention to the others (not renormalised). "received": what each token receives, mean over
-    all queries, in blocks of queries.
+    all queries, in blocks of queries. Where `valid` [B, N] is False there is padding: its scores are 0, and as a query
+    it does not count.
     """
     with torch.autocast(query.device.type, enabled=False):
         keys = key.float()
         if keys.shape[1] != query.shape[1]:
             keys = keys.repeat_interleave(query.shape[1] // keys.shape[1], 1)
         if reduction == "cls":
-            return _attend(query[:, :, :1], keys, scaling, _rows(mask, 0, 1))[:, :, 0, 1:].mean(1)
+            return _attend(query[:, :, :1], keys, scaling, _rows(mask, 0, 1), valid)[:, :, 0, 1:].mean(1)
         n = query.shape[2]
         step = max(1, min(QUERY_BLOCK, n // 8))
         scores = torch.zeros_like(keys[:, 0, :, 0])
         for start in range(0, n, step):
             block = query[:, :, start : start + step]
-            scores += _attend(block, keys, scaling, _rows(mask, start, start + step)).sum((1, 2))
-        return scores / (n * query.shape[1])
+            attention = _attend(block, keys, scaling, _rows(mask, start, start + step), valid)
+            scores += attention.sum((1, 2)) if valid is None else _sum_valid(attention, valid[:, start : start + step])
+        counts = n if valid is None else valid.sum(1, keepdim=True)
+        return scores / (counts * query.shape[1])
 
 
-def _attend(query: Tensor, keys: Tensor, scaling: float, mask: Tensor | None) -> Tensor:
+def _attend(query: Tensor, keys: Tensor, scaling: float, mask: Tensor | None, valid: Tensor | None = None) -> Tensor:
     logits = query.float() @ keys.mT * scaling
+    if valid is not None:
+        logits = logits.masked_fill(~valid[:, None, None], -torch.inf)
     if mask is not None:
         logits = logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask
     return logits.softmax(-1)
+
+
+def _sum_valid(attention: Tensor, valid: Tensor) -> Tensor:
+    """Attention [B, heads, queries, N] summed over heads and over the queries [B, queries] that are no padding."""
+    return attention.sum(1).masked_fill(~valid[..., None], 0).sum(1)
 
 
 def _rows(mask: Tensor | None, start: int, stop: int) -> Tensor | None:
@@ -92,9 +111,9 @@ def _rows(mask: Tensor | None, start: int, stop: int) -> Tensor | None:
 
 
 @contextmanager
-def listen(layer: nn.Module, reduction: Reduction, clock: Clock) -> Iterator[Listener]:
-    """Listen to one attention layer, in this thread, until the block ends."""
-    listener = Listener(layer, reduction, clock)
+def listen(layer: nn.Module, reduction: Reduction, clock: Clock, valid: Tensor | None = None) -> Iterator[Listener]:
+    """Listen to one attention layer, in this thread, until the block ends. `valid` [B, N] is False for padding."""
+    listener = Listener(layer, reduction, clock, valid)
     if torch.compiler.is_compiling():
         _Tracing.listener = listener
         yield listener

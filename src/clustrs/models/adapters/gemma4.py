@@ -1,0 +1,132 @@
+"""Gemma 4: images of any shape within a budget of tokens, each token the mean of 3 x 3 patches; videos frame by frame.
+
+The processor pads the patches of every image to the budget. Padding attends to nothing that counts and gets no score.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from clustrs.models import scoring
+from clustrs.models.adapters import towers
+from clustrs.models.adapters.base import Adapter, Modality, VisualTokens
+from clustrs.models.adapters.registry import register_adapter
+from clustrs.models.clock import Clock
+from clustrs.options import Crops
+from clustrs.pruners.selection import Layout
+
+
+@dataclass(frozen=True)
+class EncodedFrame:
+    """One image, or one frame of a video: features [N, D], scores [N], hidden states [N, H] and keys [N, K] of its N
+    tokens, and the height and width of their grid."""
+
+    features: Tensor
+    scores: Tensor
+    hidden: Tensor
+    keys: Tensor
+    grid: tuple[int, int]
+
+
+@register_adapter
+class Gemma4Adapter(Adapter):
+    """Gemma 4 with a vision tower: E2B, E4B, 26B-A4B, 31B."""
+
+    model_types = ("gemma4",)
+    pixel_arguments = ("pixel_values", "pixel_values_videos")
+    consumed: ClassVar[tuple[str, ...]] = ("image_position_ids", "video_position_ids", "num_frames_per_video")
+
+    def listened_layer(self) -> Any:
+        if self.inner.vision_tower is None:
+            raise ValueError(
+                "this Gemma 4 has no vision tower (config.vision_config is None): there is nothing to prune"
+            )
+        encoder = self.inner.vision_tower.encoder
+        return encoder.layers[encoder.config.num_hidden_layers - 1].self_attn
+
+    def encode(self, inputs: dict[str, Any], clock: Clock, crops: Crops = "all") -> list[VisualTokens]:
+        """Encode images, then videos. An image is one crop, so `crops` makes no difference."""
+        encoded = []
+        if inputs.get("pixel_values") is not None:
+            positions = required(inputs, "image_position_ids", "pixel_values")
+            frames = self.frames(inputs["pixel_values"], positions, clock)
+            encoded += [self.visual_tokens([frame], "image") for frame in frames]
+        if inputs.get("pixel_values_videos") is not None:
+            encoded += self.videos(inputs, clock)
+        return encoded
+
+    def videos(self, inputs: dict[str, Any], clock: Clock) -> list[VisualTokens]:
+        """Frames come stacked by video (transformers 5.18), or one after the other with a count for each video."""
+        pixels = inputs["pixel_values_videos"]
+        positions = required(inputs, "video_position_ids", "pixel_values_videos")
+        if pixels.dim() == 4:
+            counts = [pixels.shape[1]] * len(pixels)
+            pixels, positions = pixels.flatten(0, 1), positions.flatten(0, 1)
+        else:
+            counts = [int(n) for n in required(inputs, "num_frames_per_video", "pixel_values_videos")]
+        if sum(counts) != len(pixels):
+            raise ValueError(f"num_frames_per_video={counts}: pixel_values_videos has {len(pixels)} frames")
+        frames = iter(self.frames(pixels, positions, clock))
+        return [self.visual_tokens([next(frames) for _ in range(count)], "video") for count in counts]
+
+    def frames(self, pixels: Tensor, positions: Tensor, clock: Clock) -> list[EncodedFrame]:
+        """Run the tower over patches [F, P, pixels] at positions [F, P, 2] (x, y; -1 for padding)."""
+        valid, kernel = (positions != -1).all(-1), self.config.vision_config.pooling_kernel_size
+        pooling = [pooling_order(frame, real, kernel) for frame, real in zip(positions, valid, strict=True)]
+        with clock.time("vision"), scoring.listen(self.listened_layer(), "received", clock, valid) as listener:
+            out = self.inner.get_image_features(pixels, positions, return_dict=True)
+        with clock.time("scoring"):
+            scores, keys = towers.heard(listener)
+            hidden = out.last_hidden_state.split([len(features) for features in out.pooler_output])
+            results = []
+            for i, (order, grid) in enumerate(pooling):
+                score, key = (part[i, order].unflatten(0, (-1, kernel**2)).mean(1) for part in (scores, keys))
+                results.append(EncodedFrame(out.pooler_output[i], score, hidden[i], key, grid))
+            return results
+
+    def visual_tokens(self, frames: Sequence[EncodedFrame], modality: Modality) -> VisualTokens:
+        """An image of one frame, or a video whose frames stand as tiles."""
+        features = torch.cat([frame.features for frame in frames])
+        cells = [torch.arange(len(frame.features), device=features.device) for frame in frames]
+        tile = torch.cat([torch.full_like(cell, i) for i, cell in enumerate(cells)])
+        y = torch.cat([cell // frame.grid[1] for cell, frame in zip(cells, frames, strict=True)])
+        x = torch.cat([cell % frame.grid[1] for cell, frame in zip(cells, frames, strict=True)])
+        return VisualTokens(
+            features,
+            torch.arange(len(features), device=features.device),
+            torch.cat([frame.scores for frame in frames]),
+            Layout(tile, y, x),
+            [frame.grid for frame in frames],
+            len(features),
+            torch.cat([frame.hidden for frame in frames]),
+            torch.cat([frame.keys for frame in frames]),
+            project=self.inner.embed_vision,
+            modality=modality,
+        )
+
+    def batch_images(self, images: Sequence[Any]) -> list[Any]:
+        return [[image] for image in images]
+
+
+def required(inputs: dict[str, Any], name: str, partner: str) -> Any:
+    """An argument that must come along with another."""
+    if inputs.get(name) is None:
+        raise ValueError(f"{name} is missing: give it with {partner}, as the processor does")
+    return inputs[name]
+
+
+def pooling_order(positions: Tensor, valid: Tensor, kernel: int) -> tuple[Tensor, tuple[int, int]]:
+    """Indices of the patches at positions [P, 2], those of one token after those of another, and the grid of tokens."""
+    patches = valid.nonzero()[:, 0]
+    x, y = positions[patches].unbind(-1)
+    columns, rows = ((int(axis.max()) + 1 if len(axis) else 0) for axis in (x, y))
+    if not len(patches) or columns % kernel or rows % kernel or columns * rows != len(patches):
+        raise ValueError(
+            f"position ids of an image: {len(patches)} patches in {rows} rows and {columns} columns; give a full grid, "
+            f"with sides that are multiples of {kernel}"
+        )
+    token = y // kernel * (columns // kernel) + x // kernel
+    return patches[token.argsort(stable=True)], (rows // kernel, columns // kernel)
