@@ -49,7 +49,14 @@ TEMPLATE = (
 def tokenizer(family: str) -> Any:
     """Bytes as tokens, and the tokens that the family puts around its crops."""
     extra = SPECIAL[family]
-    special = ["<pad>", "<s>", "</s>", "<unk>", *extra.values(), *(f"<row_{y}_col_{x}>" for y in (1, 2) for x in (1, 2))]
+    special = [
+        "<pad>",
+        "<s>",
+        "</s>",
+        "<unk>",
+        *extra.values(),
+        *(f"<row_{y}_col_{x}>" for y in (1, 2) for x in (1, 2)),
+    ]
     vocabulary = {token: i for i, token in enumerate(special + sorted(pre_tokenizers.ByteLevel.alphabet()))}
     core = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -113,7 +120,7 @@ def build(family: str, folder: Path, **settings: Any) -> None:
             elif not bool(parameter.any()):
                 parameter.normal_(std=0.5)
             elif parameter.dim() > 1:
-                parameter.mul_(4)
+                parameter.mul_(16 if "vision" in name and ("q_proj" in name or "k_proj" in name) else 4)
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
 
@@ -154,7 +161,9 @@ class Case:
             made = self.processor.image_processor(images, crop_to_patches=True)
             return [int(n) for n in made["num_patches"]]
         made = self.processor.image_processor([images], return_row_col_info=True)
-        return [rows * columns + 1 if rows else 1 for rows, columns in zip(made["rows"][0], made["cols"][0], strict=True)]
+        return [
+            rows * columns + 1 if rows else 1 for rows, columns in zip(made["rows"][0], made["cols"][0], strict=True)
+        ]
 
 
 def load_case(family: str, folder: Path, **options: Any) -> Case:

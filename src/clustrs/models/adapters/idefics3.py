@@ -6,6 +6,7 @@ crop; nothing in the model's input tells them apart from images.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +18,6 @@ from clustrs.models.adapters.tiles import EncodedTiles, TiledAdapter, placeholde
 from clustrs.models.clock import Clock
 from clustrs.models.compaction import mismatch
 from clustrs.models.flops import attention_flops, check_known
-
 
 VISION_TYPES = ("idefics3_vision", "smolvlm_vision")
 
@@ -56,9 +56,7 @@ class Idefics3Adapter(TiledAdapter):
             counts += crops_per_image(ids, runs)
         return counts
 
-    def encode_tiles(
-        self, pixels: Tensor, along: dict[str, Any], inputs: dict[str, Any], clock: Clock
-    ) -> EncodedTiles:
+    def encode_tiles(self, pixels: Tensor, along: dict[str, Any], inputs: dict[str, Any], clock: Clock) -> EncodedTiles:
         along = {name: part[:, None] for name, part in along.items()}
         with clock.time("vision"), self.listen(self.listened_layer(), clock) as listener:
             out = self.inner.get_image_features(pixel_values=pixels[:, None], return_dict=True, **along)
@@ -100,7 +98,7 @@ def crops_per_image(ids: list[int], runs: list[tuple[int, int]]) -> list[int]:
     end = runs[-1][1]
     around = ids[end : end + 1]
     counts = [1]
-    for (_, stop), (start, _) in zip(runs, runs[1:], strict=False):
+    for (_, stop), (start, _) in pairwise(runs):
         marks = sum(ids[stop:start].count(token) for token in around)
         if marks == 0:
             raise ValueError(

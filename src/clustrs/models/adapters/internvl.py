@@ -17,7 +17,6 @@ from clustrs.models.clock import Clock
 from clustrs.models.compaction import KeptTokens, mismatch
 from clustrs.models.flops import attention_flops, check_known
 
-
 VISION_TYPE = "internvl_vision"
 
 
@@ -55,9 +54,7 @@ class InternVLAdapter(TiledAdapter):
                 counts.append((stop - start) // tokens)
         return counts
 
-    def encode_tiles(
-        self, pixels: Tensor, along: dict[str, Any], inputs: dict[str, Any], clock: Clock
-    ) -> EncodedTiles:
+    def encode_tiles(self, pixels: Tensor, along: dict[str, Any], inputs: dict[str, Any], clock: Clock) -> EncodedTiles:
         layer = setting(self.config, inputs, "vision_feature_layer")
         strategy = setting(self.config, inputs, "vision_feature_select_strategy")
         if strategy != "default":

@@ -50,9 +50,7 @@ class TiledAdapter(Adapter):
         """How many tiles, of so many tokens each, every image has, as the prompts say."""
         raise NotImplementedError(f"{type(self).__name__} must define tile_counts")
 
-    def encode_tiles(
-        self, pixels: Tensor, along: dict[str, Any], inputs: dict[str, Any], clock: Clock
-    ) -> EncodedTiles:
+    def encode_tiles(self, pixels: Tensor, along: dict[str, Any], inputs: dict[str, Any], clock: Clock) -> EncodedTiles:
         """Run the tower and the projector over some tiles."""
         raise NotImplementedError(f"{type(self).__name__} must define encode_tiles")
 
@@ -69,10 +67,10 @@ class TiledAdapter(Adapter):
             height, width = pixels.shape[-2:]
             raise ValueError(f"pixel_values has tiles of {height} x {width} pixels: square ones are needed")
         side = self.tile_side(pixels)
-        ids = inputs["input_ids"]
-        counts = self.tile_counts(ids, side**2)
-        if sum(counts) != len(pixels):
-            raise mismatch(int((ids == self.placeholder("image")).sum()), len(pixels) * side**2)
+        slots = int((inputs["input_ids"] == self.placeholder("image")).sum())
+        if slots != len(pixels) * side**2:
+            raise mismatch(slots, len(pixels) * side**2)
+        counts = self.tile_counts(inputs["input_ids"], side**2)
         ends = torch.tensor(counts).cumsum(0)
         encoded_counts = counts
         if crops == "base":
