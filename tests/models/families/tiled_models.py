@@ -120,7 +120,7 @@ def build(family: str, folder: Path, **settings: Any) -> None:
             elif not bool(parameter.any()):
                 parameter.normal_(std=0.5)
             elif parameter.dim() > 1:
-                parameter.mul_(16 if "vision" in name and ("q_proj" in name or "k_proj" in name) else 4)
+                parameter.mul_(16)
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
 

@@ -62,8 +62,9 @@ class Idefics3Adapter(TiledAdapter):
             out = self.inner.get_image_features(pixel_values=pixels[:, None], return_dict=True, **along)
         with clock.time("scoring"):
             scores, keys = towers.heard(listener)
+            features = out.pooler_output  # up to transformers 5.18 a tensor
             return EncodedTiles(
-                torch.stack(out.pooler_output),
+                features if isinstance(features, Tensor) else torch.stack(features),
                 self.shuffle(scores[..., None]).mean(-1),
                 self.shuffle(out.last_hidden_state),
                 self.shuffle(keys),

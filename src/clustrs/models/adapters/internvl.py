@@ -6,15 +6,14 @@ The frames of a video come as images of one tile; nothing in the model's input t
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from clustrs.models.adapters import towers
-from clustrs.models.adapters.base import Modality, setting
+from clustrs.models.adapters.base import setting
 from clustrs.models.adapters.registry import register_adapter
 from clustrs.models.adapters.tiles import EncodedTiles, TiledAdapter, placeholder_runs
 from clustrs.models.clock import Clock
-from clustrs.models.compaction import KeptTokens, mismatch
+from clustrs.models.compaction import mismatch
 from clustrs.models.flops import attention_flops, check_known
 
 VISION_TYPE = "internvl_vision"
@@ -84,12 +83,6 @@ class InternVLAdapter(TiledAdapter):
         side = int(patches.shape[1] ** 0.5)
         shuffled: Tensor = self.inner.pixel_shuffle(patches.unflatten(1, (side, side)), self.config.downsample_ratio)
         return shuffled.flatten(1, 2)
-
-    def outputs(self, kept: Sequence[KeptTokens], modality: Modality) -> Any:
-        """One row per token: beam search finds the prompts' shares whatever their lengths."""
-        out = super().outputs(kept, modality)
-        out.pooler_output = torch.cat(out.pooler_output)[:, None]
-        return out
 
     def take_images(self, inputs: dict[str, Any], indices: Sequence[int]) -> dict[str, Any]:
         ids, pixels = inputs["input_ids"], inputs["pixel_values"]
