@@ -105,7 +105,12 @@ def build(family: str, folder: Path, **settings: Any) -> None:
         whole, tower = configs[family]
         vision = tower(**sizes, num_hidden_layers=3, image_size=32, patch_size=4)
         config = whole(
-            vision_config=vision, text_config=text, image_token_id=words.image_token_id, scale_factor=2, **settings
+            vision_config=vision,
+            text_config=text,
+            image_token_id=words.image_token_id,
+            pad_token_id=0,
+            scale_factor=2,
+            **settings,
         )
         kind = tf.SmolVLMForConditionalGeneration if family == "smolvlm" else tf.Idefics3ForConditionalGeneration
         model = kind(config)

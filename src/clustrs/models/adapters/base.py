@@ -63,6 +63,8 @@ class Adapter:
     """Arguments of `forward` that bring images or videos."""
     consumed: ClassVar[tuple[str, ...]] = ()
     """Further arguments that are used up when these are encoded."""
+    tested: ClassVar[str] = "not stated"
+    """What was tested, for `clustrs models`."""
     counts_vision: ClassVar[bool] = False
     """Whether `vision_flops` is defined."""
 

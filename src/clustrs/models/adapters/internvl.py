@@ -24,6 +24,7 @@ class InternVLAdapter(TiledAdapter):
     """InternVL 2.5, 3 and 3.5, in the `-hf` form of their checkpoints."""
 
     model_types = ("internvl",)
+    tested = "several images, batches, tiles; a frame of a video is an image"
     counts_vision = True
     reduction = "cls"
     consumed: ClassVar[tuple[str, ...]] = ("image_sizes", "vision_feature_layer", "vision_feature_select_strategy")

@@ -94,23 +94,23 @@ class TiledAdapter(Adapter):
 
         The whole image is tile 0; its CLS token comes first, too.
         """
-        mine = slice(start, start + tiles)
-        features = encoded.features[mine].flatten(0, 1)
+        subset = slice(start, start + tiles)
+        features = encoded.features[subset].flatten(0, 1)
         row = torch.arange(len(features), device=features.device)
         run, cell = row // side**2, row % side**2
 
         def cls(part: Tensor | None) -> Tensor | None:
-            return None if part is None else part[mine].roll(1, 0)
+            return None if part is None else part[subset].roll(1, 0)
 
         return VisualTokens(
             features,
             row,
-            encoded.scores[mine].flatten(),
+            encoded.scores[subset].flatten(),
             Layout((run + 1) % tiles, cell // side, cell % side),
             [(side, side)] * tiles,
             total * side**2,
-            encoded.hidden[mine].flatten(0, 1),
-            encoded.keys[mine].flatten(0, 1),
+            encoded.hidden[subset].flatten(0, 1),
+            encoded.keys[subset].flatten(0, 1),
             cls(encoded.cls_hidden),
             cls(encoded.cls_keys),
             self.projector(),
