@@ -1,4 +1,4 @@
-"""`clustrs samples`, `methods`, `models`, `tasks` and `corruptions`: what there is, other packages' additions included."""
+"""`clustrs samples`, `methods`, `models`, `tasks` and `corruptions`: what there is, with other packages' additions."""
 
 import argparse
 import json

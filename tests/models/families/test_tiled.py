@@ -1,5 +1,6 @@
 """InternVL, SmolVLM and Idefics3: models that cut an image into tiles, pruned, against pruning by hand."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,23 @@ def test_logits_are_those_of_pruning_by_hand(load: Load, family: str, crops: Any
         torch.testing.assert_close(out.logits, expected, atol=3e-5, rtol=1e-5, msg=name)
         assert out.past_key_values.get_seq_length() == rows.shape[1]
         assert [last.placeholders for last in handle.last] == [count * TOKENS for count in counts]
+
+
+@each_family
+def test_frames_of_a_video_are_images(load: Load, family: str) -> None:
+    """Prompts are written as the video halves of the processors write them: one tile per frame."""
+    case = load(family)
+    text = (
+        "Frame1: IMAGE\nFrame2: IMAGE" if family == "internvl" else "\nFrame from 00:00:IMAGE\nFrame from 00:01:IMAGE"
+    )
+    whole = {"crop_to_patches" if family == "internvl" else "do_image_splitting": False}
+    inputs, method = case.prepare([text], [[WIDE, make_image(60, 120, 1)]], **whole), ClustRS(keep=5)
+    rows, _, kept = tiled_models.oracle(case, method, inputs, [1, 1])
+    with torch.no_grad(), method(case.model) as handle:
+        pruned = case.model(**inputs).logits
+    assert [last.selection.indices.tolist() for last in handle.last] == [s.indices.tolist() for s in kept]
+    with torch.no_grad():
+        torch.testing.assert_close(pruned, case.model(inputs_embeds=rows).logits, atol=3e-5, rtol=1e-5)
 
 
 @each_family
@@ -321,6 +339,30 @@ def test_ask_and_draw(folders: dict[str, Path], tmp_path: Path, family: str) -> 
     assert (tmp_path / "both.png").stat().st_size > 1000
 
 
+@each_family
+def test_the_command_line(
+    folders: dict[str, Path], tmp_path: Path, family: str, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    WIDE.save(tmp_path / "wide.png")
+    options = (
+        "--model",
+        folders[family],
+        "--max-new-tokens",
+        2,
+        "--keep",
+        3,
+        "--json",
+        "--show",
+        tmp_path / "kept.png",
+    )
+    for command in (("ask",), ("compare", "--methods", "none", "clustrs")):
+        code, out, err = run(command[0], tmp_path / "wide.png", "What?", *command[1:], *options)
+        assert (code, err) == (0, "")
+        result = json.loads(out)
+        assert result.get("results", [result])[-1]["visual_tokens"] == 3
+        assert (tmp_path / "kept.png").stat().st_size > 1000
+
+
 @pytest.mark.parametrize("crops", ["all", "base"])
 @each_family
 def test_images_encoded_once_for_many_prompts(load: Load, family: str, crops: Any) -> None:
@@ -422,6 +464,13 @@ def test_a_prompt_that_the_processor_did_not_write(load: Load) -> None:
     ids[0, (ids[0] == around).nonzero()[:-1, 0]] = 60
     with ClustRS(keep=4)(case.model), pytest.raises(ValueError, match="give the prompt that the processor writes"):
         case.model(**{**inputs, "input_ids": ids})
+
+
+def test_internvl_with_a_foreign_tower(load: Load) -> None:
+    model = load("internvl").model
+    model.model.vision_tower.config.model_type = "clip_vision_model"
+    with pytest.raises(ValueError, match="vision tower 'clip_vision_model' is not supported: 'internvl_vision' is"):
+        ClustRS(keep=4).attach(model)
 
 
 def test_internvl_feature_strategy(load: Load) -> None:

@@ -147,13 +147,13 @@ class Case:
         inner = self.model.model
         return inner.vision_tower if self.family == "internvl" else inner.vision_model
 
-    def prepare(self, texts: list[str], images: list[list[Image.Image]]) -> dict[str, Any]:
+    def prepare(self, texts: list[str], images: list[list[Image.Image]], **options: Any) -> dict[str, Any]:
         """Inputs for a batch of prompts, each with its own images; IMAGE stands for one."""
         texts = ["<s>" + text.replace("IMAGE", self.processor.image_token) for text in texts]
         given: list[Any] = [image for row in images for image in row]
         if self.family == "smolvlm":
             given = images if given else []
-        return dict(self.processor(images=given or None, text=texts, padding=True, return_tensors="pt"))
+        return dict(self.processor(images=given or None, text=texts, padding=True, return_tensors="pt", **options))
 
     def tiles(self, inputs: dict[str, Any]) -> Tensor:
         """The pixels [C, 3, H, W] of the tiles of the only prompt."""
