@@ -80,7 +80,7 @@ class SmolVLMProcessor(tf.SmolVLMProcessor):  # type: ignore[misc]
         return tf.ProcessorMixin.apply_chat_template(self, *args, **kwargs)
 
 
-IMAGE_ONLY = {
+IMAGE_ONLY: dict[str, Any] = {
     "llava_onevision": LlavaOnevisionProcessor,
     "internvl": InternVLProcessor,
     "smolvlm": SmolVLMProcessor,

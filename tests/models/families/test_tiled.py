@@ -321,7 +321,8 @@ def test_a_bright_square_is_found_where_it_is(load: Load, family: str, place: tu
     assert found == [(0, y, x), (tile, y, left), (tile, y, left + 1)]
     figure, axis = plt.subplots()
     plot._draw_tokens(axis, as_seen(case.processor, image), last)
-    corners = {(patch.get_x(), patch.get_y(), patch.get_width(), patch.get_height()) for patch in axis.patches}
+    drawn: list[Any] = list(axis.patches)
+    corners = {(patch.get_x(), patch.get_y(), patch.get_width(), patch.get_height()) for patch in drawn}
     plt.close(figure)
     assert corners == {(32 * x, 16 * y, 32, 16)}, "the drawn cell is the bright one"
 
