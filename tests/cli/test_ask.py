@@ -19,6 +19,7 @@ from clustrs.cli import main
 from clustrs.images.corruptions import Corruption
 from clustrs.images.open import open_image
 from clustrs.models import plot
+from clustrs.models.adapters import adapter_class, list_model_types
 from clustrs.models.ask import as_seen
 from clustrs.models.ask import ask as ask_model
 from clustrs.models.load import load_model
@@ -220,6 +221,21 @@ def test_methods(run: Run) -> None:
     assert sorted(listed) == clustrs.list_methods()
     assert listed["vispruner"]["parameters"] == {"keep": "required", "important": 0.5}
     assert listed["none"]["parameters"] == {"keep": 1.0}
+
+
+def test_models(run: Run) -> None:
+    code, out, err = run("models")
+    assert (code, err) == (0, "")
+    lines = dict(line.split(None, 1) for line in out.split("\n\n")[0].splitlines())
+    assert sorted(lines) == list_model_types()
+    assert lines["llava_next"].startswith("LlavaNextForConditionalGeneration ")
+    assert "not on published checkpoints" in out
+    listed = {family["model_type"]: family for family in json.loads(run("models", "--json")[1])}
+    assert sorted(listed) == list_model_types()
+    assert listed["internvl"]["class"] == "InternVLForConditionalGeneration"
+    for model_type, family in listed.items():
+        if adapter_class(model_type).__module__.startswith("clustrs."):
+            assert family["tested"] != "not stated", f"{model_type}: the adapter must say what was tested"
 
 
 def test_methods_needs_no_models() -> None:

@@ -23,6 +23,7 @@ start here:
 
 what there is, with other packages' additions:
   clustrs methods                                               pruning methods and their parameters
+  clustrs models                                                families of models that methods attach to
   clustrs corruptions                                           ways to corrupt an image, and their levels
   clustrs tasks                                                 tasks for clustrs eval
 

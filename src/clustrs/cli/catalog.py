@@ -1,4 +1,4 @@
-"""`clustrs samples`, `methods`, `tasks` and `corruptions`: what there is, other packages' additions included."""
+"""`clustrs samples`, `methods`, `models`, `tasks` and `corruptions`: what there is, with other packages' additions."""
 
 import argparse
 import json
@@ -6,6 +6,11 @@ from dataclasses import MISSING, asdict, fields
 from typing import Any
 
 from clustrs.embedded import samples
+
+TESTED = (
+    "Tested on models of these classes with small random weights, with transformers 5.18 and 5.22; not on published "
+    "checkpoints."
+)
 
 
 def add_commands(commands: Any) -> None:
@@ -17,6 +22,12 @@ def add_commands(commands: Any) -> None:
             "Give sample:NAME wherever an image is asked for.",
         ),
         "methods": (run_methods, "pruning methods", "List the methods and their parameters."),
+        "models": (
+            run_models,
+            "families of models",
+            "List the families of models that a method can be attached to: the model_type of their config, their class "
+            "in transformers, and what was tested.",
+        ),
         "tasks": (run_tasks, "tasks of clustrs eval", "List the tasks that clustrs eval --task takes."),
         "corruptions": (
             run_corruptions,
@@ -67,6 +78,35 @@ def describe(name: str) -> dict[str, Any]:
     defaults = {f.name: "required" if f.default is MISSING else f.default for f in fields(method)}
     summary = (method.__doc__ or "").strip().partition("\n")[0]
     return {"name": name, "summary": summary, "parameters": defaults, "paper": method.paper}
+
+
+def run_models(options: argparse.Namespace) -> None:
+    from clustrs.models.adapters import list_model_types
+
+    listed = [describe_family(model_type) for model_type in list_model_types()]
+    if options.json:
+        print(json.dumps(listed, indent=2))
+        return
+    widths = [max(len(family[key]) for family in listed) for key in ("model_type", "class")]
+    for family in listed:
+        print(f"{family['model_type']:{widths[0]}} {family['class']:{widths[1]}} {family['tested']}")
+    print(f"\n{TESTED}")
+
+
+def describe_family(model_type: str) -> dict[str, str]:
+    """A family's model type, its class in transformers ("" if transformers has none), what it is, what was tested."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as CLASSES
+
+    from clustrs.models.adapters import adapter_class
+
+    adapter = adapter_class(model_type)
+    summary = (adapter.__doc__ or "").strip().partition("\n")[0]
+    return {
+        "model_type": model_type,
+        "class": CLASSES.get(model_type, ""),
+        "summary": summary,
+        "tested": adapter.tested,
+    }
 
 
 def run_tasks(options: argparse.Namespace) -> None:

@@ -48,7 +48,8 @@ class Answer:
 def as_seen(processor: Any, image: Image.Image) -> Image.Image:
     """The part of an image that the base crop shows: processors pad it to a square, or cut a square out."""
     how = processor.image_processor
-    if getattr(how, "image_grid_pinpoints", None):
+    tiled = ("crop_to_patches", "do_image_splitting")  # the whole image, squeezed into one tile
+    if getattr(how, "image_grid_pinpoints", None) or any(hasattr(how, name) for name in tiled):
         return image
     width, height = image.size
     if getattr(how, "do_pad", False):
@@ -79,10 +80,9 @@ def ask(
         raise ValueError(f"max_new_tokens={max_new_tokens!r}: give an integer of at least 1")
     text = chat_prompt(processor, question, prompt_template)
     inputs = processor(images=[image], text=[text], return_tensors="pt").to(model.device, model.dtype)
-    inner = getattr(model, "model", model)
     with (
         method(model, scope=scope, crops=crops, positions=positions) as handle,
-        call_seconds(inner.language_model) as calls,
+        call_seconds(model.get_decoder()) as calls,
         torch.inference_mode(),
     ):
         output = model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)

@@ -408,11 +408,15 @@ class Handle:
 
     def _kept(self, image: VisualTokens, selection: Selection, everything: bool) -> KeptTokens:
         if everything:
-            slots = torch.arange(len(image.features), device=image.features.device)
+            slots = image.first_slot + torch.arange(len(image.features), device=image.features.device)
             return KeptTokens(image.features, slots, slots, image.slots, image.planes)
-        slots, own = take_slots(selection.indices, image.candidates, image.slots)
-        planes = None if image.planes is None else image.planes[:, image.candidates[selection.indices.clamp(min=0)]]
-        return KeptTokens(selection.tokens, slots, own, image.slots, planes)
+        tokens, indices = selection.tokens, selection.indices
+        if image.runs is not None:
+            order = image.runs[indices].argsort(stable=True)
+            tokens, indices = tokens[order], indices[order]
+        slots, own = take_slots(indices, image.candidates + image.first_slot, image.slots)
+        planes = None if image.planes is None else image.planes[:, image.candidates[indices.clamp(min=0)]]
+        return KeptTokens(tokens, slots, own, image.slots, planes)
 
     def _turn(self, arguments: dict[str, Any]) -> Turn | None:
         """What the cache of a call holds, if it is the cache of a prompt that was pruned here."""

@@ -26,7 +26,8 @@ def select_tokens(method: Pruner, images: Sequence[VisualTokens], scope: Scope) 
             groups.append((i, None, 0))
         else:
             tile = image.layout.tile
-            groups += [(i, (tile == t).nonzero()[:, 0], int(t)) for t in tile.unique()]
+            tiles = dict.fromkeys(tile.tolist())  # as their tokens stand in the prompt, which tile 0 may end
+            groups += [(i, (tile == t).nonzero()[:, 0], t) for t in tiles]
     selections = _select_groups(method, images, groups)
     results = []
     for i, image in enumerate(images):

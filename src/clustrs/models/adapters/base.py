@@ -23,7 +23,9 @@ class VisualTokens:
     [N, K] belong to the candidates; `cls_hidden` and `cls_keys` [tiles, 1 or 0, ...] to the tiles. `grids` has the
     height and width of each tile in tokens. `project` maps hidden states to features. `planes` [L, M, D] are further
     features of every row, for models that feed some into later layers. `slots` is how many placeholders of the prompt
-    belong to it. `lacking` says why hidden states or keys are not there, for methods that need them.
+    belong to it, and `first_slot` the one that the first row of `features` takes. `runs` [N] says which run of
+    placeholders a candidate stands in, where the prompt has text between those of one image: no token then leaves its
+    run. `lacking` says why hidden states or keys are not there, for methods that need them.
     """
 
     features: Tensor
@@ -38,6 +40,8 @@ class VisualTokens:
     cls_keys: Tensor | None = None
     project: Callable[[Tensor], Tensor] | None = None
     planes: Tensor | None = None
+    first_slot: int = 0
+    runs: Tensor | None = None
     modality: Modality = "image"
     lacking: str = "this family does not give them"
 
@@ -61,6 +65,8 @@ class Adapter:
     """Further arguments that are used up when these are encoded."""
     first_position: ClassVar[int] = 0
     """What `forward` counts positions from when it is given none."""
+    tested: ClassVar[str] = "not stated"
+    """What was tested, for `clustrs models`."""
     counts_vision: ClassVar[bool] = False
     """Whether `vision_flops` is defined."""
 

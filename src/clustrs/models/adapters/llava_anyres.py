@@ -27,6 +27,7 @@ class LlavaNextAdapter(LlavaAdapter):
     """LLaVA-NeXT."""
 
     model_types = ("llava_next",)
+    tested = "CLIP, SigLIP and DINOv2 towers; several images, batches, crops"
     consumed: ClassVar[tuple[str, ...]] = (*LlavaAdapter.consumed, "batch_num_images")
 
     def encode(self, inputs: dict[str, Any], clock: Clock, crops: Crops = "all") -> list[VisualTokens]:
@@ -127,6 +128,7 @@ class LlavaOnevisionAdapter(LlavaNextAdapter):
     """LLaVA-OneVision: several images in a prompt have a base crop each and nothing else; videos are pooled."""
 
     model_types = ("llava_onevision",)
+    tested = "CLIP, SigLIP and DINOv2 towers; several images, batches, crops, video"
     pixel_arguments = ("pixel_values", "pixel_values_videos")
     consumed: ClassVar[tuple[str, ...]] = (*LlavaNextAdapter.consumed, "image_sizes_videos", "vision_aspect_ratio")
     feature_arguments: ClassVar[tuple[str, ...]] = (
