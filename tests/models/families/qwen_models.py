@@ -16,6 +16,7 @@ from torch import Tensor
 
 from clustrs import EncoderStates, Pruner, Selection
 from clustrs.models.processors import IMAGE_ONLY, image_only
+from clustrs.pruners.selection import Layout
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "qwen3_5", "qwen2_vl", "qwen3_vl_moe", "qwen3_5_moe")
 CONFIGS = {
@@ -86,9 +87,9 @@ def build(family: str, folder: Path) -> None:
     torch.manual_seed(0)
     model = tf.AutoModelForImageTextToText.from_config(config)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
-                parameter.mul_(4)
+                parameter.mul_(8 if "visual" in name and "qkv" in name else 4)
     images = tf.Qwen2VLImageProcessorPil(
         patch_size=PATCH, merge_size=MERGE, size={"shortest_edge": TOKEN**2, "longest_edge": 100 * TOKEN**2}
     )
@@ -201,13 +202,14 @@ class Oracle:
             rows = hidden.reshape(-1, hidden.shape[-1] // 4)
             return self.inner.visual.merger(rows).reshape(*hidden.shape[:-1], -1)
 
-        with torch.no_grad():
-            return [
-                method.select(
-                    part["features"], part["scores"], EncoderStates(part["hidden"], part["keys"], merger, cls=False)
-                )
-                for part in self.parts
-            ]
+        selections = []
+        for part, (frames, height, width) in zip(self.parts, self.grids, strict=True):
+            axes = [torch.arange(n) for n in (frames, height // MERGE, width // MERGE)]
+            layout = Layout(*(axis.flatten() for axis in torch.meshgrid(*axes, indexing="ij")))
+            states = EncoderStates(part["hidden"], part["keys"], merger, cls=False)
+            with torch.no_grad():
+                selections.append(method.select(part["features"], part["scores"], states, layout=layout))
+        return selections
 
     def positions(self) -> Tensor:
         """Time, height and width [3, S] of every token of the whole prompt."""
@@ -256,17 +258,21 @@ class Oracle:
         ids = self.ids[keep][None]
         counted = torch.arange(ids.shape[1])[None, None]
         positions = torch.cat([counted, self.positions()[:, own[keep]][:, None]])
-        return {"input_ids": ids, "position_ids": positions, "mm_encoder_outputs": {self.modality: self.out(selections)}}
+        return {
+            "input_ids": ids,
+            "position_ids": positions,
+            "mm_encoder_outputs": {self.modality: self.out(selections)},
+        }
 
     def out(self, selections: list[Selection]) -> Any:
         from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
 
-        layers = range(len(self.parts[0]["planes"]))
+        planes = [
+            [part["planes"][i][s.indices] for part, s in zip(self.parts, selections, strict=True)]
+            for i in range(len(self.parts[0]["planes"]))
+        ]
         return BaseModelOutputWithDeepstackFeatures(
-            pooler_output=[selection.tokens for selection in selections],
-            deepstack_features=[
-                [part["planes"][i][s.indices] for part, s in zip(self.parts, selections, strict=True)] for i in layers
-            ],
+            pooler_output=[selection.tokens for selection in selections], deepstack_features=planes or None
         )
 
     @torch.no_grad()
