@@ -1,6 +1,5 @@
 """Processors on machines without torchvision, which their video half needs and their image half does not."""
 
-from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -32,34 +31,32 @@ class LlavaOnevisionProcessor(tf.LlavaOnevisionProcessor):  # type: ignore[misc]
         tf.ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
 
 
-IMAGE_ONLY = {
-    "qwen2_vl": "Qwen2VLProcessor",
-    "qwen2_5_vl": "Qwen2_5_VLProcessor",
-    "qwen3_vl": "Qwen3VLProcessor",
-    "qwen3_vl_moe": "Qwen3VLProcessor",
-    "qwen3_5": "Qwen3VLProcessor",
-    "qwen3_5_moe": "Qwen3VLProcessor",
-}
-"""Processors that work for images without their video half, by model type."""
-
-
-@cache
-def image_only(name: str) -> Any:
-    """A processor class of transformers without its video half, under the same name."""
-    whole = getattr(tf, name)
+def image_only(whole: Any) -> Any:
+    """A processor class without its video half, under the name of the whole one."""
 
     def get_attributes(cls: Any) -> list[str]:
         return [part for part in whole.get_attributes() if part != "video_processor"]
 
-    return type(name, (whole,), {"get_attributes": classmethod(get_attributes), "__doc__": whole.__doc__})
+    return type(whole.__name__, (whole,), {"get_attributes": classmethod(get_attributes), "__doc__": whole.__doc__})
+
+
+QWEN3_VL = image_only(tf.Qwen3VLProcessor)
+IMAGE_ONLY = {
+    "llava_onevision": LlavaOnevisionProcessor,
+    "qwen2_vl": image_only(tf.Qwen2VLProcessor),
+    "qwen2_5_vl": image_only(tf.Qwen2_5_VLProcessor),
+    "qwen3_vl": QWEN3_VL,
+    "qwen3_vl_moe": QWEN3_VL,
+    "qwen3_5": QWEN3_VL,
+    "qwen3_5_moe": QWEN3_VL,
+}
+"""By model type: what stands in for the processor where torchvision is missing."""
 
 
 def load_processor(source: str) -> Any:
     """A folder's or a hub id's processor; without its video half where torchvision is missing."""
     if find_spec("torchvision") is None:
-        config = tf.AutoConfig.from_pretrained(source, trust_remote_code=False)
-        if config.model_type == "llava_onevision":
-            return LlavaOnevisionProcessor.from_pretrained(source, trust_remote_code=False)
-        if config.model_type in IMAGE_ONLY:
-            return image_only(IMAGE_ONLY[config.model_type]).from_pretrained(source, trust_remote_code=False)
+        kind = tf.AutoConfig.from_pretrained(source, trust_remote_code=False).model_type
+        if kind in IMAGE_ONLY:
+            return IMAGE_ONLY[kind].from_pretrained(source, trust_remote_code=False)
     return tf.AutoProcessor.from_pretrained(source, trust_remote_code=False)

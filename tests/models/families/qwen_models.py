@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from clustrs import EncoderStates, Pruner, Selection
-from clustrs.models.processors import IMAGE_ONLY, image_only
+from clustrs.models.processors import IMAGE_ONLY
 from clustrs.pruners.selection import Layout
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "qwen3_5", "qwen2_vl", "qwen3_vl_moe", "qwen3_5_moe")
@@ -93,7 +93,7 @@ def build(family: str, folder: Path) -> None:
     images = tf.Qwen2VLImageProcessorPil(
         patch_size=PATCH, merge_size=MERGE, size={"shortest_edge": TOKEN**2, "longest_edge": 100 * TOKEN**2}
     )
-    processor = image_only(IMAGE_ONLY[family])(images, words, chat_template=tiny_models.TEMPLATE)
+    processor = IMAGE_ONLY[family](images, words, chat_template=tiny_models.TEMPLATE)
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
 

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import qwen_models
 import tiny_models
@@ -16,10 +15,9 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from clustrs import ClustRS, NoPruning, get_method, list_methods
-from clustrs.models import shared_encoding
+from clustrs.models import plot, shared_encoding
 from clustrs.models.ask import as_seen, ask
 from clustrs.models.load import load_model
-from clustrs.models.plot import draw_kept
 from clustrs.models.prompts import chat_prompt
 
 PRUNING = [name for name in list_methods() if name != "none"]
@@ -378,16 +376,20 @@ def test_prompts_share_encoded_images(load: LoadQwen, family: str) -> None:
         assert single.text == replies[1].text
 
 
-def test_ask_and_draw_a_saved_model(folder: Callable[[str], Path], tmp_path: Path) -> None:
-    """A folder is loaded, asked and drawn; cells of the drawing lie where the tokens lie in the image."""
+def test_ask_and_draw_a_saved_model(folder: Callable[[str], Path]) -> None:
+    """A folder is loaded and asked; the outlines in the drawing lie where the kept tokens lie in the image."""
+    from matplotlib.figure import Figure
+
     model, processor = load_model(str(folder("qwen2_5_vl")))
-    image = bright_square(4, 7, 1, 5)
+    image = make_image(30, 58)
     answer = ask(model, processor, image, "What is it?", get_method("fastervlm", keep=3), 4)
-    assert (answer.unpruned_tokens, answer.visual_tokens) == (28, 3)
+    assert (answer.unpruned_tokens, answer.visual_tokens, answer.image.grids) == (28, 3, [(4, 7)])
     assert as_seen(processor, image).size == image.size
-    target = tmp_path / "kept.png"
-    draw_kept(as_seen(processor, image), answer.image, target)
-    assert np.asarray(Image.open(target)).std() > 0
+    axis = Figure().subplots()
+    plot._draw_tokens(axis, as_seen(processor, image), answer.image)
+    corners = sorted({patch.get_xy() for patch in axis.patches})
+    expected = sorted((i % 7 * 58 / 7, i // 7 * 30 / 4) for i in answer.image.selection.indices.tolist())
+    torch.testing.assert_close(torch.tensor(corners), torch.tensor(expected))
 
 
 @pytest.mark.parametrize("command", ["ask", "compare"])
