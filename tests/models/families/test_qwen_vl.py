@@ -385,7 +385,7 @@ def test_ask_and_draw_a_saved_model(folder: Callable[[str], Path]) -> None:
     answer = ask(model, processor, image, "What is it?", get_method("fastervlm", keep=3), 4)
     assert (answer.unpruned_tokens, answer.visual_tokens, answer.image.grids) == (28, 3, [(4, 7)])
     assert as_seen(processor, image).size == image.size
-    axis = Figure().subplots()
+    axis: Any = Figure().subplots()
     plot._draw_tokens(axis, as_seen(processor, image), answer.image)
     corners = sorted({patch.get_xy() for patch in axis.patches})
     expected = sorted((i % 7 * 58 / 7, i // 7 * 30 / 4) for i in answer.image.selection.indices.tolist())

@@ -62,14 +62,14 @@ class QwenAdapter(Adapter):
                 out.last_hidden_state.unflatten(0, (-1, self.unit)).flatten(1),
             )
             counts = [len(features) for features in out.pooler_output]
-            parts = zip(*(block.split(counts) for block in blocks), strict=True)
+            parts = zip(grids.tolist(), *(block.split(counts) for block in blocks), strict=True)
             return [
-                self.visual_tokens(out, i, grid, *part, modality)
-                for i, (grid, part) in enumerate(zip(grids.tolist(), parts, strict=True))
+                self.visual_tokens(out, i, modality, grid, scores, keys, hidden)
+                for i, (grid, scores, keys, hidden) in enumerate(parts)
             ]
 
     def visual_tokens(
-        self, out: Any, index: int, grid: list[int], scores: Tensor, keys: Tensor, hidden: Tensor, modality: Modality
+        self, out: Any, index: int, modality: Modality, grid: list[int], scores: Tensor, keys: Tensor, hidden: Tensor
     ) -> VisualTokens:
         """One image or video of those encoded; scores, keys and hidden states are in the order of the tower."""
         features = out.pooler_output[index]
@@ -126,10 +126,10 @@ class QwenAdapter(Adapter):
         elif types.shape != ids.shape:
             raise ValueError(f"mm_token_type_ids has shape {list(types.shape)}: {list(ids.shape)} goes with input_ids")
         given = {name: inputs[name] for name in self.consumed if has(inputs, name)}
-        positions, _ = self.inner.get_rope_index(
+        positions: Tensor = self.inner.get_rope_index(
             ids, mm_token_type_ids=types, attention_mask=inputs.get("attention_mask"), **given
-        )
-        return positions  # type: ignore[no-any-return]
+        )[0]
+        return positions
 
     def arrange(self, arguments: dict[str, Any], compaction: Compaction, positions: Tensor | None) -> None:
         """A first row counts the tokens that are left: the model reads gaps in it as the start of another prompt."""

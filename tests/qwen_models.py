@@ -47,7 +47,7 @@ def vision_config(family: str) -> dict[str, Any]:
 def text_config(family: str, vocabulary: int) -> dict[str, Any]:
     partial = family.startswith("qwen3_5")
     sections = [4, 2, 2]
-    config = {
+    config: dict[str, Any] = {
         "vocab_size": vocabulary,
         "hidden_size": 32,
         "intermediate_size": 64,
