@@ -229,12 +229,12 @@ class Handle:
         pad_left = mask is not None and not torch.compiler.is_compiling() and bool((mask[:, 0] == 0).any())
         given, family = arguments.pop("position_ids", None), self.adapter.positions(arguments)
         compaction, images = self.prune(arguments, pad_left)
-        self._set_positions(arguments, compaction, given, prompt, family=family)
+        positions = self._set_positions(arguments, compaction, given, prompt, family=family)
         if arguments.get("logits_to_keep") is not None:
             arguments["logits_to_keep"] = moved_indices(arguments["logits_to_keep"], compaction)
         with self._inside():
             out = wrapper.original(**arguments)
-        self._remember(getattr(out, "past_key_values", None), prompt, compaction, images)
+        self._remember(getattr(out, "past_key_values", None), Turn(prompt, compaction, images, positions))
         return out
 
     def call_generate(self, wrapper: Wrapper, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -262,17 +262,19 @@ class Handle:
             arguments["attention_mask"] = generation.default_mask(prompt, config)
         turn = self._turn(arguments)
         if turn is not None:
-            compaction, images = self._next_turn(turn, arguments), turn.images
+            turn = self._next_turn(turn, arguments)
         else:
             self._refuse_cache(arguments)
+            arguments = {**self.adapter.image_arguments(encoded or []), **arguments}
             given, family = arguments.pop("position_ids", None), self.adapter.positions(arguments)
             mask = arguments["attention_mask"]
             compaction, images = self.prune(arguments, pad_left=True, encoded=encoded)
             counted = (mask.cumsum(-1) - 1).clamp(min=0) if self.positions == "original" else None
-            self._set_positions(arguments, compaction, given, prompt, counted, family)
+            positions = self._set_positions(arguments, compaction, given, prompt, counted, family)
+            turn = Turn(prompt, compaction, images, positions)
         with self._inside():
             out = generation.run(original, self.model, prompt, arguments)
-        self._remember(getattr(out, "past_key_values", None), prompt, compaction, images)
+        self._remember(getattr(out, "past_key_values", None), turn)
         return out
 
     def _original_generate(self) -> Callable[..., Any]:
@@ -370,14 +372,16 @@ class Handle:
         prompt: Tensor,
         counted: Tensor | None = None,
         family: Tensor | None = None,
-    ) -> None:
-        """Position ids for the compacted prompt, where the model would not count them right by itself.
+    ) -> Tensor | None:
+        """Set position ids for the compacted prompt, where the model would not count them right by itself.
 
-        `given` are the caller's, `counted` what `generate` would count, `family` those that the family computes.
+        `given` are the caller's, `counted` what `generate` would count, `family` those that the family computes: then
+        those of the survivors are returned, too.
         """
         if family is not None:
-            self.adapter.arrange(arguments, compaction, compaction.positions(given if given is not None else family))
-            return
+            kept = compaction.positions(family if given is None else _given_as(given, family))
+            self.adapter.arrange(arguments, compaction, kept)
+            return kept
         if self.positions == "original":
             whole = given if given is not None else counted
             if whole is None:
@@ -387,6 +391,7 @@ class Handle:
             positions = compaction.follow(given.expand(*given.shape[:-2], *prompt.shape), 0)
             arguments["position_ids"] = positions - compaction.dropped
         self.adapter.arrange(arguments, compaction, None)
+        return None
 
     def _keep(self, encoded: list[VisualTokens]) -> tuple[list[KeptTokens], list[ImageSelection]]:
         """What is kept of each image; one that is asked about several times is selected from once."""
@@ -425,21 +430,28 @@ class Handle:
             return None
         return self._turns.get(cache)
 
-    def _remember(self, cache: Any, prompt: Tensor, compaction: Compaction, images: int) -> None:
+    def _remember(self, cache: Any, turn: Turn) -> None:
         if cache is not None and not torch.compiler.is_compiling():
-            self._turns[cache] = Turn(prompt, compaction, images)
+            self._turns[cache] = turn
 
-    def _next_turn(self, turn: Turn, arguments: dict[str, Any]) -> Compaction:
+    def _next_turn(self, turn: Turn, arguments: dict[str, Any]) -> Turn:
         """The next turn of a conversation: the longer prompt, compacted as the cache is."""
         mask, config = arguments["attention_mask"], self.adapter.config
         placeholders = [self.adapter.placeholder(m) for m in MODALITIES if hasattr(config, f"{m}_token_id")]
-        compaction = turn.continue_prompt(arguments["input_ids"], mask, placeholders)
+        after = turn.continue_prompt(arguments["input_ids"], mask, placeholders)
         for name in (*self.adapter.pixel_arguments, *self.adapter.consumed):
             arguments.pop(name, None)
-        self._shorten(arguments, compaction, placeholders)
-        if self.positions == "original":
-            arguments["position_ids"] = compaction.positions((mask.cumsum(-1) - 1).clamp(min=0))
-        return compaction
+        self._shorten(arguments, after.compaction, placeholders)
+        if after.positions is not None:
+            self.adapter.arrange(arguments, after.compaction, after.positions)
+        elif self.positions == "original":
+            arguments["position_ids"] = after.compaction.positions((mask.cumsum(-1) - 1).clamp(min=0))
+        return after
+
+
+def _given_as(given: Tensor, family: Tensor) -> Tensor:
+    """The caller's positions in the shape of the family's; a row in front that counts the text is counted anew."""
+    return (given[-len(family) :] if given.dim() == family.dim() == 3 else given).expand_as(family)
 
 
 def _detached(selection: Selection) -> Selection:

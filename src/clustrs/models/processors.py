@@ -82,11 +82,27 @@ class SmolVLMProcessor(tf.SmolVLMProcessor):  # type: ignore[misc]
         return tf.ProcessorMixin.apply_chat_template(self, *args, **kwargs)
 
 
+def image_only(whole: Any) -> Any:
+    """A processor class without its video half, under the name of the whole one."""
+
+    def get_attributes(cls: Any) -> list[str]:
+        return [part for part in whole.get_attributes() if part != "video_processor"]
+
+    return type(whole.__name__, (whole,), {"get_attributes": classmethod(get_attributes), "__doc__": whole.__doc__})
+
+
+QWEN3_VL = image_only(tf.Qwen3VLProcessor)
 IMAGE_ONLY: dict[str, Any] = {
     "llava_onevision": LlavaOnevisionProcessor,
     "internvl": InternVLProcessor,
     "smolvlm": SmolVLMProcessor,
     "gemma4": Gemma4Processor,
+    "qwen2_vl": image_only(tf.Qwen2VLProcessor),
+    "qwen2_5_vl": image_only(tf.Qwen2_5_VLProcessor),
+    "qwen3_vl": QWEN3_VL,
+    "qwen3_vl_moe": QWEN3_VL,
+    "qwen3_5": QWEN3_VL,
+    "qwen3_5_moe": QWEN3_VL,
 }
 """By model type: what stands in for the processor where torchvision is missing."""
 

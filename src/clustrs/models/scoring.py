@@ -33,7 +33,8 @@ Reduction = Literal["cls", "received"]
 class Listener:
     """Collects scores [B, N] and head-averaged keys [B, N, K] of every call of one attention layer.
 
-    `valid` [B, N] is False for padding, which neither attends nor is attended to; None where there is none.
+    `valid` [B, N] is False for padding, which neither attends nor is attended to; None where there is none. Sequences that
+    are packed into one call, as FlashAttention takes them, count as calls of their own.
     """
 
     layer: nn.Module
@@ -47,6 +48,12 @@ class Listener:
         with self.clock.time("scoring"):
             self.scores.append(attention_scores(query, key, scaling, self.reduction, mask, self.valid))
             self.keys.append(key.detach().float().mean(1))
+
+    def hear_packed(self, query: Tensor, key: Tensor, scaling: float, starts: Tensor) -> None:
+        """Hear sequences that lie one after the other; `starts` has where each begins, and the end of the last."""
+        lengths = starts.diff().tolist()
+        for one_query, one_key in zip(query.split(lengths, 2), key.split(lengths, 2), strict=True):
+            self.hear(one_query, one_key, scaling, None)
 
 
 class _Tracing:
@@ -190,7 +197,10 @@ def _listening_function(implementation: str) -> Callable[..., Any]:
         if listener is not None and listener.layer is module:
             scaling = kwargs.get("scaling")
             scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-            listener.hear(query, key, scaling, None if _is_flash(implementation) else attention_mask)
+            if kwargs.get("cu_seq_lens_k") is not None:
+                listener.hear_packed(query, key, scaling, kwargs["cu_seq_lens_k"])
+            else:
+                listener.hear(query, key, scaling, None if _is_flash(implementation) else attention_mask)
         original, seen = _original(implementation, module), module
         if _is_flash(implementation):  # it looks the kernel up by the name in the module's config
             seen = _PlainView(module)  # type: ignore[assignment]

@@ -11,11 +11,15 @@ from clustrs.models.compaction import Compaction
 
 @dataclass(frozen=True)
 class Turn:
-    """What a KV cache holds: the prompt that was given [B, S], how it was compacted, and how many images it had."""
+    """What a KV cache holds: the prompt that was given [B, S], how it was compacted, and how many images it had.
+
+    `positions` [..., B, W] are those of the compacted prompt, for families that compute their own.
+    """
 
     input_ids: Tensor
     compaction: Compaction
     images: int
+    positions: Tensor | None = None
 
     def continue_forward(self, arguments: dict[str, Any], compact_positions: bool, first_position: int = 0) -> None:
         """Make the caller's mask and positions, which count the whole prompt, fit the cache of the compacted one."""
@@ -35,13 +39,26 @@ class Turn:
                 f"{held + new} with what is left of it after pruning"
             )
         positions = arguments.get("position_ids")
-        if positions is not None and compact_positions:
+        if self.positions is not None:
+            if positions is None:
+                mask = arguments["attention_mask"]
+                arguments["position_ids"] = self.following(mask if mask.dim() == 2 else whole.mask)[..., -new:]
+        elif positions is not None and compact_positions:
             arguments["position_ids"] = positions - whole.dropped[:, -1:]
         elif positions is None and not compact_positions:
             columns = torch.arange(whole.width - new, whole.width, device=whole.source.device)
             arguments["position_ids"] = columns.expand(len(whole.source), new) + first_position
 
-    def continue_prompt(self, input_ids: Tensor, mask: Tensor, placeholders: list[int]) -> Compaction:
+    def following(self, mask: Tensor) -> Tensor:
+        """Positions [..., B, n] of the text that follows the prompt, under a mask [B, W + n]."""
+        assert self.positions is not None
+        *axes, batch, width = self.positions.shape
+        end = (self.compaction.mask != 0).cumsum(1).argmax(1)
+        ends = self.positions.gather(-1, end[:, None].expand(*axes, batch, 1))
+        counted = ends.reshape(-1, batch, 1).amax(0) + mask[:, width:].long().cumsum(1)
+        return counted.expand(*axes, batch, -1)
+
+    def continue_prompt(self, input_ids: Tensor, mask: Tensor, placeholders: list[int]) -> "Turn":
         """Compact the longer prompt of the next turn as the cache is."""
         width = self.input_ids.shape[1]
         begins = len(input_ids) == len(self.input_ids) and torch.equal(input_ids[:, :width], self.input_ids)
@@ -50,7 +67,11 @@ class Turn:
         if any(bool((input_ids[:, width:] == token).any()) for token in placeholders):
             raise ValueError("past_key_values: a new image can't be added to the cache; leave the cache out")
         compaction = self.compaction.extended(input_ids.shape[1])
-        return replace(compaction, mask=compaction.follow(mask, 0))
+        compaction = replace(compaction, mask=compaction.follow(mask, 0))
+        positions = self.positions
+        if positions is not None:
+            positions = torch.cat([positions, self.following(compaction.mask)], -1)
+        return Turn(input_ids, compaction, self.images, positions)
 
 
 def moved_indices(requested: Any, compaction: Compaction) -> Any:

@@ -93,6 +93,10 @@ class Adapter:
         """
         return None
 
+    def image_arguments(self, encoded: Sequence[VisualTokens]) -> dict[str, Any]:
+        """Arguments that `positions` reads, for images that come encoded already instead of as pixels."""
+        return {}
+
     def outputs(self, kept: Sequence[KeptTokens], modality: Modality) -> Any:
         """What `mm_encoder_outputs` takes for what is kept of each image or video; a fresh object for each call."""
         from transformers.modeling_outputs import BaseModelOutputWithPooling

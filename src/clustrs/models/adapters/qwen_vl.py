@@ -1,0 +1,203 @@
+"""Qwen's vision-language models: images and videos of any size, merged patches, positions with three axes (M-RoPE).
+
+A visual token is a block of 2 x 2 patches that the merger joins, so a patch-wise quantity is pooled over blocks: scores
+and keys as means, hidden states side by side, as the merger reads them.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from clustrs.models import scoring
+from clustrs.models.adapters.base import Adapter, Modality, VisualTokens
+from clustrs.models.adapters.registry import register_adapter
+from clustrs.models.clock import Clock
+from clustrs.models.compaction import Compaction, KeptTokens
+from clustrs.options import Crops
+from clustrs.pruners.selection import Layout
+
+SOURCES: tuple[tuple[Modality, str, str], ...] = (
+    ("image", "pixel_values", "image_grid_thw"),
+    ("video", "pixel_values_videos", "video_grid_thw"),
+)
+"""What brings images and videos: the patches of all of them, and the frames, height and width of each in patches."""
+
+
+class QwenAdapter(Adapter):
+    """What the families have in common. A frame of a video is a tile; all frames share one budget."""
+
+    pixel_arguments = ("pixel_values", "pixel_values_videos")
+    consumed: ClassVar[tuple[str, ...]] = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
+
+    @property
+    def unit(self) -> int:
+        """How many patches make a token."""
+        return int(self.inner.visual.spatial_merge_size) ** 2
+
+    def listened_layer(self) -> Any:
+        return self.inner.visual.blocks[-1].attn
+
+    def check(self, inputs: dict[str, Any]) -> None:
+        for _, pixels, grid in SOURCES:
+            if inputs.get(pixels) is not None and inputs.get(grid) is None:
+                raise ValueError(f"{grid} is missing: give it with {pixels}, as the processor does")
+
+    def encode(self, inputs: dict[str, Any], clock: Clock, crops: Crops = "all") -> list[VisualTokens]:
+        self.check(inputs)
+        given = [(modality, inputs[pixels], inputs[grid]) for modality, pixels, grid in SOURCES if has(inputs, pixels)]
+        return [image for part in given for image in self.encode_all(*part, clock)]
+
+    def encode_all(self, modality: Modality, pixels: Tensor, grids: Tensor, clock: Clock) -> list[VisualTokens]:
+        """Encode all images, or all videos."""
+        encode = self.inner.get_image_features if modality == "image" else self.inner.get_video_features
+        with clock.time("vision"), scoring.listen(self.listened_layer(), "received", clock) as listener:
+            out = encode(pixels, grids, return_dict=True)
+        with clock.time("scoring"):
+            scores, keys = (torch.cat(parts, 1)[0] for parts in (listener.scores, listener.keys))
+            blocks = (
+                scores.unflatten(0, (-1, self.unit)).mean(1),
+                keys.unflatten(0, (-1, self.unit)).mean(1),
+                out.last_hidden_state.unflatten(0, (-1, self.unit)).flatten(1),
+            )
+            counts = [len(features) for features in out.pooler_output]
+            parts = zip(grids.tolist(), *(block.split(counts) for block in blocks), strict=True)
+            return [
+                self.visual_tokens(out, i, modality, grid, scores, keys, hidden)
+                for i, (grid, scores, keys, hidden) in enumerate(parts)
+            ]
+
+    def visual_tokens(
+        self, out: Any, index: int, modality: Modality, grid: list[int], scores: Tensor, keys: Tensor, hidden: Tensor
+    ) -> VisualTokens:
+        """One image or video of those encoded; scores, keys and hidden states are in the order of the tower."""
+        features = out.pooler_output[index]
+        side = self.inner.visual.spatial_merge_size
+        frames, height, width = grid[0], grid[1] // side, grid[2] // side
+        cell = torch.arange(len(features), device=features.device)
+        layout = Layout(cell // (height * width), cell // width % height, cell % width)
+        order = self.tower_order(layout)
+        if order is not None:
+            scores, keys, hidden = scores[order], keys[order], hidden[order]
+        return VisualTokens(
+            features,
+            cell,
+            scores,
+            layout,
+            [(height, width)] * frames,
+            len(features),
+            hidden,
+            keys,
+            project=self.project,
+            planes=self.planes(out, index),
+            modality=modality,
+        )
+
+    def tower_order(self, layout: Layout) -> Tensor | None:
+        """Where the tower has each token [M], if not in the order of the prompt."""
+        return None
+
+    def planes(self, out: Any, index: int) -> Tensor | None:
+        """Further features [L, M, D] of one image."""
+        return None
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """The merger, on tokens [..., patches * H]."""
+        patches = hidden.reshape(-1, hidden.shape[-1] // self.unit)
+        merged: Tensor = self.inner.visual.merger(patches)
+        return merged.reshape(*hidden.shape[:-1], -1)
+
+    def image_arguments(self, encoded: Sequence[VisualTokens]) -> dict[str, Any]:
+        side, arguments = self.inner.visual.spatial_merge_size, {}
+        for modality, _, grid in SOURCES:
+            images = [image for image in encoded if image.modality == modality]
+            if images:
+                sizes = [(len(image.grids), *(side * n for n in image.grids[0])) for image in images]
+                arguments[grid] = torch.tensor(sizes, device=images[0].features.device)
+        return arguments
+
+    def positions(self, inputs: dict[str, Any]) -> Tensor | None:
+        """Positions [3, B, S] (time, height, width), as the model counts them for the prompt before pruning."""
+        self.check(inputs)
+        ids, types = inputs["input_ids"], inputs.get("mm_token_type_ids")
+        if types is None:
+            types = (ids == self.config.image_token_id).long() + 2 * (ids == self.config.video_token_id)
+        elif types.shape != ids.shape:
+            raise ValueError(f"mm_token_type_ids has shape {list(types.shape)}: {list(ids.shape)} goes with input_ids")
+        given = {name: inputs[name] for name in self.consumed if has(inputs, name)}
+        positions: Tensor = self.inner.get_rope_index(
+            ids, mm_token_type_ids=types, attention_mask=inputs.get("attention_mask"), **given
+        )[0]
+        return positions
+
+    def arrange(self, arguments: dict[str, Any], compaction: Compaction, positions: Tensor | None) -> None:
+        """A first row counts the tokens that are left: the model reads gaps in it as the start of another prompt."""
+        if positions is not None:
+            counted = (compaction.mask.long().cumsum(-1) - 1).clamp(min=0)
+            arguments["position_ids"] = torch.cat([counted[None].to(positions), positions])
+
+    def take_images(self, inputs: dict[str, Any], indices: Sequence[int]) -> dict[str, Any]:
+        grids = inputs["image_grid_thw"]
+        patches = inputs["pixel_values"].split(grids.prod(-1).tolist())
+        return {"pixel_values": torch.cat([patches[i] for i in indices]), "image_grid_thw": grids[list(indices)]}
+
+
+@register_adapter
+class Qwen3VLAdapter(QwenAdapter):
+    """Qwen3-VL. The survivors' rows of deepstack features, which later layers add, are fed as they are."""
+
+    model_types = ("qwen3_vl", "qwen3_vl_moe")
+
+    def planes(self, out: Any, index: int) -> Tensor | None:
+        return torch.stack([plane[index] for plane in out.deepstack_features]) if out.deepstack_features else None
+
+    def outputs(self, kept: Sequence[KeptTokens], modality: Modality) -> Any:
+        from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
+
+        planes = [tokens.planes for tokens in kept if tokens.planes is not None]
+        return BaseModelOutputWithDeepstackFeatures(
+            pooler_output=[tokens.features for tokens in kept],
+            deepstack_features=[list(plane) for plane in zip(*planes, strict=True)],
+        )
+
+
+@register_adapter
+class Qwen35Adapter(QwenAdapter):
+    """Qwen3.5: the tower of Qwen3-VL without deepstack features, a language model with linear attention."""
+
+    model_types = ("qwen3_5", "qwen3_5_moe")
+
+
+@register_adapter
+class Qwen2VLAdapter(QwenAdapter):
+    """Qwen2-VL."""
+
+    model_types = ("qwen2_vl",)
+
+
+@register_adapter
+class Qwen25VLAdapter(QwenAdapter):
+    """Qwen2.5-VL: most blocks of the tower attend within windows, and it has the tokens of a window side by side."""
+
+    model_types = ("qwen2_5_vl",)
+
+    def listened_layer(self) -> Any:
+        blocks = self.inner.visual.blocks
+        full = [i for i in self.config.vision_config.fullatt_block_indexes if 0 <= i < len(blocks)]
+        if not full:
+            raise ValueError("vision_config.fullatt_block_indexes names no block of the tower: none attends in full")
+        return blocks[max(full)].attn
+
+    def tower_order(self, layout: Layout) -> Tensor:
+        """Frame by frame, window by window, and raster order in each window."""
+        vision = self.config.vision_config
+        side = vision.window_size // vision.spatial_merge_size // vision.patch_size
+        y, x = layout.y, layout.x
+        windows = int(x.max()) // side + 1
+        window = (layout.tile * (int(y.max()) // side + 1) + y // side) * windows + x // side
+        return ((window * side + y % side) * side + x % side).argsort().argsort()
+
+
+def has(inputs: dict[str, Any], name: str) -> bool:
+    return inputs.get(name) is not None
