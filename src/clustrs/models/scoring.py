@@ -33,8 +33,8 @@ Reduction = Literal["cls", "received"]
 class Listener:
     """Collects scores [B, N] and head-averaged keys [B, N, K] of every call of one attention layer.
 
-    `valid` [B, N] is False for padding, which neither attends nor is attended to; None where there is none. Sequences that
-    are packed into one call, as FlashAttention takes them, count as calls of their own.
+    `valid` [B, N] is False for padding, which neither attends nor is attended to; None where there is none. Sequences
+    that are packed into one call, as FlashAttention takes them, count as calls of their own.
     """
 
     layer: nn.Module

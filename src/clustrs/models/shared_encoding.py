@@ -27,7 +27,7 @@ class Batch:
     input_ids: Tensor
     attention_mask: Tensor
     images: list[VisualTokens]
-    along: dict[str, Tensor] = field(default_factory=dict)
+    along: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

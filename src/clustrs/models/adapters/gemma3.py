@@ -21,6 +21,7 @@ class Gemma3Adapter(PaliGemmaAdapter):
     """
 
     model_types = ("gemma3",)
+    tested = "several images, batches, pan-and-scan"
     consumed: ClassVar[tuple[str, ...]] = ("num_crops",)
     first_position: ClassVar[int] = 0
 

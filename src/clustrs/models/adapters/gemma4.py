@@ -36,6 +36,7 @@ class Gemma4Adapter(Adapter):
     """Gemma 4 with a vision tower: E2B, E4B, 26B-A4B, 31B."""
 
     model_types = ("gemma4",)
+    tested = "several images, batches, video, sound"
     pixel_arguments = ("pixel_values", "pixel_values_videos")
     consumed: ClassVar[tuple[str, ...]] = ("image_position_ids", "video_position_ids", "num_frames_per_video")
 

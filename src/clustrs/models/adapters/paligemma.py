@@ -21,6 +21,7 @@ class PaliGemmaAdapter(Adapter):
     """PaliGemma, on Gemma or Gemma 2. Token types, which mark the prefix, follow the compacted prompt."""
 
     model_types = ("paligemma",)
+    tested = "PaliGemma and PaliGemma 2; several images, batches"
     pixel_arguments = ("pixel_values", "pixel_values_videos")
     counts_vision = True
     first_position: ClassVar[int] = 1

@@ -148,6 +148,7 @@ class Qwen3VLAdapter(QwenAdapter):
     """Qwen3-VL. The survivors' rows of deepstack features, which later layers add, are fed as they are."""
 
     model_types = ("qwen3_vl", "qwen3_vl_moe")
+    tested = "several images, batches, video"
 
     def planes(self, out: Any, index: int) -> Tensor | None:
         return torch.stack([plane[index] for plane in out.deepstack_features]) if out.deepstack_features else None
@@ -167,6 +168,7 @@ class Qwen35Adapter(QwenAdapter):
     """Qwen3.5: the tower of Qwen3-VL without deepstack features, a language model with linear attention."""
 
     model_types = ("qwen3_5", "qwen3_5_moe")
+    tested = "several images, batches, video"
 
 
 @register_adapter
@@ -174,6 +176,7 @@ class Qwen2VLAdapter(QwenAdapter):
     """Qwen2-VL."""
 
     model_types = ("qwen2_vl",)
+    tested = "several images, batches, video"
 
 
 @register_adapter
@@ -181,6 +184,7 @@ class Qwen25VLAdapter(QwenAdapter):
     """Qwen2.5-VL: most blocks of the tower attend within windows, and it has the tokens of a window side by side."""
 
     model_types = ("qwen2_5_vl",)
+    tested = "several images, batches, video"
 
     def listened_layer(self) -> Any:
         blocks = self.inner.visual.blocks
