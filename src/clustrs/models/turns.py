@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import modeling_utils
 
 from clustrs.models.compaction import Compaction
 
@@ -94,4 +95,8 @@ def moved_indices(requested: Any, compaction: Compaction) -> Any:
     moved = new.gather(1, rows)
     if bool((moved < 0).any()):
         raise ValueError("logits_to_keep: it names a visual token that was dropped, or padding")
-    return moved[0] if requested.dim() == 1 and bool((moved == moved[0]).all()) else moved
+    if requested.dim() == 1 and bool((moved == moved[0]).all()):
+        return moved[0]
+    if not hasattr(modeling_utils, "slice_logits_to_keep"):
+        raise ValueError("logits_to_keep: the prompts differ in length after pruning, which needs a newer transformers")
+    return moved
