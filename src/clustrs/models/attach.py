@@ -228,13 +228,13 @@ class Handle:
         mask = arguments.get("attention_mask")
         pad_left = mask is not None and not torch.compiler.is_compiling() and bool((mask[:, 0] == 0).any())
         given, family = arguments.pop("position_ids", None), self.adapter.positions(arguments)
-        compaction, images = self.prune(arguments, pad_left)
+        compaction = self.prune(arguments, pad_left)
         positions = self._set_positions(arguments, compaction, given, prompt, family=family)
         if arguments.get("logits_to_keep") is not None:
             arguments["logits_to_keep"] = moved_indices(arguments["logits_to_keep"], compaction)
         with self._inside():
             out = wrapper.original(**arguments)
-        self._remember(getattr(out, "past_key_values", None), Turn(prompt, compaction, images, positions))
+        self._remember(getattr(out, "past_key_values", None), Turn(prompt, compaction, positions))
         return out
 
     def call_generate(self, wrapper: Wrapper, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -264,14 +264,13 @@ class Handle:
         if turn is not None:
             turn = self._next_turn(turn, arguments)
         else:
-            self._refuse_cache(arguments)
             arguments = {**self.adapter.image_arguments(encoded or []), **arguments}
             given, family = arguments.pop("position_ids", None), self.adapter.positions(arguments)
             mask = arguments["attention_mask"]
-            compaction, images = self.prune(arguments, pad_left=True, encoded=encoded)
+            compaction = self.prune(arguments, pad_left=True, encoded=encoded)
             counted = (mask.cumsum(-1) - 1).clamp(min=0) if self.positions == "original" else None
             positions = self._set_positions(arguments, compaction, given, prompt, counted, family)
-            turn = Turn(prompt, compaction, images, positions)
+            turn = Turn(prompt, compaction, positions)
         with self._inside():
             out = generation.run(original, self.model, prompt, arguments)
         self._remember(getattr(out, "past_key_values", None), turn)
@@ -305,12 +304,10 @@ class Handle:
                 "pruned by this handle; leave the cache out"
             )
 
-    def prune(
-        self, arguments: dict[str, Any], pad_left: bool, encoded: list[VisualTokens] | None = None
-    ) -> tuple[Compaction, int]:
+    def prune(self, arguments: dict[str, Any], pad_left: bool, encoded: list[VisualTokens] | None = None) -> Compaction:
         """Encode and prune the images, compact the prompt and what runs along with it, in place.
 
-        Gives how the prompt was compacted, and how many images there are.
+        Gives how the prompt was compacted.
         """
         self._refuse_cache(arguments)
         ids = arguments["input_ids"]
@@ -335,7 +332,7 @@ class Handle:
         self._shorten(arguments, compaction, [token for token, _ in images])
         if torch.compiler.is_compiling():
             self._embed(arguments, images)
-        return compaction, len(encoded)
+        return compaction
 
     def _embed(self, arguments: dict[str, Any], images: list[tuple[int, list[KeptTokens]]]) -> None:
         """Feed embeddings instead of ids and features: the model's own check that the two fit does not compile together

@@ -12,14 +12,13 @@ from clustrs.models.compaction import Compaction
 
 @dataclass(frozen=True)
 class Turn:
-    """What a KV cache holds: the prompt that was given [B, S], how it was compacted, and how many images it had.
+    """What a KV cache holds: the prompt that was given [B, S], and how it was compacted.
 
     `positions` [..., B, W] are those of the compacted prompt, for families that compute their own.
     """
 
     input_ids: Tensor
     compaction: Compaction
-    images: int
     positions: Tensor | None = None
 
     def continue_forward(self, arguments: dict[str, Any], compact_positions: bool, first_position: int = 0) -> None:
@@ -72,7 +71,7 @@ class Turn:
         positions = self.positions
         if positions is not None:
             positions = torch.cat([positions, self.following(compaction.mask)], -1)
-        return Turn(input_ids, compaction, self.images, positions)
+        return Turn(input_ids, compaction, positions)
 
 
 def moved_indices(requested: Any, compaction: Compaction) -> Any:
