@@ -8,6 +8,7 @@ from torch import Tensor
 
 from clustrs.models.clock import Clock
 from clustrs.models.compaction import Compaction, KeptTokens
+from clustrs.models.flops import PatchGrid
 from clustrs.options import Crops
 from clustrs.pruners.selection import Layout
 
@@ -69,6 +70,8 @@ class Adapter:
     """What was tested, for `clustrs models`."""
     counts_vision: ClassVar[bool] = False
     """Whether `vision_flops` is defined."""
+    takes_grid: ClassVar[bool] = False
+    """Whether images may have any size, so that `vision_flops` needs their grid of patches."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -114,8 +117,8 @@ class Adapter:
         return {name: inputs[name][list(indices)] for name in names if isinstance(inputs.get(name), Tensor)}
 
     @classmethod
-    def vision_flops(cls, config: Any) -> tuple[int, int]:
-        """FLOPs of the tower and of the projector for one crop, from the model's config."""
+    def vision_flops(cls, config: Any, grid: PatchGrid | None = None) -> tuple[int, int]:
+        """FLOPs of the tower and of the projector for one crop (or for an image of that grid), from the config."""
         raise NotImplementedError(f"{cls.__name__} does not count the FLOPs of its vision tower")
 
     def batch_images(self, images: Sequence[Any]) -> list[Any]:

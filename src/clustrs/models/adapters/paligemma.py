@@ -12,6 +12,7 @@ from clustrs.models.adapters.base import Adapter, Modality, VisualTokens
 from clustrs.models.adapters.registry import register_adapter
 from clustrs.models.clock import Clock
 from clustrs.models.compaction import KeptTokens
+from clustrs.models.flops import PatchGrid
 from clustrs.options import Crops
 from clustrs.pruners.selection import Layout
 
@@ -89,7 +90,7 @@ class PaliGemmaAdapter(Adapter):
         return out
 
     @classmethod
-    def vision_flops(cls, config: Any) -> tuple[int, int]:
+    def vision_flops(cls, config: Any, grid: PatchGrid | None = None) -> tuple[int, int]:
         tower = config.vision_config
         patches, _ = towers.tower_tokens(tower)
         return towers.tower_flops(tower), 2 * patches * tower.hidden_size * config.projection_dim
