@@ -226,6 +226,6 @@ def test_what_cannot_be_counted_is_refused() -> None:
         count_cost(gemma, 5, 6, grid=PatchGrid(3, 6, padded=18))
     text.layer_types = ["chunked_attention"] * 3
     with pytest.raises(
-        ValueError, match="text_config.layer_types: 'chunked_attention' cannot be counted; accepted: full"
+        ValueError, match=r"text_config.layer_types: 'chunked_attention' cannot be counted; accepted: full"
     ):
         decoder_flops(text, 4)

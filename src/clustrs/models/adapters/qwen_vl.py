@@ -177,6 +177,7 @@ class Qwen3VLAdapter(QwenAdapter):
     """Qwen3-VL. The survivors' rows of deepstack features, which later layers add, are fed as they are."""
 
     model_types = ("qwen3_vl", "qwen3_vl_moe")
+    has_planes = True
     tested = "several images, batches, video"
 
     def planes(self, out: Any, index: int) -> Tensor | None:
