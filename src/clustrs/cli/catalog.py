@@ -9,7 +9,7 @@ from clustrs.embedded import samples
 
 TESTED = (
     "Tested on models of these classes with small random weights, with transformers 5.18 and 5.22; not on published "
-    "checkpoints."
+    "checkpoints. For each, every method, clustrs ask, compare, eval and all studies run, and its cost can be counted."
 )
 
 
@@ -87,9 +87,11 @@ def run_models(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(listed, indent=2))
         return
-    widths = [max(len(family[key]) for family in listed) for key in ("model_type", "class")]
+    widths = [max(len(family[key]) for family in listed) for key in ("model_type", "class", "visual_tokens")]
     for family in listed:
-        print(f"{family['model_type']:{widths[0]}} {family['class']:{widths[1]}} {family['tested']}")
+        print(
+            f"{family['model_type']:{widths[0]}} {family['class']:{widths[1]}} {family['visual_tokens']:{widths[2]}} {family['tested']}"
+        )
     print(f"\n{TESTED}")
 
 
@@ -105,6 +107,7 @@ def describe_family(model_type: str) -> dict[str, str]:
         "model_type": model_type,
         "class": CLASSES.get(model_type, ""),
         "summary": summary,
+        "visual_tokens": adapter.visual_tokens,
         "tested": adapter.tested,
     }
 
