@@ -237,7 +237,7 @@ def test_models(run: Run) -> None:
     for model_type, family in listed.items():
         if adapter_class(model_type).__module__.startswith("clustrs."):
             assert family["tested"] != "not stated", f"{model_type}: the adapter must say what was tested"
-            assert family["visual_tokens"] != "not stated", f"{model_type}: the adapter must say how many there are"
+            assert family["tokens_per_image"] != "not stated", f"{model_type}: the adapter must say how many there are"
             assert adapter_class(model_type).counts_vision, f"{model_type}: its cost must be counted"
 
 

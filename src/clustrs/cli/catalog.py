@@ -87,11 +87,10 @@ def run_models(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(listed, indent=2))
         return
-    widths = [max(len(family[key]) for family in listed) for key in ("model_type", "class", "visual_tokens")]
+    columns = ("model_type", "class", "tokens_per_image", "tested")
+    widths = {key: max(len(family[key]) for family in listed) for key in columns}
     for family in listed:
-        print(
-            f"{family['model_type']:{widths[0]}} {family['class']:{widths[1]}} {family['visual_tokens']:{widths[2]}} {family['tested']}"
-        )
+        print(" ".join(f"{family[key]:{widths[key]}}" for key in columns).rstrip())
     print(f"\n{TESTED}")
 
 
@@ -107,7 +106,7 @@ def describe_family(model_type: str) -> dict[str, str]:
         "model_type": model_type,
         "class": CLASSES.get(model_type, ""),
         "summary": summary,
-        "visual_tokens": adapter.visual_tokens,
+        "tokens_per_image": adapter.tokens_per_image,
         "tested": adapter.tested,
     }
 

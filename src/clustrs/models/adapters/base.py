@@ -69,7 +69,7 @@ class Adapter:
     """What `forward` counts positions from when it is given none."""
     has_planes: ClassVar[bool] = False
     """Whether some features are fed into later layers."""
-    visual_tokens: ClassVar[str] = "not stated"
+    tokens_per_image: ClassVar[str] = "not stated"
     """How many visual tokens an image has, for `clustrs models`."""
     tested: ClassVar[str] = "not stated"
     """What was tested, for `clustrs models`."""

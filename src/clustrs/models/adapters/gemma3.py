@@ -22,7 +22,7 @@ class Gemma3Adapter(PaliGemmaAdapter):
     """
 
     model_types = ("gemma3",)
-    visual_tokens = "256 per crop"
+    tokens_per_image = "256 per crop"
     tested = "several images, batches, pan-and-scan"
     consumed: ClassVar[tuple[str, ...]] = ("num_crops",)
     first_position: ClassVar[int] = 0

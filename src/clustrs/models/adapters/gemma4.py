@@ -37,7 +37,7 @@ class Gemma4Adapter(Adapter):
     """Gemma 4 with a vision tower: E2B, E4B, 26B-A4B, 31B."""
 
     model_types = ("gemma4",)
-    visual_tokens = "up to a budget of 70, 140, 280, 560 or 1120"
+    tokens_per_image = "up to a budget of 70, 140, 280, 560 or 1120"
     tested = "several images, batches, video, sound"
     pixel_arguments = ("pixel_values", "pixel_values_videos")
     counts_vision = True

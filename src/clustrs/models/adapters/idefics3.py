@@ -27,7 +27,7 @@ class Idefics3Adapter(TiledAdapter):
     """Idefics3 and SmolVLM, also SmolVLM2."""
 
     model_types = ("idefics3", "smolvlm")
-    visual_tokens = "(side / patch)^2 / scale^2 per crop"
+    tokens_per_image = "(side / patch)^2 / scale^2 per crop"
     tested = "several images, batches, crops; a frame of a video is an image"
     counts_vision = True
     reduction = "received"

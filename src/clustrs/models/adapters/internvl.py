@@ -24,7 +24,7 @@ class InternVLAdapter(TiledAdapter):
     """InternVL 2.5, 3 and 3.5, in the `-hf` form of their checkpoints."""
 
     model_types = ("internvl",)
-    visual_tokens = "256 per tile (448 px)"
+    tokens_per_image = "256 per tile (448 px)"
     tested = "several images, batches, tiles; a frame of a video is an image"
     counts_vision = True
     reduction = "cls"

@@ -33,7 +33,7 @@ class LlavaAdapter(Adapter):
     """LLaVA-1.5, with a CLIP, SigLIP or DINOv2 tower."""
 
     model_types = ("llava",)
-    visual_tokens = "576 (CLIP ViT-L/14 at 336 px)"
+    tokens_per_image = "576 (CLIP ViT-L/14 at 336 px)"
     tested = "CLIP, SigLIP and DINOv2 towers; several images, batches"
     counts_vision = True
     consumed: ClassVar[tuple[str, ...]] = ("image_sizes", "vision_feature_layer", "vision_feature_select_strategy")

@@ -27,7 +27,7 @@ class LlavaNextAdapter(LlavaAdapter):
     """LLaVA-NeXT."""
 
     model_types = ("llava_next",)
-    visual_tokens = "576 per crop, without padding"
+    tokens_per_image = "576 per crop, without padding"
     tested = "CLIP, SigLIP and DINOv2 towers; several images, batches, crops"
     consumed: ClassVar[tuple[str, ...]] = (*LlavaAdapter.consumed, "batch_num_images")
 
@@ -129,7 +129,7 @@ class LlavaOnevisionAdapter(LlavaNextAdapter):
     """LLaVA-OneVision: several images in a prompt have a base crop each and nothing else; videos are pooled."""
 
     model_types = ("llava_onevision",)
-    visual_tokens = "729 per crop, without padding; 196 per frame"
+    tokens_per_image = "729 per crop, without padding; 196 per frame"
     tested = "CLIP, SigLIP and DINOv2 towers; several images, batches, crops, video"
     pixel_arguments = ("pixel_values", "pixel_values_videos")
     consumed: ClassVar[tuple[str, ...]] = (*LlavaNextAdapter.consumed, "image_sizes_videos", "vision_aspect_ratio")

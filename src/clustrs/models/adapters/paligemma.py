@@ -22,7 +22,7 @@ class PaliGemmaAdapter(Adapter):
     """PaliGemma, on Gemma or Gemma 2. Token types, which mark the prefix, follow the compacted prompt."""
 
     model_types = ("paligemma",)
-    visual_tokens = "256, 1024 or 4096 (224, 448 or 896 px)"
+    tokens_per_image = "256, 1024 or 4096 (224, 448 or 896 px)"
     tested = "PaliGemma and PaliGemma 2; several images, batches"
     pixel_arguments = ("pixel_values", "pixel_values_videos")
     counts_vision = True

@@ -177,7 +177,7 @@ class Qwen3VLAdapter(QwenAdapter):
     """Qwen3-VL. The survivors' rows of deepstack features, which later layers add, are fed as they are."""
 
     model_types = ("qwen3_vl", "qwen3_vl_moe")
-    visual_tokens = "one per 32 x 32 pixels"
+    tokens_per_image = "one per 32 x 32 pixels"
     has_planes = True
     tested = "several images, batches, video"
 
@@ -199,7 +199,7 @@ class Qwen35Adapter(QwenAdapter):
     """Qwen3.5: the tower of Qwen3-VL without deepstack features, a language model with linear attention."""
 
     model_types = ("qwen3_5", "qwen3_5_moe")
-    visual_tokens = "one per 32 x 32 pixels"
+    tokens_per_image = "one per 32 x 32 pixels"
     tested = "several images, batches, video"
 
 
@@ -208,7 +208,7 @@ class Qwen2VLAdapter(QwenAdapter):
     """Qwen2-VL."""
 
     model_types = ("qwen2_vl",)
-    visual_tokens = "one per 28 x 28 pixels"
+    tokens_per_image = "one per 28 x 28 pixels"
     tested = "several images, batches, video"
 
     @classmethod
@@ -221,7 +221,7 @@ class Qwen25VLAdapter(QwenAdapter):
     """Qwen2.5-VL: most blocks of the tower attend within windows, and it has the tokens of a window side by side."""
 
     model_types = ("qwen2_5_vl",)
-    visual_tokens = "one per 28 x 28 pixels"
+    tokens_per_image = "one per 28 x 28 pixels"
     tested = "several images, batches, video"
 
     def listened_layer(self) -> Any:
