@@ -101,9 +101,12 @@ def test_studies(
     study: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A figure, numbers and findings, for images of several crops or of any size too."""
+    """A figure, numbers and findings, for images of several crops or of any size too; no figure stays open."""
+    from matplotlib import pyplot
+
     from clustrs.evaluation.tasks import custom
 
+    before = pyplot.get_fignums()
     monkeypatch.setitem(custom.NEW_TOKENS, "exact", 2)
     first, *options = STUDIES[study]
     many = study in ("stability", "denoising")
@@ -118,6 +121,7 @@ def test_studies(
     table = next(tmp_path.glob("*.csv")).read_text().splitlines()
     assert len(table) > 1
     assert out
+    assert pyplot.get_fignums() == before
 
 
 @pytest.mark.slow
