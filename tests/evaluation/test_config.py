@@ -66,7 +66,7 @@ def test_to_json_and_back() -> None:
         ({"batch_size": 0}, "batch_size"),
         ({"scope": "page"}, "scope"),
         ({"methods": ({"name": "clust", "keep": 3},)}, "clust"),
-        ({"methods": ({"keep": 3},)}, "give its name"),
+        ({"methods": ({"keep": 3},)}, "describes no method: give a dict with its name"),
     ],
 )
 def test_mistakes(changes: dict[str, Any], message: str) -> None:
@@ -129,7 +129,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("seeds: [one]", "seeds="),
         ("methods: [3]", "methods="),
         ("methods: {name: clustrs}", "methods="),
-        ("methods: [{keep: 3}]", "give its name"),
+        ("methods: [{keep: 3}]", "describes no method: give a dict with its name"),
         ("corrupt: [gaussian: 0.5]", "corrupt="),
         ("keep: [[16]]", "keep="),
         ("task-options: 3", "task_options=3: expected `object`"),
