@@ -9,7 +9,8 @@ from clustrs.embedded import samples
 
 TESTED = (
     "Tested on models of these classes with small random weights, with transformers 5.18 and 5.22; not on published "
-    "checkpoints. For each, every method, clustrs ask, compare, eval and all studies run, and its cost can be counted."
+    "checkpoints. For each, every method runs with clustrs ask, compare and eval, and its cost can be counted; studies "
+    "were tested with one family per adapter."
 )
 
 
