@@ -8,6 +8,8 @@ Crops = Literal["all", "base"]
 """All crops of an image, or the base crop alone."""
 Positions = Literal["compact", "original"]
 """Positions of kept tokens: without gaps, or those they had."""
+Deepstack = Literal["raw", "shrunk"]
+"""Deepstack features of kept tokens: as they are, or shrunk as the tokens are."""
 PromptTemplate = Literal["checkpoint", "vicuna_v1"]
 """The words around a question: the model's own chat template, or LLaVA-1.5's with its system line."""
 ImagePadding = Literal["checkpoint", "square"]

@@ -15,13 +15,14 @@ import tiny_models
 from filelock import FileLock
 
 from clustrs.evaluation import run
-from clustrs.evaluation.config import Config, expand_methods, make_method
+from clustrs.evaluation.config import Config, expand_methods
 from clustrs.evaluation.report import write_report
 from clustrs.evaluation.store import read_answers
 from clustrs.images.open import open_image
 from clustrs.models import shared_encoding
 from clustrs.models.ask import ask
 from clustrs.models.load import load_model
+from clustrs.pruners import from_dict
 
 WORKER = """
 import sys, json
@@ -106,7 +107,7 @@ def test_answers_are_those_of_asking_one_by_one(made: Path, whole: Path) -> None
             image = open_image(made / record.image)
             if record.corruption != "clean":
                 image = Corruption.parse(record.corruption).apply(image, record.image, record.seed)
-            alone = ask(model, processor, image, record.question, make_method(record.method), 3)
+            alone = ask(model, processor, image, record.question, from_dict(record.method), 3)
             assert alone.text == record.text
 
 

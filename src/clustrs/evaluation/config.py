@@ -15,7 +15,7 @@ from clustrs.evaluation.jsonl import excerpt
 from clustrs.images.corruptions import PAPER_LEVELS, Corruption
 from clustrs.options import Crops, ImagePadding, Positions, PromptTemplate, Scope
 from clustrs.paper import SCORE_TABLES
-from clustrs.pruners import Pruner, from_dict, list_methods
+from clustrs.pruners import from_dict, list_methods
 from clustrs.pruners.registry import parse_method
 
 CLEAN = "clean"
@@ -70,7 +70,7 @@ class Config:
         for corruption in self.corruptions:
             parse_corruption(corruption)
         for method in self.methods:
-            make_method(method)
+            from_dict(method)
 
     def to_json(self) -> dict[str, Any]:
         """The configuration as JSON has it; `from_json` is the way back."""
@@ -104,18 +104,6 @@ def parse_corruption(text: str) -> Corruption | None:
     return None if text == CLEAN else Corruption.parse(text)
 
 
-def make_method(stored: Mapping[str, Any]) -> Pruner:
-    """The method that a record or a configuration describes."""
-    if not isinstance(stored, Mapping) or not isinstance(stored.get("name"), str):
-        raise ValueError(f"method {stored!r}: give its name and parameters")
-    return from_dict(dict(stored))
-
-
-def describe_method(method: Pruner) -> dict[str, Any]:
-    """The parameters of a method as records have them."""
-    return method.to_dict()
-
-
 def expand_methods(
     given: Sequence[str | Mapping[str, Any]], keeps: Sequence[int | float]
 ) -> tuple[dict[str, Any], ...]:
@@ -134,7 +122,7 @@ def expand_methods(
         once = parameters.get("name") == "none" or "keep" in parameters
         for keep in [None] if once else keeps:
             extra = {} if keep is None else {"keep": keep}
-            method = describe_method(make_method({**parameters, **extra}))
+            method = from_dict({**parameters, **extra}).to_dict()
             if method not in results:
                 results.append(method)
     return tuple(results)

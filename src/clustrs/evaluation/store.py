@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 from filelock import FileLock, Timeout
 
-from clustrs.evaluation.config import Config, describe_method, differences, make_method
+from clustrs.evaluation.config import Config, differences
 from clustrs.evaluation.jsonl import drop_torn_line, excerpt, identity, raw_lines, read_object
 from clustrs.evaluation.record_files import encode_record, location, read_records
 from clustrs.evaluation.records import AnswerRecord
+from clustrs.pruners import from_dict
 
 Key = tuple[str, str, str, int]
 ImageChecksums = dict[str, str | None]
@@ -122,7 +123,7 @@ class RunFolder:
 
     def _read(self, config: Config, items: Sequence[str], retry: bool) -> set[str]:
         """Take in the answers so far; returns the names of the images that those which stay are about."""
-        methods = {identity(describe_method(make_method(stored))) for stored in config.methods}
+        methods = {identity(from_dict(stored).to_dict()) for stored in config.methods}
         known: tuple[set[Any], ...] = (set(items), methods, set(config.corruptions), set(config.seeds))
         about: set[str] = set()
         for where, record in self._records():

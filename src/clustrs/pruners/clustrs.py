@@ -75,8 +75,8 @@ class ClustRS(Pruner):
             )
             indices, labels = kmeans.representatives(labels, weight, k)
         clip = self.clip if self.shrink else None
-        kept, centroids, alpha = shrink_to_means(inputs.tokens, indices, labels, weight, distances, scale, clip)
-        return Selection(kept, indices, labels, centroids, alpha)
+        kept, centroids, alpha, shares = shrink_to_means(inputs.tokens, indices, labels, weight, distances, scale, clip)
+        return Selection(kept, indices, labels, centroids, alpha, shares=shares)
 
 
 def token_weights(inputs: PrunerInputs, with_salience: bool | None) -> Tensor:

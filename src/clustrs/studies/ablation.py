@@ -94,6 +94,7 @@ def draw(rows: Sequence[Row], about: str) -> Any:
         sharex="col",
         sharey="row",
     )
+    plt.close(figure)  # pyplot would hold on to it; it can be saved all the same
     for column, keep in zip(axes.T, keeps, strict=True):
         subset = [row for row in rows if row["keep"] == keep and row["corruption"] != "mean"]
         draw_column(column, subset, has_paper)

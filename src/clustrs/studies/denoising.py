@@ -103,6 +103,7 @@ def draw(rows: Sequence[Row], model: str) -> Any:
         sharey="row",
         height_ratios=(4, 4, 3),
     )
+    plt.close(figure)  # pyplot would hold on to it; it can be saved all the same
     for (distance, change, alpha), keep in zip(axes.T, keeps, strict=True):
         subset = [row for row in rows if row["keep"] == keep]
         for name in ("before", "after"):

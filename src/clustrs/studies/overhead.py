@@ -201,6 +201,7 @@ def draw(rows: Sequence[Row], lengths: Sequence[int], model: str) -> Any:
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(11, 1.9 + 0.42 * len(rows)), layout="constrained", width_ratios=(3, 2), sharey=True
     )
+    plt.close(figure)  # pyplot would hold on to it; it can be saved all the same
     _draw_parts(left, rows)
     _draw_paper(left, rows)
     left.set_yticks(range(len(rows)), [name_of(row) for row in rows])

@@ -119,6 +119,7 @@ def draw(rows: Sequence[Row], about: str) -> Any:
         sharey="row",
         width_ratios=widths,
     )
+    plt.close(figure)  # pyplot would hold on to it; it can be saved all the same
     for column, name in zip(axes.T, names, strict=True):
         draw_column(column, name, [row for row in shown if row["parameter"] == name], has_paper)
     axes[0][0].set_ylabel("score, this run")
