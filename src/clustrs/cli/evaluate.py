@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clustrs.cli import values
+from clustrs.cli import terminal, values
 from clustrs.cli.arguments import option
 from clustrs.cli.commands import command
 from clustrs.cli.outputs import check_folder, print_report
@@ -130,6 +130,7 @@ def run_eval(options: EvalOptions) -> int:
         retry=not options.no_retry,
         max_failures=options.max_failures,
         progress=not options.quiet,
+        tell=None if options.quiet else terminal.say,
     )
     print_report(folder)
     return FAILED_ANSWERS if summary.failed else 0
