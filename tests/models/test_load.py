@@ -64,9 +64,9 @@ def test_load_options_reach_the_model(folder_of: Callable[[str, str], Path]) -> 
     assert (model.dtype, model.device.type, model.config._attn_implementation) == (torch.float32, "cpu", "sdpa")
     model, _ = load_model(folder, LoadOptions(dtype="bfloat16", attn="eager", device="cpu"))
     assert (model.dtype, model.config._attn_implementation) == (torch.bfloat16, "eager")
-    assert not hasattr(model, "hf_device_map")
-    model, _ = load_model(folder, LoadOptions(device_map="cpu", dtype="auto"))
-    assert model.hf_device_map == {"": "cpu"}
+    options = LoadOptions(device_map="cpu", dtype="float16")
+    assert load_arguments(options)[1] == {"dtype": torch.float16, "device_map": "cpu"}
+    assert load_model(folder, options)[0].dtype == torch.float16
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_model_that_fails_with_options_says_which(
     folder_of: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clustrs.models.processors.load_processor", lambda *_: 1 / 0)
-    with pytest.raises(ValueError, match="could not be loaded: .*; loaded with attn='eager'"):
+    with pytest.raises(ValueError, match=r"could not be loaded: .*; loaded with attn='eager'"):
         load_model(str(folder_of("llava", "clip")), LoadOptions(attn="eager"))
 
 
