@@ -48,5 +48,5 @@ def image_path(given: str) -> Path:
         if sample.name == name:
             return sample.path
     names = [sample.name for sample in samples()]
-    near = nearest(given, [f"{SAMPLE}{name}" for name in names])
+    near = nearest(name, names).replace("mean '", f"mean '{SAMPLE}")
     raise ValueError(f"image {given!r}{near}: the samples are {', '.join(names)} (see clustrs samples)")
