@@ -40,6 +40,7 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from clustrs import get_method
+from clustrs.models.clock import timing
 from clustrs.models.cost import count_cost
 
 TEXT_TOKENS, NEW_TOKENS = 40, 8
@@ -233,7 +234,7 @@ def prompt(shape: Shape, config: Any) -> dict[str, Tensor]:
 def ask(shape: Shape, model: Any, inputs: dict[str, Tensor], keep: int, scale: float) -> dict[str, Any]:
     """One generate call: seconds by part, bytes of the cache after prefill, and how many crops ran."""
     method = get_method("none") if keep == shape.budgets[0] else get_method("clustrs", keep=keep)
-    with method(model, **shape.options) as handle:
+    with method(model, **shape.options) as handle, timing():
         watch = Stopwatch(model)
         try:
             model.generate(**inputs, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False)

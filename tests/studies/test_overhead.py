@@ -51,8 +51,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     original_load, original_select, original_scores = load_model, select.select_tokens, scoring.attention_scores
 
-    def load(name: str) -> tuple[PreTrainedModel, Any]:
-        model, processor = original_load(name)
+    def load(*given: Any) -> tuple[PreTrainedModel, Any]:
+        model, processor = original_load(*given)
         model.model.vision_tower.register_forward_hook(clock.pass_tower)
         model.model.language_model.register_forward_hook(clock.pass_language, with_kwargs=True)
         return model, processor

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from filelock import FileLock, Timeout
 
-from clustrs.evaluation.config import Config, differences
+from clustrs.evaluation.config import CHANGEABLE, Config, differences
 from clustrs.evaluation.jsonl import drop_torn_line, excerpt, identity, raw_lines, read_object
 from clustrs.evaluation.record_files import encode_record, location, read_records
 from clustrs.evaluation.records import AnswerRecord
@@ -106,7 +106,7 @@ class RunFolder:
     def _check_config(self, config: Config, metadata: Mapping[str, Any]) -> None:
         stored = self.folder / "config.json"
         if stored.exists():
-            before = {key: value for key, value in read_config(self.folder).items() if key != "batch_size"}
+            before = {key: value for key, value in read_config(self.folder).items() if key not in CHANGEABLE}
             changed = differences(before, {**config.decisive(), **metadata})
             if changed:
                 raise ValueError(

@@ -68,7 +68,7 @@ class Worker:
     @cached_property
     def loaded(self) -> tuple[Any, Any]:
         """The model and its processor."""
-        model, processor = load.load_model(self.config.model)
+        model, processor = load.load_model(self.config.model, self.config.load_options())
         return model, apply_image_padding(processor, self.config.image_padding)
 
     def run(self, unit: Unit) -> Iterator[list[AnswerRecord]]:

@@ -204,7 +204,7 @@ class Handle:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """How long vision tower, scoring and selection took in that call."""
+        """How long vision tower, scoring and selection took in that call; on an accelerator NaN outside `timing`."""
         return self._current().seconds
 
     @contextmanager

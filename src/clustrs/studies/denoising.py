@@ -49,7 +49,7 @@ def run(config: DenoisingConfig) -> StudyResult:
     methods = [get_method("clustrs", keep=keep) for keep in config.keep]
     conditions = [None, *resolve_corruptions(config.corruption, config.levels)]
     images = study_images(config.images, config.count)
-    encoder = VisionEncoder(config.model)
+    encoder = VisionEncoder(config)
     total = len(images) * len(conditions)
     with tqdm(total=total, desc="denoising", unit="image", disable=not config.progress) as bar:
         kept = measure(encoder, images, methods, conditions, config.seed, bar.update)

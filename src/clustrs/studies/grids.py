@@ -148,6 +148,9 @@ def measure(
         task_options=dict(config.task_options),
         limit=scene_questions if config.limit is None and config.task == "scenes" else config.limit,
         batch_size=config.batch_size,
+        prompt_template=config.prompt_template,
+        image_padding=config.image_padding,
+        **config.given(),
     )
     folder = Path(config.folder)
     run_evaluation(evaluation, folder, progress=config.progress)

@@ -62,7 +62,7 @@ def run(config: ManifoldConfig) -> StudyResult:
     corruptions = resolve_corruptions(config.corruption, config.levels, strongest(config.corruption))
     methods = methods_by_label(config.methods, config.keep)
     images = study_images(config.images, config.count)
-    encoder = VisionEncoder(config.model)
+    encoder = VisionEncoder(config)
     names = part_names("manifold", [image.name for image in images], [CLEAN])
     parts = []
     for image, (name,) in zip(images, names, strict=True):

@@ -83,7 +83,7 @@ def run(config: MovementConfig) -> StudyResult:
         corruptions = [*resolve_corruptions(config.corruption, config.levels, strongest(config.corruption))]
     method = ClustRS(keep=config.keep)
     images = study_images(config.images, config.count)
-    encoder = VisionEncoder(config.model)
+    encoder = VisionEncoder(config)
     titles = [CLEAN if corruption is None else str(corruption) for corruption in corruptions]
     names = part_names("movement", [image.name for image in images], titles)
     parts = []

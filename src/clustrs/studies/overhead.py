@@ -44,17 +44,17 @@ def run(config: OverheadConfig) -> StudyResult:
     from tqdm import tqdm
 
     from clustrs.models.load import load_model
+    from clustrs.models.protocol import apply_image_padding
     from clustrs.studies.images import study_images
 
     contestants = [Contestant(*pair) for pair in resolve_methods(config.methods, config.keep)]
     lengths = sorted(config.new_tokens)
     images = study_images(config.images, config.count)
-    model, processor = load_model(config.model)
+    model, processor = load_model(config.model, config.load_options())
+    processor = apply_image_padding(processor, config.image_padding)
     total = (config.repeats + 1) * len(contestants)
     with tqdm(total=total, desc="overhead", unit="answer", disable=not config.progress) as bar:
-        timings = measure(
-            model, processor, images, contestants, config.repeats, lengths[-1], config.crops, lambda: bar.update()
-        )
+        timings = measure(model, processor, images, contestants, config, lambda: bar.update())
     rows = summarise(contestants, timings, lengths, config.model)
     return single("overhead", draw(rows, lengths, config.model), rows, findings(rows, lengths, machine(model)))
 
@@ -90,23 +90,21 @@ def measure(
     processor: Any,
     images: "Sequence[StudyImage]",
     contestants: Sequence[Contestant],
-    repeats: int,
-    length: int,
-    crops: str,
+    config: OverheadConfig,
     advance: Callable[[], Any],
 ) -> list[list[Timing]]:
     """The timings of each method. They take turns, beginning with another one in every round, so that what slows the
     machine down hits all alike. The first round warms up and does not count; each round has the next image."""
     from clustrs.models.prompts import chat_prompt
 
-    text = chat_prompt(processor, QUESTION)
+    text = chat_prompt(processor, QUESTION, config.prompt_template)
     timings: list[list[Timing]] = [[] for _ in contestants]
-    for turn in range(repeats + 1):
+    for turn in range(config.repeats + 1):
         image = images[turn % len(images)].image
         inputs = processor(images=[image], text=[text], return_tensors="pt").to(model.device, model.dtype)
         for position in range(len(contestants)):
             index = (position + turn) % len(contestants)
-            timing = answer(model, inputs, contestants[index].method, length, crops)
+            timing = answer(model, inputs, contestants[index].method, max(config.new_tokens), config.crops)
             if turn:
                 timings[index].append(timing)
             advance()
@@ -118,7 +116,7 @@ def answer(model: Any, inputs: Mapping[str, Any], method: "Pruner", length: int,
     import torch
     from transformers import StoppingCriteriaList
 
-    from clustrs.models.clock import now
+    from clustrs.models.clock import now, timing
 
     stamps: list[float] = []
 
@@ -126,7 +124,7 @@ def answer(model: Any, inputs: Mapping[str, Any], method: "Pruner", length: int,
         stamps.append(now(model.device))
         return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
 
-    with method(model, crops=crops) as handle, torch.inference_mode():
+    with method(model, crops=crops) as handle, timing(), torch.inference_mode():
         start = now(model.device)
         model.generate(
             **inputs,

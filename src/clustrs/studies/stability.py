@@ -67,7 +67,7 @@ def run(config: StabilityConfig) -> StudyResult:
     corruptions = resolve_corruptions(config.corruption, config.levels, default)
     methods = methods_by_label(config.methods, config.keep)
     images = study_images(config.images, config.count)
-    measurements, values, n = measure(VisionEncoder(config.model), images, corruptions, methods, config)
+    measurements, values, n = measure(VisionEncoder(config), images, corruptions, methods, config)
     rows = table(measurements, values, n)
     return single("stability", draw(rows), rows, findings(rows))
 
