@@ -273,7 +273,7 @@ def show(folder: Path, judge: str | None = None, compare_with: str | None = None
     from clustrs.evaluation.results import load_run
 
     run = load_run(folder, judge)
-    print(terminal_table(run))
+    print(terminal_table(run, compare_with))
     print(f"\nreport: {write_report(folder, judge, compare_with)}")
 
 
