@@ -71,6 +71,11 @@ def add_commands(commands: Any) -> None:
     report.add_argument("folder", metavar="RUN", type=Path, help="the folder of a run")
     report.add_argument("--judge-model", help="whose verdicts count, when there are several judges'")
     report.add_argument("--compare-with", metavar="MODEL", help="show the paper's numbers for this model next to ours")
+    again: Any = {"action": values.One, "read": values.integer(high=10_000), "metavar": "N"}
+    report.add_argument(
+        "--images", **again, help="run the model again on N questions where methods disagree, and draw what was kept"
+    )
+    report.add_argument("--latency", **again, help="run the model again, and time N answers of each method")
     report.set_defaults(run=run_report)
 
     judge = commands.add_parser(
@@ -278,6 +283,15 @@ def show(folder: Path, judge: str | None = None, compare_with: str | None = None
 
 
 def run_report(options: argparse.Namespace) -> None:
+    if options.images or options.latency:
+        from clustrs.evaluation.report.rerun import draw_examples, measure_latency
+        from clustrs.models.load import quiet_transformers
+
+        quiet_transformers()
+        if options.images:
+            draw_examples(options.folder, options.images, options.judge_model)
+        if options.latency:
+            measure_latency(options.folder, options.latency)
     show(options.folder, options.judge_model, options.compare_with)
 
 

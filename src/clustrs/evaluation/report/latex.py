@@ -20,6 +20,7 @@ from clustrs.evaluation.report.escaping import for_tex
 
 OPENING = r"""\documentclass{article}
 \usepackage[T1]{fontenc}
+\IfFileExists{lmodern.sty}{\usepackage{lmodern}}{}
 \usepackage[utf8]{inputenc}
 \usepackage{textcomp}
 \usepackage{booktabs}
