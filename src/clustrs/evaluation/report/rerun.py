@@ -5,7 +5,7 @@ run's folder, from where every later report takes them.
 """
 
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -66,9 +66,9 @@ def draw_examples(folder: Path, count: int, judge: str | None = None) -> tuple[E
     """Draw what two methods kept on some questions where they disagree, and store that beside the run."""
     validation.integer("images", count, 1)
     run = load_run(Path(folder), judge)
-    chosen = find_disagreements(run, count)
     worker = _worker(folder)
     items = {item.id: item for item in worker.task.items}
+    chosen = find_disagreements(run, count, {name: item.image for name, item in items.items()})
     texts = _texts(Path(folder), run, chosen)
     drawn = tuple(_example(worker, run, one, items[run.items[one.item]], texts) for one in chosen)
     write_whole(Path(folder) / example_files.FILE, example_files.encode_examples(drawn))
@@ -85,10 +85,11 @@ class Disagreement:
     item: int
 
 
-def find_disagreements(run: Run, count: int) -> list[Disagreement]:
+def find_disagreements(run: Run, count: int, images: Mapping[str, str]) -> list[Disagreement]:
     """Choose questions at the smallest budget: ClustRS (or else the best method) against the best other one.
 
-    Either side is right in turn, as long as there are such questions. The unpruned model comes third.
+    Either side is right in turn, and no image (`images` has that of each item) comes again, as long as there are such
+    questions. The unpruned model comes third.
     """
     summary = Summary(run)
     for budget in run.budgets:
@@ -98,7 +99,7 @@ def find_disagreements(run: Run, count: int) -> list[Disagreement]:
         if first is not None and others:
             sides = [list(_one_sided(summary, a, b)) for a, b in ((first, others[0]), (others[0], first))]
             third = () if run.unpruned is None else (run.unpruned,)
-            cells = _alternate(sides, count)
+            cells = _alternate(sides, count, [images[item] for item in run.items])
             return [Disagreement((first, others[0], *third), *cell) for cell in cells]
     return []
 
@@ -116,14 +117,19 @@ def _one_sided(summary: Summary, right: int, wrong: int) -> Iterator[tuple[int, 
                 break
 
 
-def _alternate(sides: Sequence[list[tuple[int, int, int]]], count: int) -> list[tuple[int, int, int]]:
-    """Take from one side, then from the other; from one alone when the other has no more."""
+def _alternate(
+    sides: Sequence[list[tuple[int, int, int]]], count: int, images: Sequence[str]
+) -> list[tuple[int, int, int]]:
+    """Take from one side, then from the other, what is about a new image, or else what comes first."""
     chosen: list[tuple[int, int, int]] = []
     queues = [list(side) for side in sides]
     while len(chosen) < count and any(queues):
         for queue in queues:
             if queue and len(chosen) < count:
-                chosen.append(queue.pop(0))
+                shown = {images[item] for *_, item in chosen}
+                fresh = next((cell for cell in queue if images[cell[2]] not in shown), queue[0])
+                queue.remove(fresh)
+                chosen.append(fresh)
     return chosen
 
 
