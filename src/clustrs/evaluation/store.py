@@ -188,6 +188,8 @@ class RunFolder:
 def today() -> str:
     """The day in UTC, as reports show it; the variable SOURCE_DATE_EPOCH, where it is set, stands for now."""
     seconds = os.environ.get("SOURCE_DATE_EPOCH")
+    if seconds is not None and not (seconds.isascii() and seconds.isdigit()):
+        raise ValueError(f"SOURCE_DATE_EPOCH={seconds!r}: give the seconds since 1970, an integer")
     now = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(int(seconds), UTC)
     return now.date().isoformat()
 
