@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from clustrs import palette
 from clustrs.studies.inputs import resolve_corruptions
-from clustrs.studies.result import GREEN, VERMILLION, StudyResult, pyplot, single
+from clustrs.studies.result import StudyResult, pyplot, single
 from clustrs.studies.settings import ImageStudyConfig, Keep, seed_setting, setting
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ BATCH_SIZE = 8
 SERIES = {
     "before": ("before shrinkage", "black", "s", "-"),
     "after": ("after shrinkage (RRS)", palette.color("clustrs"), "o", "-"),
-    "constant": ("best constant alpha", VERMILLION, "^", "--"),
-    "bound": ("best alpha of each token (bound)", GREEN, "D", ":"),
+    "constant": ("best constant alpha", palette.SERIES[1], "^", "--"),
+    "bound": ("best alpha of each token (bound)", palette.SERIES[2], "D", ":"),
 }
 """What is drawn: label, color, marker and line."""
 Row = dict[str, Any]

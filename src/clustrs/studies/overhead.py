@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any, Literal
 
+from clustrs import palette
 from clustrs.studies.inputs import resolve_methods
 from clustrs.studies.result import StudyResult, pyplot, single
 from clustrs.studies.settings import ImageStudyConfig, Keep, setting
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
     from clustrs.studies.images import StudyImage
 
 QUESTION = "What is this?"
-PARTS = {"vision": "#0072b2", "scoring": "#e69f00", "selection": "#d55e00"}
+PARTS = dict(zip(("vision", "scoring", "selection"), palette.SERIES, strict=False))
 """What the overhead consists of, and the color of each; "vision" is the tower and the projector."""
-ANSWER_COLORS = ("#999999", "#444444", "#56b4e9", "#009e73", "#cc79a7")
+ANSWER_COLORS = ("#b0b0b0", "#606060", *palette.SERIES[2:])
 PAPER_MACHINE = "A100"
 LONGEST_ANSWER = 100_000
 Row = dict[str, Any]
@@ -229,8 +230,9 @@ def _draw_parts(axis: Any, rows: Sequence[Row]) -> None:
     ]
     axis.errorbar(start, y, xerr=errors, fmt="none", ecolor="black", capsize=3, linewidth=1, label="quartiles")
     for i, row in enumerate(rows):
-        text = f"{row['overhead_ms']:.1f} ms"
-        axis.annotate(text, (row["vision_ms"] / 2, i), ha="center", va="center", color="white", weight="bold")
+        text, end = f"{row['overhead_ms']:.1f} ms", max(row["overhead_ms"], row["overhead_quartile_3_ms"])
+        axis.annotate(text, (end, i), (6, 0), textcoords="offset points", va="center", fontsize=9)
+    axis.margins(x=0.16)
 
 
 def _draw_paper(axis: Any, rows: Sequence[Row]) -> None:
