@@ -1,5 +1,7 @@
 """What the drawings of several studies have in common."""
 
+from typing import Any
+
 import pytest
 
 from clustrs.studies.panels import draw_panel, series
@@ -16,8 +18,9 @@ def test_a_small_share_is_not_nothing(share: float, text: str) -> None:
 @pytest.mark.parametrize("lines", [True, False])
 def test_lines_have_their_markers_at_the_ticks(lines: bool) -> None:
     """Points without lines stand next to each other."""
-    rows = [{"a": 1.0, "b": 2.0}, {"a": 3.0, "b": None}]
+    rows: list[dict[str, Any]] = [{"a": 1.0, "b": 2.0}, {"a": 3.0, "b": None}]
     axis = pyplot().figure().add_subplot()
     draw_panel(axis, ["x", "y"], [series(rows, name, name, ("#000000", "o")) for name in "ab"], lines=lines)
     places = [list(line.get_xdata()) for line in axis.get_lines()]
-    assert places == ([[0, 1], [0]] if lines else [pytest.approx([-0.06, 0.94]), pytest.approx([0.06])])
+    expected: list[list[float]] = [[0, 1], [0]] if lines else [[-0.06, 0.94], [0.06]]
+    assert [pytest.approx(place) for place in places] == expected

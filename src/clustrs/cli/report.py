@@ -18,10 +18,15 @@ class ReportOptions:
     folder: Path = positional("the folder of a run", "RUN")
     judge_model: str | None = option(None, "whose verdicts count, when there are several judges'")
     compare_with: str | None = option(None, "show the paper's numbers for this model next to ours", metavar="MODEL")
-    images: int = option(
-        0, "run the model again on N questions where methods disagree, and draw what was kept", metavar="N", high=10_000
+    images: int | None = option(
+        None,
+        "run the model again on N questions where methods disagree, and draw what was kept",
+        metavar="N",
+        high=10_000,
     )
-    latency: int = option(0, "run the model again, and time N answers of each method", metavar="N", high=10_000)
+    latency: int | None = option(
+        None, "run the model again, and time N answers of each method", metavar="N", high=10_000
+    )
 
 
 @command("report", panel="Measure")

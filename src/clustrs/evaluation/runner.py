@@ -145,7 +145,7 @@ def run(
         reused = len(store.done)
         left = units(config, task, store.done)
         forecast = Forecast(config, len(task.items), reused, tell or (lambda _: None))
-        bar_options = {"total": total, "initial": reused, "unit": "answer", "dynamic_ncols": True}
+        bar_options: dict[str, Any] = {"total": total, "initial": reused, "unit": "answer", "dynamic_ncols": True}
         with tqdm(**bar_options, desc=f"loading {config.model}" if left else None, disable=not progress) as bar:
             for records in chosen.run(config, left):
                 fresh = keep_new(store, task, records)

@@ -32,7 +32,7 @@ Case = tuple[Any, dict[str, Any], PatchGrid | None, int]
 @pytest.fixture(scope="module")
 def case_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, str]], Case]:
     folders: dict[tuple[str, str], Path] = {}
-    builders = {"qwen": qwen_models.build, "gemma4": gemma4_models.build, "tiled": tiled_models.build}
+    builders: dict[str, Any] = {"qwen": qwen_models.build, "gemma4": gemma4_models.build, "tiled": tiled_models.build}
 
     def case(name: tuple[str, str]) -> Case:
         kind, family = name

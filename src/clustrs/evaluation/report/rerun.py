@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from clustrs import validation
-from clustrs.evaluation.config import Config, describe_method, parse_corruption
+from clustrs.evaluation.config import Config, parse_corruption
 from clustrs.evaluation.jsonl import identity
 from clustrs.evaluation.report import examples as example_files
 from clustrs.evaluation.report import latency as latency_files
@@ -56,7 +56,7 @@ def measure_latency(folder: Path, repeats: int) -> Latency:
             if turn:
                 times[index].append(parts)
     medians = [_medians(runs) for runs in times]
-    described = [describe_method(method) for method in worker.methods]
+    described = [method.to_dict() for method in worker.methods]
     measured = Latency(_machine(worker.loaded[0]), repeats, tuple(zip(described, medians, strict=True)))
     write_whole(Path(folder) / latency_files.FILE, measured.to_json())
     return measured

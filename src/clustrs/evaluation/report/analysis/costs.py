@@ -1,6 +1,7 @@
 """What each method costs beside what it scores: visual tokens, and the time of an answer where it was measured."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ def costs(summary: Summary, latency: Latency | None = None) -> Section | None:
     return Section("Tokens and time", (*blocks, Table("Cost and score", ("method", "keep"), tuple(columns), rows)))
 
 
-def _known(count: float) -> float:
+def _known(count: Any) -> float:
     return -1.0 if np.isnan(count) else float(count)
 
 
