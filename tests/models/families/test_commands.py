@@ -111,7 +111,7 @@ def test_studies(
     first, *options = STUDIES[study]
     many = study in ("stability", "denoising")
     images = [data / "wide.png", data / "tall.png"] if many else [data / "wide.png"]
-    given: list[Any] = images if first == "IMAGES" else ["--task", "custom", "--data", data]
+    given: list[Any] = [*images] if first == "IMAGES" else ["--task", "custom", "--data", data]
     code, out, err = run("study", study, *given, *options, "--model", folder(family), "--quiet", "-o", tmp_path)
     assert code == 0, out + err
     for ending in ("png", "svg", "csv"):
