@@ -8,6 +8,7 @@ float32 (half precision is computed in it, too) and for up to `LARGEST` tokens; 
 
 import math
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -24,7 +25,7 @@ from clustrs.ops.geometry import ROUNDING, centre, stack_images
 from clustrs.ops.indexing import gather_tokens
 from clustrs.ops.kmeans import LIGHTEST
 from clustrs.ops.matmul import deterministic_matmul
-from clustrs.ops.precision import upcast_half
+from clustrs.ops.precision import is_ordinary, upcast_half
 
 Mode = Literal["auto", "off", "on"]
 LARGEST = 8192
@@ -49,17 +50,15 @@ def switch(mode: Mode) -> Iterator[None]:
 
 def steps(tokens: Tensor) -> ModuleType:
     """The module whose functions do the steps for `tokens` [B, N, D]: this one or `plain`."""
-    import clustrs.ops.fused
-
-    return clustrs.ops.fused if usable(tokens) else plain
+    return sys.modules[__name__] if usable(tokens) else plain
 
 
 def usable(tokens: Tensor) -> bool:
     """Whether the kernels can take over. A compiler gets the plain operations, which it fuses by itself."""
-    mode = _mode.get()
-    if mode == "off" or torch.compiler.is_compiling() or type(tokens) is not Tensor:
+    if not is_ordinary(tokens) or tokens.dtype == torch.float64 or tokens.shape[1] > LARGEST:
         return False
-    if tokens.dtype == torch.float64 or tokens.shape[1] > LARGEST:
+    mode = _mode.get()
+    if mode == "off":
         return False
     return mode == "on" or (tokens.device.type == "cuda" and _triton_is_installed())
 
@@ -167,7 +166,7 @@ def shrink_to_means(
     centroids = stack_images([part @ image for part, image in pairs])
     kept = gather_tokens(tokens, indices)
     if clip is not None:
-        kept = upcast_half(kept).lerp_(centroids, 1 - alpha[..., None]).to(tokens.dtype)
+        kept = upcast_half(kept).lerp_(centroids, 1 - alpha.unsqueeze(-1)).to(tokens.dtype)
     return kept, centroids.to(tokens.dtype), alpha
 
 

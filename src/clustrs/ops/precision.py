@@ -11,6 +11,11 @@ def upcast_half(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in HALF else tensor
 
 
+def is_ordinary(tensor: Tensor) -> bool:
+    """Whether a tensor has values now: not under a compiler or exporter, which trace with tensors that have none."""
+    return type(tensor) is Tensor and tensor.device.type != "meta" and not torch.compiler.is_compiling()
+
+
 def values_are_free(tensor: Tensor) -> bool:
     """Whether looking at values costs nothing: it would stop a compiler and make an accelerator wait."""
-    return type(tensor) is Tensor and tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+    return is_ordinary(tensor) and tensor.device.type == "cpu"
