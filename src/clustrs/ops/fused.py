@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from clustrs.ops import plain
-from clustrs.ops.geometry import ROUNDING, centre, stack_images
+from clustrs.ops.geometry import ROUNDING, centre, map_images
 from clustrs.ops.indexing import gather_tokens
 from clustrs.ops.kmeans import LIGHTEST
 from clustrs.ops.matmul import deterministic_matmul
@@ -82,8 +82,7 @@ def block(n: int) -> int:
 def squared_distances(tokens: Tensor) -> tuple[Tensor, Tensor]:
     """See `geometry.squared_distances`."""
     batch, n, _ = tokens.shape
-    centred = [image - centre(image) for image in tokens.unbind(0)]
-    gram = stack_images([deterministic_matmul(image, image) for image in centred])
+    gram = map_images(_gram, tokens)
     out = torch.empty_like(gram)
     rows = 1 if tokens.device.type == "cuda" else 64  # the interpreter pays for programs, not for numbers
     _kernels().distances_kernel[(-(-n // rows), batch)](gram, out, n, ROWS=rows, BLOCK=block(n))
@@ -131,7 +130,7 @@ def refine(
         return labels, gather_tokens(distances, seeds)
     for _ in range(iterations - 1):
         share = _shares(labels, weight, k, own, huber_tau)
-        to_centres = _mixtures(distances, share)
+        to_centres = map_images(deterministic_matmul, share, distances)
         assign(to_centres, seeds, share, *tail, FIRST=False, BLOCK=block(n))
     return labels, to_centres
 
@@ -162,12 +161,16 @@ def shrink_to_means(
             alpha = torch.ones_like(indices, dtype=features.dtype)
         else:
             alpha = _shrink_factors(distances, share, labels, indices, scale, clip)
-    pairs = zip(share.unbind(0), features.unbind(0), strict=True)
-    centroids = stack_images([part @ image for part, image in pairs])
+    centroids = map_images(torch.matmul, share, features)
     kept = gather_tokens(tokens, indices)
     if clip is not None:
         kept = upcast_half(kept).lerp_(centroids, 1 - alpha.unsqueeze(-1)).to(tokens.dtype)
     return kept, centroids.to(tokens.dtype), alpha
+
+
+def _gram(tokens: Tensor) -> Tensor:
+    centred = tokens - centre(tokens)
+    return deterministic_matmul(centred, centred)
 
 
 def _shares(labels: Tensor, weight: Tensor, k: int, own: Tensor, huber_tau: float | None) -> Tensor:
@@ -179,18 +182,13 @@ def _shares(labels: Tensor, weight: Tensor, k: int, own: Tensor, huber_tau: floa
     return out
 
 
-def _mixtures(distances: Tensor, shares: Tensor) -> Tensor:
-    """`shares` [B, k, N] times `distances` [B, N, N], image by image."""
-    pairs = zip(shares.unbind(0), distances.unbind(0), strict=True)
-    return stack_images([deterministic_matmul(share, distance) for share, distance in pairs])
-
-
 def _shrink_factors(
     distances: Tensor, share: Tensor, labels: Tensor, kept: Tensor, scale: Tensor, clip: tuple[float, float]
 ) -> Tensor:
     batch, n = labels.shape
     k = kept.shape[1]
+    mixed = map_images(deterministic_matmul, share, distances)
     alpha = torch.empty(batch, k, dtype=share.dtype, device=share.device)
-    arguments = (_mixtures(distances, share), share, labels, kept, ROUNDING * scale, alpha, n, k, *clip)
+    arguments = (mixed, share, labels, kept, ROUNDING * scale, alpha, n, k, *clip)
     _kernels().alpha_kernel[(k, batch)](*arguments, BLOCK=block(n))
     return alpha

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from clustrs.ops.geometry import ROUNDING, stack_images
+from clustrs.ops.geometry import ROUNDING, map_images
 from clustrs.ops.huber import huber
 from clustrs.ops.indexing import fill_invalid, gather_tokens
 from clustrs.ops.matmul import deterministic_matmul
@@ -27,7 +27,8 @@ def unit_scale(weight: Tensor) -> Tensor:
     All functions below want such weights: sums neither overflow nor vanish, and tokens without weight count for
     nothing beside others that have some, but equally among themselves.
     """
-    exponent = weight.amax(-1, keepdim=True).frexp().exponent.to(weight.dtype).clamp(-126, 126)
+    # From the logarithm, because frexp does not export. Where it rounds at a power of two, either is right.
+    exponent = (weight.amax(-1, keepdim=True).log2().floor() + 1).clamp(-126, 126)
     return (weight * torch.exp2(-exponent)).clamp_(min=LIGHTEST)
 
 
@@ -78,8 +79,7 @@ def mean_shares(members: Tensor, weight: Tensor) -> Tensor:
 
 def to_means(distances: Tensor, shares: Tensor) -> Tensor:
     """Squared distances [B, k, N] from the means of the clusters to all tokens; infinite from an empty cluster."""
-    pairs = zip(shares.unbind(0), distances.unbind(0), strict=True)
-    mixed = stack_images([deterministic_matmul(share, distance) for share, distance in pairs])
+    mixed = map_images(deterministic_matmul, shares, distances)
     spread = (shares * mixed).sum(-1, keepdim=True).div_(2)
     empty = shares.amax(-1, keepdim=True) == 0
     return mixed.sub_(spread.masked_fill_(empty, -torch.inf)).clamp_(min=0)

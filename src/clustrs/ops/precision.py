@@ -1,4 +1,4 @@
-"""What a tensor allows: the precision to compute in, and whether one may look at its values."""
+"""What a tensor allows: the precision to compute in, whether one may look at its values, who is tracing it."""
 
 import torch
 from torch import Tensor
@@ -19,3 +19,9 @@ def is_ordinary(tensor: Tensor) -> bool:
 def values_are_free(tensor: Tensor) -> bool:
     """Whether looking at values costs nothing: it would stop a compiler and make an accelerator wait."""
     return is_ordinary(tensor) and tensor.device.type == "cpu"
+
+
+def exporting() -> bool:
+    """Whether `torch.export` is tracing: what is the quickest eagerly may be slow in the graph of another runtime, or
+    missing there."""
+    return torch.compiler.is_exporting()
