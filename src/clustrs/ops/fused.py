@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from clustrs.ops import plain
-from clustrs.ops.geometry import ROUNDING, centre, map_images
+from clustrs.ops.geometry import centre, map_images
 from clustrs.ops.indexing import gather_tokens
 from clustrs.ops.kmeans import LIGHTEST
 from clustrs.ops.matmul import deterministic_matmul
@@ -89,20 +89,20 @@ def squared_distances(tokens: Tensor) -> tuple[Tensor, Tensor]:
     return out, out.mean(-1)
 
 
-def waiting_times(seed: int, draws: int, n: int, like: Tensor) -> Tensor:
-    """See `noise.waiting_times`."""
+def log_uniform(seed: int, draws: int, n: int, like: Tensor) -> Tensor:
+    """The logarithms of `noise.uniform`: waiting times with the other sign."""
     out = torch.empty(draws, n, dtype=like.dtype, device=like.device)
     if draws:
         _kernels().uniform_kernel[(draws,)](out, seed & 0xFFFFFFFF, seed >> 32, n, BLOCK=block(n))
-    return out.log_().neg_()
+    return out.log_()
 
 
 def seeding(distances: Tensor, scale: Tensor, weight: Tensor, k: int, *, tau: float | None, seed: int) -> Tensor:
     """See `kmeans.seeding`."""
     batch, n = weight.shape
-    waiting = waiting_times(seed, k - 1, n, weight)
+    logs = log_uniform(seed, k - 1, n, weight)
     seeds = torch.empty(batch, k, dtype=torch.long, device=weight.device)
-    arguments = (distances, waiting, weight, ROUNDING * scale, seeds, n, k, tau or 1.0, LIGHTEST)
+    arguments = (distances, logs, weight, scale, seeds, n, k, tau or 1.0, LIGHTEST)
     _kernels().seeding_kernel[(batch,)](*arguments, HUBER=tau is not None, BLOCK=block(n))
     return seeds
 
@@ -123,7 +123,7 @@ def refine(
     labels = torch.empty(batch, n, dtype=torch.long, device=weight.device)
     done = torch.zeros(batch, dtype=torch.int32, device=weight.device)
     own = torch.empty_like(weight)
-    tail = (ROUNDING * scale, labels, own, done, n, k, math.ceil(tolerance * n))
+    tail = (scale, labels, own, done, n, k, math.ceil(tolerance * n))
     assign = _kernels().assign_kernel[(batch,)]
     assign(distances, seeds, own, *tail, FIRST=True, BLOCK=block(n))
     if iterations == 1:
@@ -189,6 +189,6 @@ def _shrink_factors(
     k = kept.shape[1]
     mixed = map_images(deterministic_matmul, share, distances)
     alpha = torch.empty(batch, k, dtype=share.dtype, device=share.device)
-    arguments = (mixed, share, labels, kept, ROUNDING * scale, alpha, n, k, *clip)
+    arguments = (mixed, share, labels, kept, scale, alpha, n, k, *clip)
     _kernels().alpha_kernel[(k, batch)](*arguments, BLOCK=block(n))
     return alpha

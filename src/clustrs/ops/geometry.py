@@ -20,7 +20,7 @@ def centre(tokens: Tensor) -> Tensor:
     tree of elementwise sums, because a reduction over N may round differently from one thread count to another.
     """
     step = max(1, tokens.shape[-2] // CENTRE_SAMPLE)
-    sums = tokens[..., ::step, :][..., :CENTRE_SAMPLE, :]
+    sums = tokens[..., : CENTRE_SAMPLE * step : step, :]
     count = sums.shape[-2]
     while sums.shape[-2] % 2 == 0:
         left, right = sums.chunk(2, -2)

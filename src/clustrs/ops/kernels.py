@@ -9,6 +9,9 @@ from typing import Any
 import triton
 import triton.language as tl
 
+ROUNDING: tl.constexpr = tl.constexpr(2.0**-18)
+"""`geometry.ROUNDING`, for the compiler: a power of two, so that a product with it is exact."""
+
 
 @triton.jit
 def _mix(word):  # type: ignore[no-untyped-def]
@@ -45,14 +48,14 @@ def distances_kernel(gram, out, n, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # 
 
 @triton.jit
 def seeding_kernel(  # type: ignore[no-untyped-def]
-    distances, waiting, weight, slack, seeds, n, k, tau, lightest, HUBER: tl.constexpr, BLOCK: tl.constexpr
+    distances, logs, weight, scale, seeds, n, k, tau, lightest, HUBER: tl.constexpr, BLOCK: tl.constexpr
 ):
     """One program per image: all k seeds, then the heaviest other tokens in place of those that no draw allowed."""
     image = tl.program_id(0).to(tl.int64)
     token = tl.arange(0, BLOCK)
     inside = token < n
     heavy = tl.load(weight + image * n + token, mask=inside, other=-1)
-    near = tl.load(slack + image * n + token, mask=inside, other=0)
+    near = tl.load(scale + image * n + token, mask=inside, other=0) * ROUNDING
     cost = tl.full([BLOCK], float("inf"), dtype=tl.float32)
     repeated = tl.zeros([BLOCK], dtype=tl.int32)
     seed = tl.argmax(heavy, 0)
@@ -68,8 +71,8 @@ def seeding_kernel(  # type: ignore[no-untyped-def]
             radius = tl.sqrt_rn(row)
             row = tl.where(radius < tau, 0.5 * radius * radius, tau * (radius - 0.5 * tau))
         cost = tl.minimum(cost, row)
-        wait = tl.load(waiting + (step - 1) * n + token, mask=inside, other=1)
-        rate = tl.div_rn(heavy, wait)
+        wait = tl.load(logs + (step - 1) * n + token, mask=inside, other=-1)
+        rate = tl.div_rn(heavy, -wait)
         seed = tl.argmax(tl.where(inside, cost * rate, -1.0), 0)
         chosen = token == seed
         new = tl.where(chosen & (repeated == 0), heavy, -1.0)
@@ -107,7 +110,7 @@ def shares_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def assign_kernel(  # type: ignore[no-untyped-def]
-    rows, seeds, shares, slack, labels, own, done, n, k, few, FIRST: tl.constexpr, BLOCK: tl.constexpr
+    rows, seeds, shares, scale, labels, own, done, n, k, few, FIRST: tl.constexpr, BLOCK: tl.constexpr
 ):
     """One program per image: the nearest centre of every token, and whether the image is done.
 
@@ -131,7 +134,7 @@ def assign_kernel(  # type: ignore[no-untyped-def]
             far = tl.where(tl.max(share, 0) == 0, float("inf"), far)
             tl.store(line + token, far, mask=inside)
         limit = tl.minimum(limit, far)
-    limit += tl.load(slack + image * n + token, mask=inside, other=0)
+    limit += tl.load(scale + image * n + token, mask=inside, other=0) * ROUNDING
     tl.debug_barrier()
     update = tl.full([BLOCK], -1, dtype=tl.int64)
     for j in range(0, k):
@@ -207,7 +210,7 @@ def _median(value, member, size):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def alpha_kernel(  # type: ignore[no-untyped-def]
-    mixed, shares, labels, kept, slack, alpha, n, k, low, high, BLOCK: tl.constexpr
+    mixed, shares, labels, kept, scale, alpha, n, k, low, high, BLOCK: tl.constexpr
 ):
     """One program per cluster: how much of its kept token stays, from the residuals of its members."""
     j = tl.program_id(0)
@@ -218,7 +221,8 @@ def alpha_kernel(  # type: ignore[no-untyped-def]
     far = tl.load(mixed + line + token, mask=inside, other=0)
     share = tl.load(shares + line + token, mask=inside, other=0)
     far = tl.maximum(far - tl.sum(share * far, 0) / 2, 0)
-    far = tl.where(far <= tl.load(slack + image * n + token, mask=inside, other=0), 0.0, far)
+    near = tl.load(scale + image * n + token, mask=inside, other=0) * ROUNDING
+    far = tl.where(far <= near, 0.0, far)
     residual = tl.sqrt_rn(far)
     member = tl.load(labels + image * n + token, mask=inside, other=-1) == j
     size = tl.sum(tl.where(member, 1, 0), 0)

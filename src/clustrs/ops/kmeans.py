@@ -124,7 +124,7 @@ def refine(
     few = math.ceil(tolerance * distances.shape[-1])
     to_centres = gather_tokens(distances, seeds)
     labels = nearest(to_centres, slack)
-    done = torch.zeros_like(seeds[:, :1], dtype=torch.bool)
+    done = labels.new_zeros(labels.shape[0], 1, dtype=torch.bool)
     for _ in range(iterations - 1):
         to_centres = to_means(distances, centres(labels, to_centres, weight, huber_tau))
         update = nearest(to_centres, slack)
