@@ -39,7 +39,8 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
-from clustrs import get_method
+from clustrs import get_method, palette
+from clustrs.models.clock import timing
 from clustrs.models.cost import count_cost
 
 TEXT_TOKENS, NEW_TOKENS = 40, 8
@@ -233,7 +234,7 @@ def prompt(shape: Shape, config: Any) -> dict[str, Tensor]:
 def ask(shape: Shape, model: Any, inputs: dict[str, Tensor], keep: int, scale: float) -> dict[str, Any]:
     """One generate call: seconds by part, bytes of the cache after prefill, and how many crops ran."""
     method = get_method("none") if keep == shape.budgets[0] else get_method("clustrs", keep=keep)
-    with method(model, **shape.options) as handle:
+    with method(model, **shape.options) as handle, timing():
         watch = Stopwatch(model)
         try:
             model.generate(**inputs, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False)
@@ -342,7 +343,7 @@ def plot(rows: list[Row], path: Path) -> None:
 
     models = list(dict.fromkeys(row["model"] for row in rows))
     fig, axes = plt.subplots(1, len(models), figsize=(5.2 * len(models), 4.4), layout="constrained", squeeze=False)
-    colours = {"vision": "#0072b2", "scoring": "#e69f00", "selection": "#d55e00", "prefill": "#009e73"}
+    colours = dict(zip(("vision", "scoring", "selection", "prefill"), palette.SERIES, strict=False))
     for axis, model in zip(axes[0], models, strict=True):
         mine = [row for row in rows if row["model"] == model]
         labels = [f"{row['tokens']}\n{row['method']}" for row in mine]

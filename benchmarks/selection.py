@@ -129,6 +129,7 @@ def verdicts(rows: list[Row]) -> list[str]:
 
 
 def plot(rows: list[Row], path: Path) -> None:
+    """Milliseconds against k and against N, wide enough to be read in a page's column."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -136,25 +137,38 @@ def plot(rows: list[Row], path: Path) -> None:
 
     alone = [row for row in rows if row["batch"] == min(r["batch"] for r in rows)]
     names = list(dict.fromkeys(row["method"] for row in alone))
-    sizes = sorted({row["n"] for row in alone})
     keeps = sorted({row["keep"] for row in alone})
-    panels = [("n", n, "keep", f"N = {n}", "tokens kept, k") for n in sizes]
+    panels = [("n", n, "keep", f"N = {n}", "tokens kept, k") for n in sorted({row["n"] for row in alone})]
     panels += [("keep", k, "n", f"k = {k}", "tokens, N") for k in (keeps[0], keeps[-1])]
-    fig, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 4.2), sharey=True, layout="constrained")
-    styles = {name: (palette.color(name), "-", palette.marker(name)) for name in names}
-    styles |= {FLOOR: ("black", ":", ""), LOOP: ("#999999", "--", "x")}
-    for axis, (fixed, value, along, title, label) in zip(np.atleast_1d(axes), panels, strict=True):
-        for name in names:
-            points = sorted((r[along], r["ms"]) for r in alone if r["method"] == name and r[fixed] == value)
-            colour, line, marker = styles[name]
-            axis.plot(*zip(*points, strict=True), color=colour, linestyle=line, marker=marker, label=name)
-        axis.set(title=title, xlabel=label, yscale="log")
-        axis.set_xticks(sorted({r[along] for r in alone if r[fixed] == value}))
-        axis.tick_params(axis="x", rotation=45 if along == "n" else 0)
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("milliseconds per image")
-    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
+    lines = -(-len(panels) // 3)
+    fig, axes = plt.subplots(lines, 3, figsize=(9.6, 3.4 * lines + 0.9), sharey=True, layout="constrained")
+    for axis, panel in zip(axes.flat, panels, strict=False):
+        draw_panel(axis, alone, panel)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_axis_off()
+    for axis in np.atleast_2d(axes)[:, 0]:
+        axis.set_ylabel("milliseconds per image")
+    shown = {label: line for axis in axes.flat for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    ordered = [name for name in names if name in shown]
+    fig.legend([shown[name] for name in ordered], ordered, loc="outside lower center", ncols=5, frameon=False)
     fig.savefig(path, dpi=110)
+
+
+def draw_panel(axis: Any, rows: list[Row], panel: tuple[str, int, str, str, str]) -> None:
+    """One line per method where something is fixed, along the other axis."""
+    fixed, value, along, title, label = panel
+    subset = [row for row in rows if row[fixed] == value]
+    special = {FLOOR: ("black", ":", ""), LOOP: ("#777777", "--", "")}
+    for name in dict.fromkeys(row["method"] for row in subset):
+        points = sorted((row[along], row["ms"]) for row in subset if row["method"] == name)
+        colour, line, marker = special.get(name, (palette.color(name), "-", palette.marker(name)))
+        axis.plot(*zip(*points, strict=True), color=colour, linestyle=line, marker=marker, label=name)
+    ticks = sorted({row[along] for row in subset})
+    scale = {"xscale": "log"} if along == "n" else {}
+    axis.set(title=title, xlabel=label, yscale="log", **scale)
+    axis.set_xticks(ticks, [str(tick) for tick in ticks])
+    axis.minorticks_off()
+    axis.grid(alpha=0.3)
 
 
 def sizes(text: str) -> tuple[int, int]:

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 import torch
 from PIL import Image
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-from clustrs import NoPruning
+from clustrs import NoPruning, palette
 from clustrs.embedded import MODELS
 from clustrs.images.scenes.questions import KINDS
 from clustrs.images.scenes.testset import examples
@@ -27,8 +28,8 @@ from recipes.train import NAMES
 
 DOCS = Path(__file__).parents[1] / "docs"
 LOGS = DOCS / "training"
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999", "#7a5195")
-"""Colours that colour-blind people can tell apart."""
+COLOURS = (*palette.SERIES, "#000000", "#999999", "#88ccee", "#cc6677")
+"""Colours that colour-blind people can tell apart, and that are not those of methods."""
 STYLES = ("-", "--", ":", "-.")
 
 
@@ -48,7 +49,8 @@ def curves(logs: dict[str, list[dict[str, Any]]]) -> None:
         runs = [(part, logs[f"{family}-{part}"]) for part in ("encoder", "language") if f"{family}-{part}" in logs]
         if not runs:
             continue
-        figure, axes = plt.subplots(1, len(runs), figsize=(6.5 * len(runs), 4), squeeze=False)
+        size = (5.6 * len(runs), 4.6)
+        figure, axes = plt.subplots(1, len(runs), figsize=size, squeeze=False, layout="constrained")
         for axis, (part, rows) in zip(axes[0], runs, strict=True):
             left_out = {"step", "stage", "side", "seconds", "rate", "loss"}
             for i, key in enumerate(key for key in rows[-1] if key not in left_out):
@@ -58,17 +60,17 @@ def curves(logs: dict[str, list[dict[str, Any]]]) -> None:
             for start in starts:
                 axis.axvline(start, color="#bbbbbb", linewidth=0.8)
             axis.set(title=f"{name}: {part}", xlabel="minutes", ylabel="right, %", ylim=(0, 101))
-            axis.legend(fontsize=7, ncol=2, loc="lower right")
+            axis.legend(fontsize=8, ncol=4, loc="upper center", bbox_to_anchor=(0.5, -0.14), frameon=False)
             axis.grid(alpha=0.25)
-        figure.tight_layout()
         figure.savefig(DOCS / "images" / f"{name}-training.png", dpi=110)
         plt.close(figure)
 
 
 def attention_maps(name: str) -> None:
-    """Some test images, and what their tokens are worth to the encoder."""
+    """Some test images, and how much the encoder attends to each of their tokens, on one scale for all images."""
     model, processor = load_model(name)
-    figure, axes = plt.subplots(2, 6, figsize=(13, 4.6))
+    figure, axes = plt.subplots(2, 6, figsize=(13, 4.9), layout="constrained")
+    maps = []
     for column, example in enumerate(examples(6)):
         image = Image.fromarray(example.drawing.pixels)
         inputs = processor(images=[image], text=[chat_prompt(processor, "?")], return_tensors="pt")
@@ -77,11 +79,18 @@ def attention_maps(name: str) -> None:
         seen = handle.last[0]
         rows, columns = seen.grids[0]
         scores = seen.scores[seen.layout.tile == 0].reshape(rows, columns)
+        maps.append(scores.float().numpy())
         axes[0, column].imshow(image)
-        axes[1, column].imshow(scores, cmap="magma")
-        for axis in axes[:, column]:
-            axis.set_axis_off()
-    figure.tight_layout()
+        axes[0, column].set_title(f"test image {column + 1}", fontsize=10)
+    highest = float(np.quantile(np.concatenate([part.ravel() for part in maps]), 0.999))
+    for column, part in enumerate(maps):
+        shown = axes[1, column].imshow(part, cmap="magma", vmin=0, vmax=highest)
+    for axis in axes.flat:
+        axis.set(xticks=[], yticks=[])
+    axes[0, 0].set_ylabel("image", fontsize=11)
+    axes[1, 0].set_ylabel(f"attention, {rows} x {columns} tokens", fontsize=11)
+    figure.colorbar(shown, ax=axes[1, :], label="attention", shrink=0.9, pad=0.01, extend="max")
+    figure.suptitle(f"{name}: how much the vision encoder attends to each token", fontsize=12)
     figure.savefig(DOCS / "images" / f"{name}-attention.png", dpi=90)
     plt.close(figure)
 

@@ -25,6 +25,11 @@ def test_other_names_stay_clear_of_the_fixed_colours(name: str) -> None:
     assert palette.marker(name) not in palette.MARKERS.values()
 
 
+def test_what_is_not_a_method_has_no_method_s_colour() -> None:
+    assert all(palette._clearance(color) > 40**2 for color in palette.SERIES)
+    assert len(set(palette.SERIES)) == len(palette.SERIES)
+
+
 def test_markers_are_known_to_matplotlib() -> None:
     markers = pytest.importorskip("matplotlib.markers")
     assert {*palette.MARKERS.values(), *palette.OTHER_MARKERS} <= set(markers.MarkerStyle.markers)

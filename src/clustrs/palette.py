@@ -1,8 +1,9 @@
 """One colour and one marker for each method, in every figure, report and page.
 
 The methods of the paper have fixed colours (Okabe and Ito's, which people with any colour vision can tell apart). Every
-other name gets a colour that depends on the name alone and stays clear of the fixed ones. Needs neither torch nor
-matplotlib.
+other name gets a colour that depends on the name alone and stays clear of the fixed ones. What is drawn beside methods
+(parts of a time, budgets, variants) takes its colours from `SERIES`, so that a colour has one meaning. Needs neither
+torch nor matplotlib.
 """
 
 from colorsys import hls_to_rgb
@@ -20,6 +21,8 @@ COLORS = {
 }
 MARKERS = dict(zip(COLORS, "osv^D*Px", strict=True))
 OTHER_MARKERS = "hp<>d8X"
+SERIES = ("#332288", "#882255", "#999933", "#44aa99", "#ddcc77")
+"""For what is not a method: Tol's muted colours that lie clear of the methods' own."""
 CANDIDATES = 12
 
 

@@ -235,12 +235,15 @@ def test_models(run: Run) -> None:
     assert sorted(lines) == list_model_types()
     assert lines["llava_next"][0] == "LlavaNextForConditionalGeneration"
     assert "not on published checkpoints" in out
+    assert "one per 28 x 28 pixels" in lines["qwen2_5_vl"]
     listed = {family["model_type"]: family for family in json.loads(run("models", "--json")[1])}
     assert sorted(listed) == list_model_types()
     assert listed["internvl"]["class"] == "InternVLForConditionalGeneration"
     for model_type, family in listed.items():
         if adapter_class(model_type).__module__.startswith("clustrs."):
             assert family["tested"] != "not stated", f"{model_type}: the adapter must say what was tested"
+            assert family["tokens_per_image"] != "not stated", f"{model_type}: the adapter must say how many there are"
+            assert adapter_class(model_type).counts_vision, f"{model_type}: its cost must be counted"
 
 
 def test_methods_needs_no_models() -> None:

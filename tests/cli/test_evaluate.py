@@ -165,3 +165,28 @@ def test_mistakes(run: Run, words: list[str], message: str) -> None:
     assert message in err
     assert err.count("\n") <= 2
     assert "Traceback" not in err
+
+
+def test_load_options_are_recorded(run: Run, root: Path, tmp_path: Path) -> None:
+    words = ("--task", "custom", "--data", root, "--model", root / "model", "--max-new-tokens", 1, "--methods", "none")
+    code, _, err = run("eval", *words, "--attn", "eager", "--device", "cpu", "-o", tmp_path)
+    assert code == 3
+    assert "3 answers: 1 method x 1 corruption x 1 seed x 3 questions, estimating the time from the first batch" in err
+    stored = json.loads((tmp_path / "config.json").read_text())
+    assert (stored["attn"], stored["device"]) == ("eager", "cpu")
+    assert not {"dtype", "load_in_8bit", "load_in_4bit", "device_map"} & set(stored)
+    assert run("eval", *words, "--attn", "eager", "-o", tmp_path)[0] == 3  # where it runs may change
+    code, _, err = run("eval", *words, "-o", tmp_path)
+    assert code == 2
+    assert 'attn: was "eager", now null' in err
+
+
+@pytest.mark.parametrize("command", ["ask {image} Why?", "compare {image} Why?", "eval", "study stability {image}"])
+def test_every_command_that_loads_a_model_takes_them(
+    run: Run, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = command.format(image=root / "1.png").split()
+    code, _, err = run(*words, "--model", root / "model", "--load-in-8bit", "--load-in-4bit")
+    assert code == 2
+    assert err.endswith("clustrs: load_in_8bit=True and load_in_4bit=True: give one of them\n")

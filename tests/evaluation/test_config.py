@@ -13,11 +13,10 @@ from clustrs.evaluation.config import (
     differences,
     expand_corruptions,
     expand_methods,
-    make_method,
     read_settings,
     shipped_configs,
 )
-from clustrs.pruners import list_methods
+from clustrs.pruners import from_dict, list_methods
 
 
 def config(**changes: Any) -> Config:
@@ -35,7 +34,7 @@ def test_methods_are_spelled_out_at_every_budget() -> None:
         ("clustrs", 0.25),
     ]
     assert [method.get("tau") for method in methods] == [None, 1.0, 1.0, None, 2, 2]
-    assert make_method(methods[-1]).to_dict()["shrink"] is False
+    assert from_dict(methods[-1]).to_dict()["shrink"] is False
     assert {method["name"] for method in expand_methods(["all"], [16])} == set(list_methods())
     assert expand_methods(["clustrs", "clustrs tau=1.0"], [16]) == expand_methods(["clustrs"], [16])
 
@@ -67,7 +66,7 @@ def test_to_json_and_back() -> None:
         ({"batch_size": 0}, "batch_size"),
         ({"scope": "page"}, "scope"),
         ({"methods": ({"name": "clust", "keep": 3},)}, "clust"),
-        ({"methods": ({"keep": 3},)}, "give its name"),
+        ({"methods": ({"keep": 3},)}, "describes no method: give a dict with its name"),
     ],
 )
 def test_mistakes(changes: dict[str, Any], message: str) -> None:
@@ -130,7 +129,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("seeds: [one]", "seeds="),
         ("methods: [3]", "methods="),
         ("methods: {name: clustrs}", "methods="),
-        ("methods: [{keep: 3}]", "give its name"),
+        ("methods: [{keep: 3}]", "describes no method: give a dict with its name"),
         ("corrupt: [gaussian: 0.5]", "corrupt="),
         ("keep: [[16]]", "keep="),
         ("task-options: 3", "task_options=3: expected `object`"),

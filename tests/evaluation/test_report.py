@@ -5,9 +5,12 @@ import errno
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import Callable
+from hashlib import sha256
 from html.parser import HTMLParser
 from itertools import count, product
 from pathlib import Path
@@ -18,12 +21,13 @@ from recorded_run import CONFIG, METHODS, Row, failed, large_run, rows_of, write
 
 from clustrs.evaluation.report import terminal_table, write_report
 from clustrs.evaluation.report.escaping import for_markdown, for_spreadsheet, for_tex, plain
-from clustrs.evaluation.report.html import environment
+from clustrs.evaluation.report.html import DRAWING, environment
 from clustrs.evaluation.report.write import replace_files
 from clustrs.evaluation.results import load_run
 from clustrs.palette import color
 
 FILES = ("report.html", "report.md", "report.tex", "report.csv")
+FIGURES = ("report-curves-1.pdf", "report-curves-2.pdf")
 
 
 def cells_of(folder: Path) -> dict[tuple[str, ...], dict[str, str]]:
@@ -71,9 +75,9 @@ def test_the_same_record_gives_the_same_bytes(tmp_path: Path) -> None:
     first, second = write_run(tmp_path / "a"), write_run(tmp_path / "b", lambda rows: rows[::-1])
     assert write_report(first) == first / "report.html"
     write_report(second)
-    before = {name: (first / name).read_bytes() for name in FILES}
+    before = {name: (first / name).read_bytes() for name in (*FILES, *FIGURES)}
     write_report(first)
-    for name in FILES:
+    for name in (*FILES, *FIGURES):
         assert (first / name).read_bytes() == before[name]
         assert (second / name).read_bytes() == before[name], "the order of the record must not matter"
 
@@ -88,12 +92,13 @@ class Page(HTMLParser):
         self.ids: list[str] = []
         self.outside: list[str] = []
         self.text: list[str] = []
+        self.drawings: list[str] = []
         self.feed(text)
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        if tag != "meta":
+        if tag not in ("meta", "img"):
             self.open.append(tag)
         self.check(attrs)
 
@@ -104,6 +109,9 @@ class Page(HTMLParser):
     def check(self, attrs: list[tuple[str, str | None]]) -> None:
         for name, value in attrs:
             assert not name.startswith("on")
+            if name == "src" and DRAWING.match(str(value)):
+                self.drawings.append(str(value))
+                continue
             if name in ("href", "src", "xlink:href", "action") and not str(value).startswith("#"):
                 self.outside.append(str(value))
             if name == "id":
@@ -120,8 +128,13 @@ def test_the_page_stands_by_itself(tmp_path: Path) -> None:
     text = write_report(write_run(tmp_path)).read_text()
     page = Page(text)
     assert page.open == []
-    assert not {"script", "link", "img", "iframe", "a", "object"} & set(page.tags)
+    assert not {"link", "img", "iframe", "object"} & set(page.tags)
     assert page.outside == []
+    script = text.split("<script>")[1].split("</script>")[0]
+    assert page.tags.count("script") == 1
+    assert f"script-src 'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" in text
+    assert "fetch" not in script
+    assert "XMLHttpRequest" not in script
     assert "http://" not in text
     assert "https://" not in text
     assert page.tags.count("figure") == 2
@@ -134,12 +147,12 @@ def test_the_page_stands_by_itself(tmp_path: Path) -> None:
 def test_a_method_has_its_colour_and_variants_their_lines(tmp_path: Path) -> None:
     methods = [{"name": "fastervlm", "keep": 4}, *({"name": "clustrs", "keep": 4, "tau": tau} for tau in (1.0, 2.0))]
     text = write_report(write_run(tmp_path, methods=methods)).read_text()
-    legend = re.findall(r"<li><svg.*?</svg> (.*?)</li>", text)
+    legend = re.findall(r"<li data-key.*?</svg> (.*?)</li>", text)
     assert legend == ["fastervlm", "clustrs tau=1", "clustrs tau=2"] * 2
-    swatches = re.findall(r'<li><svg.*?stroke="(#\w+)".*?stroke-dasharray="(.*?)"', text)
+    swatches = re.findall(r'<li data-key.*?color: (#\w+)".*?stroke-dasharray="(.*?)"', text)
     ours = color("clustrs")
     assert swatches == [(color("fastervlm"), ""), (ours, ""), (ours, "6 3")] * 2
-    assert text.count(f"stroke: {ours}") > 0
+    assert text.count(f'<g data-curve="1" style="color: {ours}">') == 2
 
 
 def test_numbers_of_the_page(tmp_path: Path) -> None:
@@ -438,9 +451,9 @@ def test_strings_of_the_record_do_no_harm(tmp_path: Path) -> None:
     text = write_report(folder).read_text()
     page = Page(text)
     assert page.open == []
-    assert "script" not in page.tags
+    assert page.tags.count("script") == 1, "our own"
     assert page.outside == []
-    assert "<script" not in text
+    assert text.count("<script") == 1
     assert "\x1b" not in text
     assert "\u202e" not in text
     tex = (folder / "report.tex").read_text()
@@ -518,7 +531,7 @@ def test_a_table_for_the_terminal(tmp_path: Path) -> None:
         "corruption  keep  unpruned  fastervlm  clustrs\n"
         "----------------------------------------------\n"
         "clean       4       100.0       25.0     50.0*\n"
-        "            8       100.0       25.0*    25.0*\n"
+        "            8       100.0       25.0     25.0\n"
         "jpeg:30     4       100.0          \N{EN DASH}     50.0\n"
         "            8       100.0          \N{EN DASH}     25.0\n"
         "mean score (per cent); * the best pruning method of the row\n"
@@ -526,9 +539,154 @@ def test_a_table_for_the_terminal(tmp_path: Path) -> None:
     )
 
 
+def test_the_papers_numbers_in_the_terminal(tmp_path: Path) -> None:
+    """Beside ours, from the table that the run reproduces, and only where they are for this model."""
+    run = load_run(paper_run(tmp_path, "llava-hf/llava-1.5-7b-hf"))
+    lines = terminal_table(run).splitlines()
+    line = next(line for line in lines if line.startswith("gaussian:0.5"))
+    assert re.findall(r"\((.*?)\)", line) == ["21.8", "24.2"]
+    assert lines[-1].startswith('Numbers in brackets are those that "')
+    assert lines[-1].endswith("prints for llava-1.5-7b in its main tables.")
+    run = load_run(paper_run(tmp_path, "llava-hf/llava-1.5-7b-hf", reproduces="sensitivity_tau"))
+    line = next(line for line in terminal_table(run).splitlines() if line.startswith("gaussian:0.5"))
+    assert re.findall(r"\((.*?)\)", line) == ["24.0"]
+    other = load_run(paper_run(tmp_path, "mini-llava"))
+    assert "(24.2)" not in terminal_table(other)
+    assert "(24.2)" in terminal_table(other, "llava-1.5-7b")
+
+
+def test_the_summary_says_which_method_and_how_sure(tmp_path: Path) -> None:
+    def change(rows: list[Row]) -> list[Row]:
+        means = {("none", 1.0): 1.0, ("fastervlm", 4): 0.0, ("clustrs", 4): 0.5, ("fastervlm", 8): 1.0}
+        return [
+            {**row, "score": means.get((row["method"]["name"], row["method"]["keep"]), 1.0 if i % 12 else 0.0)}
+            for i, row in enumerate(rows)
+        ]
+
+    write_report(write_run(tmp_path, change))
+    section = (tmp_path / "report.md").read_text().split("## Summary\n\n")[1].split("\n\n## ")[0]
+    first, four, eight, smallest = section.splitlines()
+    assert first == (
+        "- Unpruned, the model scores 100.0 on clean images and 100.0 over all corrupted conditions (per cent)."
+    )
+    assert four == (
+        "- Keep 4: clustrs has the highest mean over all corrupted conditions, 50.0, 50 % of the unpruned model's. "
+        "clustrs minus fastervlm: +50.0 \\[+50.0, +50.0\\], more than chance."
+    )
+    assert eight.startswith("- Keep 8: fastervlm has the highest mean over all corrupted conditions, 100.0, 100 %")
+    assert eight.endswith("fastervlm minus clustrs: +8.3 \\[0.0, +25.0\\], may be chance.")
+    assert smallest == (
+        "- The smallest budget that is not clearly worse than no pruning over all corrupted conditions: keep 8, with "
+        "fastervlm (0.0 \\[0.0, 0.0\\])."
+    )
+
+
+def test_tokens_stand_beside_scores(tmp_path: Path) -> None:
+    write_report(write_run(tmp_path))
+    markdown = (tmp_path / "report.md").read_text()
+    section = markdown.split("**Cost and score**")[1]
+    line = next(line for line in section.splitlines() if line.startswith("| clustrs | 8 |"))
+    rows = [row["score"] for row in rows_of(CONFIG) if row["method"] == METHODS[4] and row["corruption"] == "clean"]
+    assert line.split(" | ")[2:5] == ["8", "40 %", f"{100 * sum(rows) / 12:.1f}"]
+    assert "clustrs report RUN --latency 10" in markdown
+
+
+def test_measured_times_are_shown(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    times = [[METHODS[0], {"vision": 5.0, "prefill": 40.25}], [METHODS[3], {"vision": 5.0, "selection": 1.5}]]
+    (folder / "latency.json").write_text(json.dumps({"machine": "CPU", "repeats": 3, "milliseconds": times}))
+    write_report(folder)
+    section = (folder / "report.md").read_text().split("**Cost and score**")[1]
+    assert "medians of 3 answers, one at a time, measured on CPU" in (folder / "report.md").read_text()
+    cells = {line.split(" | ")[0]: line.split(" | ")[-4:] for line in section.splitlines() if " | " in line}
+    assert cells["| unpruned"] == ["5.0", "\N{EN DASH}", "40.2", "\N{EN DASH} |"]
+    (folder / "latency.json").write_text('{"machine": 3}')
+    with pytest.raises(ValueError, match=r"latency.json': Expected .*measure it again, or remove it"):
+        write_report(folder)
+
+
+PIXEL = "data:image/png;base64,iVBORw0KGgo="
+
+
+def test_examples_are_shown_in_the_page_alone(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    shown = [{"method": "clustrs", "text": "<b>3</b>", "right": True, "drawing": PIXEL}]
+    example = {"question": "Which digit?", "answer": "3", "where": "jpeg:30", "shown": shown}
+    (folder / "examples.json").write_text(json.dumps([example]))
+    text = write_report(folder).read_text()
+    page = Page(text)
+    assert page.drawings == [PIXEL]
+    assert page.open == []
+    assert "&lt;b&gt;3&lt;/b&gt;" in text
+    assert "Where methods disagree" not in (folder / "report.md").read_text()
+    assert "Where methods disagree" not in (folder / "report.tex").read_text()
+    shown[0]["drawing"] = "https://example.org/pixel.png"
+    (folder / "examples.json").write_text(json.dumps([example]))
+    with pytest.raises(ValueError, match=r"drawing 'https://example.org/pixel.png': an image as a data URI"):
+        write_report(folder)
+
+
+def test_contents_date_and_versions(tmp_path: Path) -> None:
+    text = write_report(write_run(tmp_path, started="2026-03-01", torch="2.13.0")).read_text()
+    assert "Started on 2026-03-01 (UTC), with clustrs 0.1.0, torch 2.13.0." in text
+    links = re.findall(r'<a href="#(.*?)">(.*?)</a>', text)
+    titles = re.findall(r'<h2 id="(.*?)">(.*?)</h2>', text)
+    assert links == titles
+    assert links[0] == ("section-1", "Summary")
+    assert "Started on an unknown day" in write_report(write_run(tmp_path)).read_text()
+
+
+def test_marks_have_their_numbers_without_a_script(tmp_path: Path) -> None:
+    """A mark at every level of every curve, at the tick, with mean and interval as its title."""
+    text = write_report(write_run(tmp_path)).read_text()
+    panel = text.split('<div class="panel">')[1].split("</div>")[0]
+    ticks = re.findall(r'data-x="(.*?)"', panel)
+    marks = re.findall(r'data-tick="(\d)" transform="translate\((\S+) \S+\)" d=".*?"><title>(.*?)</title>', panel)
+    assert len(ticks) == 3
+    assert len(marks) == 3 * 3
+    assert all(x == ticks[int(tick)] for tick, x, _ in marks)
+    rows = [row["score"] for row in rows_of(CONFIG) if row["method"] == METHODS[3] and row["corruption"] == "clean"]
+    assert any(words.startswith(f"clustrs: {100 * sum(rows) / 12:.1f} [") for _, _, words in marks)
+
+
+def test_nothing_is_marked_as_best_where_best_means_nothing(tmp_path: Path) -> None:
+    write_report(write_run(tmp_path))
+    markdown = (tmp_path / "report.md").read_text()
+    for title in ("Flip rate", "Overlap of kept tokens"):
+        table = markdown.split(f"**{title}**")[1].split("\n\n")[1]
+        assert "**" not in table
+    assert "**" in markdown.split("**Retention**")[1].split("\n\n")[1]
+
+
+def test_tables_for_papers(tmp_path: Path) -> None:
+    write_report(write_run(tmp_path))
+    tex = (tmp_path / "report.tex").read_text()
+    labels = re.findall(r"\\label\{(.*?)\}", tex)
+    assert len(set(labels)) == len(labels)
+    assert {"tab:scores-gaussian-noise", "fig:curves-1"} <= set(labels)
+    assert tex.count(r"\begin{table}") == tex.count(r"\toprule") == tex.count(r"\bottomrule")
+    assert "Mean score (per cent) of mini-llava on mm-vet under Gaussian noise, 12 questions" in tex
+    assert tex.count(r"\clearpage") == 0
+    assert all((tmp_path / name).read_bytes().startswith(b"%PDF") for name in FIGURES)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="LaTeX is not installed")
+@pytest.mark.parametrize("hostile", [False, True])
+def test_latex_compiles(tmp_path: Path, hostile: bool) -> None:
+    settings: Row = {"task": HOSTILE, "model": HOSTILE} if hostile else {}
+    write_report(write_run(tmp_path, **settings))
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "report.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout.decode(errors="replace")[-2000:]
+    (pages,) = re.findall(rb"Output written on report.pdf \((\d+) page", done.stdout)
+    assert int(pages) <= 8
+
+
 def test_without_matplotlib_the_tables_are_still_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     text = write_report(write_run(tmp_path)).read_text()
-    assert "<svg" not in text
-    assert "Curves need matplotlib" in text
+    assert text.count('<div class="panel"><svg') == 4, "the page draws its curves itself"
     assert "Retention" in text
+    assert not list(tmp_path.glob("*.pdf"))
+    assert r"\IfFileExists{report-curves-1.pdf}" in (tmp_path / "report.tex").read_text()

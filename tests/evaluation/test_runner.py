@@ -15,13 +15,14 @@ import tiny_models
 from filelock import FileLock
 
 from clustrs.evaluation import run
-from clustrs.evaluation.config import Config, expand_methods, make_method
+from clustrs.evaluation.config import Config, expand_methods
 from clustrs.evaluation.report import write_report
 from clustrs.evaluation.store import read_answers
 from clustrs.images.open import open_image
 from clustrs.models import shared_encoding
 from clustrs.models.ask import ask
 from clustrs.models.load import load_model
+from clustrs.pruners import from_dict
 
 WORKER = """
 import sys, json
@@ -106,7 +107,7 @@ def test_answers_are_those_of_asking_one_by_one(made: Path, whole: Path) -> None
             image = open_image(made / record.image)
             if record.corruption != "clean":
                 image = Corruption.parse(record.corruption).apply(image, record.image, record.seed)
-            alone = ask(model, processor, image, record.question, make_method(record.method), 3)
+            alone = ask(model, processor, image, record.question, from_dict(record.method), 3)
             assert alone.text == record.text
 
 
@@ -209,3 +210,29 @@ def test_rubbish_in_the_record(whole: Path, tmp_path: Path) -> None:
     (tmp_path / "answers.jsonl").write_text('{"item": 1}\n')
     with pytest.raises(ValueError, match=r"answers.jsonl' line 1: item is 1, str is expected$"):
         list(read_answers(tmp_path))
+
+
+def test_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
+    from clustrs.evaluation import runner
+
+    seconds, told = iter([100.0, 160.0]), list[str]()
+    monkeypatch.setattr(runner, "perf_counter", lambda: next(seconds))
+    methods = ({"name": "none"}, {"name": "random", "keep": 4})
+    config = Config(task="custom", model="m", methods=methods, corruptions=("clean", "gaussian:1"), seeds=(0, 1))
+    forecast = runner.Forecast(config, 100, 8, told.append)
+    assert told == [
+        "800 answers: 2 methods x 2 corruptions x 2 seeds x 100 questions; 8 are there already, estimating the time "
+        "from the first batch"
+    ]
+    for count in (24, 24, 24, 24):
+        forecast.add(count)
+    assert told[1:] == ["about 15 minutes for the other 720 answers"]  # 48 took a minute
+
+
+def test_durations() -> None:
+    from clustrs.evaluation.runner import duration
+
+    shown = [duration(s) for s in (0.2, 45, 89, 100, 1234, 5300, 5400, 40000)]
+    assert shown == [
+        *("1 seconds", "45 seconds", "89 seconds", "1.7 minutes", "21 minutes", "88 minutes", "1.5 hours", "11 hours"),
+    ]

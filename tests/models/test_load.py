@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from clustrs.evaluation.checksums import model_checksums
-from clustrs.models.load import load_model, local_files
+from clustrs.models.load import LoadOptions, load_arguments, load_model, local_files
 
 CODE = "raise SystemExit('somebody else\\'s code was run')\n"
 
@@ -55,3 +56,64 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     for load in (load_model, local_files):
         with pytest.raises(ValueError, match="there is no such folder"):
             load(str(tmp_path / "nothing"))
+
+
+def test_load_options_reach_the_model(folder_of: Callable[[str, str], Path]) -> None:
+    folder = str(folder_of("llava", "clip"))
+    model, _ = load_model(folder)
+    assert (model.dtype, model.device.type, model.config._attn_implementation) == (torch.float32, "cpu", "sdpa")
+    model, _ = load_model(folder, LoadOptions(dtype="bfloat16", attn="eager", device="cpu"))
+    assert (model.dtype, model.config._attn_implementation) == (torch.bfloat16, "eager")
+    options = LoadOptions(device_map="cpu", dtype="float16")
+    assert load_arguments(options)[1] == {"dtype": torch.float16, "device_map": "cpu"}
+    assert load_model(folder, options)[0].dtype == torch.float16
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (LoadOptions(device="gpu"), "device='gpu': give one of cpu"),
+        (LoadOptions(device="meta"), "device='meta': this machine has cpu"),
+        (LoadOptions(device="cpu", device_map="auto"), "device='cpu' and device_map='auto': give one of them"),
+        (LoadOptions(attn="spda"), r"attn='spda': give one of 'eager', .*'sdpa' \(did you mean 'sdpa'\?\)"),
+        (LoadOptions(attn="flash_attention_2"), "attn='flash_attention_2': flash-attn is not installed"),
+        (LoadOptions(load_in_8bit=True, load_in_4bit=True), "load_in_8bit=True and load_in_4bit=True: give one"),
+        (
+            LoadOptions(load_in_4bit=True),
+            "load_in_4bit=True: neither bitsandbytes nor torchao is installed: pip install bitsandbytes accelerate",
+        ),
+        (LoadOptions(device_map="auto"), "device_map='auto': accelerate is not installed: pip install accelerate"),
+    ],
+)
+def test_load_options_that_cannot_be(
+    options: LoadOptions, message: str, monkeypatch: pytest.MonkeyPatch, folder_of: Callable[[str, str], Path]
+) -> None:
+    monkeypatch.setattr("clustrs.models.load.find_spec", lambda name: None)
+    monkeypatch.setattr("transformers.utils.is_flash_attn_2_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=message) as caught:
+        load_model(str(folder_of("llava", "clip")), options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_fails_with_options_says_which(
+    folder_of: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clustrs.models.processors.load_processor", lambda *_: 1 / 0)
+    with pytest.raises(ValueError, match=r"could not be loaded: .*; loaded with attn='eager'"):
+        load_model(str(folder_of("llava", "clip")), LoadOptions(attn="eager"))
+
+
+def test_quantisation_is_what_transformers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clustrs.models.load.find_spec", lambda name: name)
+    for bits in (8, 4):
+        _, arguments = load_arguments(LoadOptions(device="cpu", **{f"load_in_{bits}bit": True}))  # type: ignore[arg-type]
+        config = arguments["quantization_config"]
+        assert (config.load_in_8bit, config.load_in_4bit) == (bits == 8, bits == 4)
+        assert arguments["device_map"] == {"": "cpu"}
+
+
+def test_a_name_like_an_embedded_model() -> None:
+    for load in (load_model, local_files):
+        with pytest.raises(ValueError, match=r"'mini-lava': there is no .* embedded model \(did you mean 'mini-llava'"):
+            load("mini-lava")

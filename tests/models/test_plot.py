@@ -132,6 +132,6 @@ def test_panels_show_the_drawing_pixel_by_pixel(tmp_path: Path) -> None:
     expected = np.asarray(plot.overlay_kept(GREY, result, size=360))
     plot.draw_comparison(GREY, {"a": result, "b": result}, tmp_path / "both.png", "What?")
     stored = np.asarray(Image.open(tmp_path / "both.png").convert("RGB"))
-    windows = np.lib.stride_tricks.sliding_window_view(stored[:, 12:372], expected.shape)  # type: ignore[call-overload]
+    windows = np.lib.stride_tricks.sliding_window_view(stored[:, 12:372], expected.shape)
     matches = (windows[:, 0, 0, 1:-1, 1:-1] == expected[1:-1, 1:-1]).mean(axis=(1, 2, 3))
     assert matches.max() > 0.99

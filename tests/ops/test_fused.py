@@ -15,7 +15,7 @@ from clustrs import ClustRS, Denoise, DivPrune, Pruner, Selection
 from clustrs.ops import fused, geometry, noise, plain
 
 pytest.importorskip("triton", reason="the kernels need Triton: pip install triton")
-from clustrs.ops import kernels  # noqa: E402
+from clustrs.ops import kernels
 
 DTYPES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 

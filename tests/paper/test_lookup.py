@@ -7,9 +7,10 @@ import pytest
 
 from clustrs.cli.app import parse
 from clustrs.cli.evaluate import configuration
-from clustrs.evaluation.config import Config, describe_method, make_method, parse_corruption
+from clustrs.evaluation.config import Config, parse_corruption
 from clustrs.paper import SCORE_TABLES, TABLES, PaperCell, PaperReference, find_reference, paper_table
 from clustrs.paper.lookup import MAIN, SERIES, RunCell
+from clustrs.pruners import from_dict
 
 
 def ready(table: str, *words: str) -> Config:
@@ -34,7 +35,7 @@ def expected(cell: PaperCell) -> float:
 def looked_up(reference: PaperReference, cell: PaperCell) -> float | None:
     """The number that the look-up gives for a cell, asked for as a run would: with all parameters of the method."""
     keep = 16 if cell.keep is None else cell.keep
-    method = describe_method(make_method({"name": cell.method, **cell.parameters, "keep": keep}))
+    method = from_dict({"name": cell.method, **cell.parameters, "keep": keep}).to_dict()
     if cell.corruption == "all":
         return reference.mean(method)
     find = reference.gain if cell.metric == "gain" else reference.score

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from clustrs.evaluation.config import describe_method, make_method
 from clustrs.images.corruptions import PAPER_LEVELS
 from clustrs.paper import TABLES, PaperCell, paper_model, paper_table, paper_value
+from clustrs.pruners import from_dict
 
 CELLS = {
     "rank_instability": 8,
@@ -161,7 +161,7 @@ def test_single_values(cell: tuple[str, str, str, int, str, float | None], value
     ],
 )
 def test_variants_of_clustrs(parameters: dict[str, object], value: float | None) -> None:
-    stored = describe_method(make_method({"name": "clustrs", "keep": 16, **parameters}))
+    stored = from_dict({"name": "clustrs", "keep": 16, **parameters}).to_dict()
     described = {**stored, "clip": list(stored["clip"])}
     assert paper_value("mm-vet", "llava-1.5-7b", described, 16, "gaussian", 0.5) == value
 

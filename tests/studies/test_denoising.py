@@ -47,7 +47,7 @@ def test_numbers(folder_of: Folders, images: list[Path], family: str, tower: str
     folder = folder_of(family, tower)
     result = run(folder, *images, "--keep", 5, "--levels", "0.3,2", "--seed", 7)
     assert [row["level"] for row in result.rows] == [None, 0.3, 2.0]
-    encoder = VisionEncoder(str(folder))
+    encoder = VisionEncoder(denoising.DenoisingConfig(model=str(folder)))
     shown = [StudyImage(path.name, open_image(path)) for path in images]
     for row in result.rows[1:]:
         noise = Corruption("gaussian", row["level"])

@@ -16,6 +16,7 @@ from clustrs.images.corruptions import Corruption
 from clustrs.images.open import open_image
 from clustrs.models.ask import ask
 from clustrs.studies import StudyPart, movement
+from clustrs.studies.result import share_text
 
 Folders = Callable[[str, str], Path]
 
@@ -102,7 +103,7 @@ def test_arrows_go_from_the_tokens_to_where_they_move(folder_of: Folders, load: 
             assert x == pytest.approx((before - tokens.mean(0)) @ axis_of, abs=1e-3)
             assert u == pytest.approx((after - before) @ axis_of, abs=1e-3)
             share = variances[-1 - i] / variances.sum()
-            assert f"{share:.0%}" in (axis.get_xlabel(), axis.get_ylabel())[i]
+            assert share_text(share) in (axis.get_xlabel(), axis.get_ylabel())[i]
     assert f"{len(expected.members[largest])} tokens" in right.get_title()
 
 

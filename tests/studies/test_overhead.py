@@ -51,8 +51,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     original_load, original_select, original_scores = load_model, select.select_tokens, scoring.attention_scores
 
-    def load(name: str) -> tuple[PreTrainedModel, Any]:
-        model, processor = original_load(name)
+    def load(*given: Any) -> tuple[PreTrainedModel, Any]:
+        model, processor = original_load(*given)
         model.model.vision_tower.register_forward_hook(clock.pass_tower)
         model.model.language_model.register_forward_hook(clock.pass_language, with_kwargs=True)
         return model, processor
@@ -168,8 +168,11 @@ def test_the_papers_table_is_beside_its_model() -> None:
     text = overhead.findings(rows, [2], "a machine")
     assert "The paper prints an overhead of 52 ms (A100)." in text
     assert "its overhead is 55.0% of an answer of 2 tokens" in text
-    legend = overhead.draw(rows, [2], "llava-1.5-7b").axes[0].get_legend()
-    assert "paper (A100)" in [label.get_text() for label in legend.get_texts()]
+    axis = overhead.draw(rows, [2], "llava-1.5-7b").axes[0]
+    assert "paper (A100)" in [label.get_text() for label in axis.get_legend().get_texts()]
+    for total, row in zip(axis.texts, rows, strict=True):
+        assert total.get_text() == f"{row['overhead_ms']:.1f} ms"
+        assert total.xy[0] >= row["overhead_ms"], "the total stands at the end of the whole bar"
 
 
 def test_quartiles() -> None:

@@ -48,7 +48,7 @@ class HelpMixin:
             formatter.write(f"\n{self.examples}")
 
 
-class Command(HelpMixin, TyperCommand):
+class Command(HelpMixin, TyperCommand):  # type: ignore[misc]
     """A command whose options are the fields of a dataclass; lists are given with spaces or commas."""
 
     options: type | None = None
@@ -67,7 +67,7 @@ class Command(HelpMixin, TyperCommand):
         return options if ctx.obj == PARSE_ONLY else self.run(options)
 
 
-class Group(HelpMixin, TyperGroup):
+class Group(HelpMixin, TyperGroup):  # type: ignore[misc]
     """A group of commands; without a word it shows its help."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

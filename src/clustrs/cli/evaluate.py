@@ -4,16 +4,16 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clustrs.cli import values
+from clustrs.cli import terminal, values
 from clustrs.cli.arguments import option
 from clustrs.cli.commands import command
 from clustrs.cli.outputs import check_folder, print_report
 from clustrs.embedded import DEFAULT
-from clustrs.options import Crops, EngineName, ImagePadding, Positions, PromptTemplate, Scope
+from clustrs.options import Crops, EngineName, ImagePadding, LoadOptions, Positions, PromptTemplate, Scope
 
 if TYPE_CHECKING:
     from clustrs.evaluation.config import Config
@@ -48,11 +48,12 @@ LISTS = ("methods", "keep", "corrupt", "seeds")
 PLAIN = (
     *("data", "limit", "batch_size", "max_new_tokens", "scope", "crops", "positions"),
     *("prompt_template", "image_padding"),
+    *(one.name for one in fields(LoadOptions)),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class GridOptions:
+class GridOptions(LoadOptions):
     """What a run measures. No defaults here: what is not given may be in the configuration file."""
 
     config: Path | None = option(None, "options in a YAML file, or the name of a ready one", metavar="FILE")
@@ -129,6 +130,7 @@ def run_eval(options: EvalOptions) -> int:
         retry=not options.no_retry,
         max_failures=options.max_failures,
         progress=not options.quiet,
+        tell=None if options.quiet else terminal.say,
     )
     print_report(folder)
     return FAILED_ANSWERS if summary.failed else 0
@@ -152,7 +154,7 @@ def configuration(options: GridOptions) -> "Config":
 
     chosen = {**DEFAULTS, **(file_settings(options.config) if options.config else {})}
     given = {name: getattr(options, name) for name in (*DEFAULTS, *PLAIN)}
-    chosen |= {name: value for name, value in given.items() if value is not None}
+    chosen |= {name: value for name, value in given.items() if value is not None and value is not False}
     for name in LISTS:
         try:
             chosen[name] = as_list(chosen[name])

@@ -1,15 +1,16 @@
 """Groups of options that several commands share: the model, the words and pixels it is given, where to prune."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from clustrs.cli.arguments import option
 from clustrs.embedded import DEFAULT
 from clustrs.embedded import MODELS as EMBEDDED
-from clustrs.options import Crops, ImagePadding, Positions, PromptTemplate, Scope
+from clustrs.options import Crops, ImagePadding, LoadOptions, Positions, PromptTemplate, Scope
 
-MODEL, PRUNING, IMAGES, QUESTIONS = "Model", "Pruning", "Images", "Questions"
+MODEL, LOADING, PRUNING, IMAGES, QUESTIONS = "Model", "Loading the model", "Pruning", "Images", "Questions"
 PANELS = {
     **dict.fromkeys(("model", "max_new_tokens", "new_tokens", "prompt_template", "image_padding"), MODEL),
+    **dict.fromkeys((one.name for one in fields(LoadOptions)), LOADING),
     **dict.fromkeys(("method", "methods", "keep", "set", "scope", "crops", "positions"), PRUNING),
     **dict.fromkeys(("corrupt", "levels", "seed", "seeds", "count"), IMAGES),
     **dict.fromkeys(("task", "data", "set_task", "task_options", "limit", "batch_size", "judge_model"), QUESTIONS),
@@ -18,8 +19,8 @@ PANELS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions:
-    """Which model."""
+class ModelOptions(LoadOptions):
+    """Which model, and how it is loaded."""
 
     model: str = option(
         DEFAULT,

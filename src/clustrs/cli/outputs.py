@@ -36,5 +36,5 @@ def print_report(folder: Path, judge: str | None = None, compare_with: str | Non
     from clustrs.evaluation.results import load_run
 
     run = load_run(folder, judge)
-    print(terminal_table(run))
+    print(terminal_table(run, compare_with))
     print(f"\nreport: {write_report(folder, judge, compare_with)}")

@@ -78,7 +78,7 @@ class Question:
         self.image: Image.Image = self.corruption.apply(image, path.name, options.seed) if self.corruption else image
         quiet_transformers()
         with terminal.status(f"loading {options.model}"):
-            self.model, processor = load_model(options.model)
+            self.model, processor = load_model(options.model, options.load_options())
         self.processor = apply_image_padding(processor, options.image_padding)
 
     def ask(self, method: "Pruner", max_new_tokens: int | None = None) -> "Answer":
@@ -111,7 +111,8 @@ class Question:
         names = ("image", "question", "model", "scope", "crops", "positions", "prompt_template", "image_padding")
         corruption = {**asdict(self.corruption), "seed": self.options.seed} if self.corruption else None
         given = {name: getattr(self.options, name) for name in names}
-        return {**given, "corruption": corruption, "drawing": self.options.show}
+        shown = {"loaded_with": self.options.given(), "corruption": corruption, "drawing": self.options.show}
+        return {**given, **shown}
 
 
 def answer_json(method: "Pruner", answer: "Answer") -> dict[str, Any]:

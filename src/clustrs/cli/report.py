@@ -18,6 +18,15 @@ class ReportOptions:
     folder: Path = positional("the folder of a run", "RUN")
     judge_model: str | None = option(None, "whose verdicts count, when there are several judges'")
     compare_with: str | None = option(None, "show the paper's numbers for this model next to ours", metavar="MODEL")
+    images: int | None = option(
+        None,
+        "run the model again on N questions where methods disagree, and draw what was kept",
+        metavar="N",
+        high=10_000,
+    )
+    latency: int | None = option(
+        None, "run the model again, and time N answers of each method", metavar="N", high=10_000
+    )
 
 
 @command("report", panel="Measure")
@@ -26,6 +35,15 @@ def run_report(options: ReportOptions) -> None:
 
     They are report.html, .md, .tex and .csv in the run's folder.
     """
+    if options.images or options.latency:
+        from clustrs.evaluation.report.rerun import draw_examples, measure_latency
+        from clustrs.models.load import quiet_transformers
+
+        quiet_transformers()
+        if options.images:
+            draw_examples(options.folder, options.images, options.judge_model)
+        if options.latency:
+            measure_latency(options.folder, options.latency)
     print_report(options.folder, options.judge_model, options.compare_with)
 
 

@@ -1,6 +1,7 @@
 """`clustrs study`: the paper's studies, on any model and images. Options follow from the fields of a study's config."""
 
 import importlib
+import sys
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import field, fields, make_dataclass
@@ -10,7 +11,7 @@ from typing import Any, get_type_hints
 
 import typer
 
-from clustrs.cli import values
+from clustrs.cli import terminal, values
 from clustrs.cli.arguments import option
 from clustrs.cli.commands import Command, Group, app, parameters
 from clustrs.cli.evaluate import check_task_options
@@ -94,6 +95,8 @@ def run_study(options: Any) -> None:
     config = make_config(options)
     check_folder("--output", options.output)
     quiet_transformers()
+    if config.progress and terminal.is_rich(sys.stderr):
+        terminal.say(f"loading {config.model} ...")
     result = importlib.import_module(f"clustrs.studies.{options.study}").run(config)
     for part in result.parts:
         print(part.findings)

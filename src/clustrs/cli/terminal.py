@@ -70,6 +70,13 @@ def status(text: str) -> Iterator[None]:
         yield
 
 
+def say(text: str) -> None:
+    """Print a line to standard error, above any progress bar."""
+    from tqdm import tqdm
+
+    tqdm.write(text, file=sys.stderr)
+
+
 def print_json(value: Any) -> None:
     """Print JSON for scripts."""
     import json

@@ -4,6 +4,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from clustrs.validation import nearest
+
 HERE = Path(__file__).parent
 MODELS = ("mini-llava", "mini-onevision")
 DEFAULT = MODELS[0]
@@ -45,5 +47,6 @@ def image_path(given: str) -> Path:
     for sample in samples():
         if sample.name == name:
             return sample.path
-    names = ", ".join(sample.name for sample in samples())
-    raise ValueError(f"image {given!r}: the samples are {names} (see clustrs samples)")
+    names = [sample.name for sample in samples()]
+    near = nearest(name, names).replace("mean '", f"mean '{SAMPLE}")
+    raise ValueError(f"image {given!r}{near}: the samples are {', '.join(names)} (see clustrs samples)")

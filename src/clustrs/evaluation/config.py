@@ -13,20 +13,22 @@ import msgspec
 from clustrs import validation
 from clustrs.evaluation.jsonl import excerpt
 from clustrs.images.corruptions import PAPER_LEVELS, Corruption
-from clustrs.options import Crops, ImagePadding, Positions, PromptTemplate, Scope
+from clustrs.options import Crops, Dtype, ImagePadding, LoadOptions, Positions, PromptTemplate, Scope
 from clustrs.paper import SCORE_TABLES
-from clustrs.pruners import Pruner, from_dict, list_methods
+from clustrs.pruners import from_dict, list_methods
 from clustrs.pruners.registry import parse_method
 
 CLEAN = "clean"
 LARGEST = 2**63 - 1
 """Of integers: what files and other programs can hold."""
+CHANGEABLE = ("batch_size", "device", "device_map")
+"""What does not decide answers, so that it may change when a run is resumed: how many at a time, and where."""
 DEEPEST = 20
 """Levels of a configuration file."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(LoadOptions):
     """Everything that decides a run's answers. `methods` are parameters as JSON has them, with the method's `name`."""
 
     task: str
@@ -38,7 +40,7 @@ class Config:
     task_options: dict[str, Any] = field(default_factory=dict)
     limit: int | None = None
     batch_size: int = 24
-    """Questions that are answered together. The one field that does not decide answers: it may change on resume."""
+    """Questions that are answered together."""
     max_new_tokens: int | None = None
     """None: what the task says."""
     scope: Scope = "image"
@@ -70,15 +72,17 @@ class Config:
         for corruption in self.corruptions:
             parse_corruption(corruption)
         for method in self.methods:
-            make_method(method)
+            from_dict(method)
 
     def to_json(self) -> dict[str, Any]:
-        """The configuration as JSON has it; `from_json` is the way back."""
-        return json.loads(json.dumps(asdict(self)))
+        """The configuration as JSON has it, of the options of loading those that were given; `from_json` is the way
+        back."""
+        left_out = {one.name for one in fields(LoadOptions)} - set(self.given())
+        return json.loads(json.dumps({name: value for name, value in asdict(self).items() if name not in left_out}))
 
     def decisive(self) -> dict[str, Any]:
         """As `to_json`, without what may change while a run is resumed."""
-        return {name: value for name, value in self.to_json().items() if name != "batch_size"}
+        return {name: value for name, value in self.to_json().items() if name not in CHANGEABLE}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Config":
@@ -104,18 +108,6 @@ def parse_corruption(text: str) -> Corruption | None:
     return None if text == CLEAN else Corruption.parse(text)
 
 
-def make_method(stored: Mapping[str, Any]) -> Pruner:
-    """The method that a record or a configuration describes."""
-    if not isinstance(stored, Mapping) or not isinstance(stored.get("name"), str):
-        raise ValueError(f"method {stored!r}: give its name and parameters")
-    return from_dict(dict(stored))
-
-
-def describe_method(method: Pruner) -> dict[str, Any]:
-    """The parameters of a method as records have them."""
-    return method.to_dict()
-
-
 def expand_methods(
     given: Sequence[str | Mapping[str, Any]], keeps: Sequence[int | float]
 ) -> tuple[dict[str, Any], ...]:
@@ -134,7 +126,7 @@ def expand_methods(
         once = parameters.get("name") == "none" or "keep" in parameters
         for keep in [None] if once else keeps:
             extra = {} if keep is None else {"keep": keep}
-            method = describe_method(make_method({**parameters, **extra}))
+            method = from_dict({**parameters, **extra}).to_dict()
             if method not in results:
                 results.append(method)
     return tuple(results)
@@ -197,6 +189,12 @@ SETTINGS: dict[str, Any] = {
     "prompt_template": PromptTemplate,
     "image_padding": ImagePadding,
     "reproduces": str,
+    "device": str,
+    "dtype": Dtype,
+    "attn": str,
+    "load_in_8bit": bool,
+    "load_in_4bit": bool,
+    "device_map": str,
 }
 """What a configuration file may hold, named as on the command line."""
 

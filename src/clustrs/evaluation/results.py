@@ -102,6 +102,8 @@ class Run:
 
     A score is NaN unless its state is SCORED. Items are sorted by name: the order of the records does not matter.
     `kept` has the cells whose tokens can be compared: of pruning methods, where there are clean and corrupted images.
+    `visual_tokens` is what the language model read of an image on average, with each method, and `unpruned_tokens` what
+    it would have read; NaN for a method without an answer.
     """
 
     config: Mapping[str, Any]
@@ -116,6 +118,8 @@ class Run:
     kept: Mapping[_Index, KeptTokens]
     errors: Mapping[str, int]
     judge_errors: Mapping[str, int]
+    visual_tokens: NDArray[np.float64]
+    unpruned_tokens: NDArray[np.float64]
 
     @property
     def scale(self) -> float:
@@ -233,6 +237,8 @@ def _load_run(folder: Path, judge: str | None) -> Run:
         kept={cell: tokens.packed(rank) for cell, tokens in answers.kept.items()},
         errors=answers.errors,
         judge_errors=verdicts.errors,
+        visual_tokens=answers.mean_tokens(0, len(methods)),
+        unpruned_tokens=answers.mean_tokens(1, len(methods)),
     )
 
 
@@ -287,6 +293,7 @@ class _Answers:
         self.kept: dict[_Index, _KeptReader] = {}
         self._columns: tuple[array[Any], ...] = (*(array("i") for _ in range(4)), array("b"), array("d"))
         self.errors: Counter[str] = Counter()
+        self._tokens: dict[int, list[int]] = {}
         self._verdicts = verdicts
         numbers: dict[str, int] = {}
         kinds: dict[str, str] = {}
@@ -304,6 +311,7 @@ class _Answers:
                 self.errors[record.error] += 1
             else:
                 kept = self._checked(record.kept, where)
+                self._count_tokens(cell[0], record)
                 if cell[0] in axes.compared:
                     self.kept.setdefault(cell, _KeptReader()).append(item, kept)
 
@@ -326,6 +334,18 @@ class _Answers:
         if kept and (min(kept) < -1 or max(kept) > LARGEST_INDEX):
             raise ValueError(f"{where()}: kept is {excerpt(kept)}, token indices from 0 (or -1 for CLS) are expected")
         return kept
+
+    def _count_tokens(self, method: int, record: AnswerRecord) -> None:
+        """Add up the tokens of a method's answers; records that were imported have none."""
+        if record.visual_tokens is not None and record.unpruned_tokens is not None:
+            sums = self._tokens.setdefault(method, [0, 0, 0])
+            for i, value in enumerate((record.visual_tokens, record.unpruned_tokens, 1)):
+                sums[i] += value
+
+    def mean_tokens(self, which: int, methods: int) -> NDArray[np.float64]:
+        """The mean over each method's answers of the tokens that were read (0), or would have been unpruned (1)."""
+        sums = [self._tokens.get(method) for method in range(methods)]
+        return np.array([np.nan if one is None else one[which] / one[2] for one in sums])
 
     def filled(self, shape: tuple[int, ...], rank: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int8]]:
         """Scores and states in arrays of this shape; `rank` is the index of each item there."""

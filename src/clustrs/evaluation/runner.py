@@ -1,8 +1,10 @@
 """Run the grid: every question with every method under every corruption, resumable at any point."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import clustrs
@@ -49,6 +51,41 @@ def run_metadata(config: Config, task: Task, progress: bool = True) -> dict[str,
     }
 
 
+class Forecast:
+    """Says how many answers a run will give, and about how long that takes as soon as a first batch was timed."""
+
+    def __init__(self, config: Config, questions: int, reused: int, tell: Callable[[str], None]) -> None:
+        self.tell, self.batches = tell, len(config.methods)
+        self.seen, self.fresh, self.start = 0, 0, 0.0
+        self.left = self.batches * len(grid(config)) * questions - reused
+        counts = {"method": self.batches, "corruption": len(config.corruptions), "seed": len(config.seeds)}
+        parts = [f"{n} {what}{'s' * (n > 1)}" for what, n in {**counts, "question": questions}.items()]
+        before = f"; {reused:,} are there already" if reused else ""
+        after = ", estimating the time from the first batch" if self.left else ""
+        tell(f"{self.left + reused:,} answers: {' x '.join(parts)}{before}{after}")
+
+    def add(self, count: int) -> None:
+        """Take in so many answers. Those before the first of these calls paid for loading the model."""
+        self.seen += 1
+        if self.seen == 1:
+            self.start = perf_counter()
+            self.left -= count
+            return
+        self.fresh += count
+        if self.seen == self.batches + 1 and self.left > self.fresh > 0:
+            left = self.left - self.fresh
+            seconds = (perf_counter() - self.start) / self.fresh * left
+            self.tell(f"about {duration(seconds)} for the other {left:,} answers")
+
+
+def duration(seconds: float) -> str:
+    """A time in words, as precise as a forecast is."""
+    for unit, size in (("hour", 3600.0), ("minute", 60.0)):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.0f} {unit}s" if seconds >= 10 * size else f"{seconds / size:.1f} {unit}s"
+    return f"{max(1, round(seconds))} seconds"
+
+
 class FailureStreaks:
     """Counts the failures of each method in a row; those that had failed before, and were only retried, don't count."""
 
@@ -70,6 +107,16 @@ class FailureStreaks:
             )
 
 
+def keep_new(store: RunFolder, task: Task, records: list[AnswerRecord]) -> list[AnswerRecord]:
+    """Store the records that are not there yet, and the checksums of their images; returns those records."""
+    fresh = [record for record in records if key_of(record) not in store.done]
+    for record in fresh:
+        if record.error is None and store.images.get(record.image) is None:
+            store.note_image(record.image, image_checksum(task, record.image))
+    store.append(fresh)
+    return fresh
+
+
 def run(
     config: Config,
     folder: str | Path,
@@ -78,10 +125,12 @@ def run(
     retry: bool = True,
     max_failures: int = MAX_FAILURES,
     progress: bool = True,
+    tell: Callable[[str], None] | None = None,
 ) -> RunSummary:
     """Answer every question of the grid that has no answer in `folder` yet.
 
-    Failed answers are asked again, unless `retry` is False. A ValueError in one line says why a run can't start, can't
+    Failed answers are asked again, unless `retry` is False. `tell` is told how many answers there will be, and about
+    how long they take once a first batch was timed. A ValueError in one line says why a run can't start, can't
     be resumed with this configuration, or had to stop, for example because `max_failures` answers in a row failed.
     """
     from tqdm import tqdm
@@ -95,14 +144,14 @@ def run(
     with RunFolder(Path(folder)).opened(config, metadata, ids, lambda: image_checksums(task), retry) as store:
         reused = len(store.done)
         left = units(config, task, store.done)
-        with tqdm(total=total, initial=reused, unit="answer", disable=not progress, dynamic_ncols=True) as bar:
+        forecast = Forecast(config, len(task.items), reused, tell or (lambda _: None))
+        bar_options: dict[str, Any] = {"total": total, "initial": reused, "unit": "answer", "dynamic_ncols": True}
+        with tqdm(**bar_options, desc=f"loading {config.model}" if left else None, disable=not progress) as bar:
             for records in chosen.run(config, left):
-                fresh = [record for record in records if key_of(record) not in store.done]
-                for record in fresh:
-                    if record.error is None and store.images.get(record.image) is None:
-                        store.note_image(record.image, image_checksum(task, record.image))
-                store.append(fresh)
+                fresh = keep_new(store, task, records)
+                bar.set_description("answering", refresh=False)
                 bar.update(len(fresh))
+                forecast.add(len(fresh))
                 for record in fresh:
                     streaks.add(record, store.retried)
         return RunSummary(len(store.done), len(store.failed), reused)

@@ -4,17 +4,21 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from filelock import FileLock, Timeout
 
-from clustrs.evaluation.config import Config, describe_method, differences, make_method
+from clustrs.evaluation.config import CHANGEABLE, Config, differences
 from clustrs.evaluation.jsonl import drop_torn_line, excerpt, identity, raw_lines, read_object
 from clustrs.evaluation.record_files import encode_record, location, read_records
 from clustrs.evaluation.records import AnswerRecord
+from clustrs.pruners import from_dict
 
+UNCHECKED = (*CHANGEABLE, "started")
+"""What a run may be resumed with another value of: its `CHANGEABLE` settings, and the day it was started."""
 Key = tuple[str, str, str, int]
 ImageChecksums = dict[str, str | None]
 
@@ -105,7 +109,7 @@ class RunFolder:
     def _check_config(self, config: Config, metadata: Mapping[str, Any]) -> None:
         stored = self.folder / "config.json"
         if stored.exists():
-            before = {key: value for key, value in read_config(self.folder).items() if key != "batch_size"}
+            before = {key: value for key, value in read_config(self.folder).items() if key not in UNCHECKED}
             changed = differences(before, {**config.decisive(), **metadata})
             if changed:
                 raise ValueError(
@@ -118,11 +122,12 @@ class RunFolder:
                 "give another folder with --output"
             )
         else:
-            write_whole(stored, json.dumps({**config.to_json(), **metadata}, indent=2) + "\n")
+            content = {**config.to_json(), **metadata, "started": today()}
+            write_whole(stored, json.dumps(content, indent=2) + "\n")
 
     def _read(self, config: Config, items: Sequence[str], retry: bool) -> set[str]:
         """Take in the answers so far; returns the names of the images that those which stay are about."""
-        methods = {identity(describe_method(make_method(stored))) for stored in config.methods}
+        methods = {identity(from_dict(stored).to_dict()) for stored in config.methods}
         known: tuple[set[Any], ...] = (set(items), methods, set(config.corruptions), set(config.seeds))
         about: set[str] = set()
         for where, record in self._records():
@@ -179,6 +184,15 @@ class RunFolder:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, self.answers)
+
+
+def today() -> str:
+    """The day in UTC, as reports show it; the variable SOURCE_DATE_EPOCH, where it is set, stands for now."""
+    seconds = os.environ.get("SOURCE_DATE_EPOCH")
+    if seconds is not None and not (seconds.isascii() and seconds.isdigit()):
+        raise ValueError(f"SOURCE_DATE_EPOCH={seconds!r}: give the seconds since 1970, an integer")
+    now = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(int(seconds), UTC)
+    return now.date().isoformat()
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from clustrs.evaluation.config import Config, describe_method, grid, make_method, parse_corruption
+from clustrs.evaluation.config import Config, grid, parse_corruption
 from clustrs.evaluation.jsonl import excerpt, identity
 from clustrs.evaluation.records import AnswerRecord
 from clustrs.evaluation.store import Key
@@ -20,7 +20,7 @@ from clustrs.evaluation.tasks.sources import has_half_characters
 from clustrs.images.open import check_size
 from clustrs.models import load, prompts, shared_encoding
 from clustrs.models.protocol import apply_image_padding
-from clustrs.pruners import Pruner
+from clustrs.pruners import Pruner, from_dict
 
 LONGEST_ERROR = 300
 Failures = dict[str, str]
@@ -39,7 +39,7 @@ class Unit:
 
 def units(config: Config, task: Task, done: set[Key]) -> list[Unit]:
     """What is left to do. Where the units begin and end does not depend on what is done."""
-    methods = [identity(describe_method(make_method(stored))) for stored in config.methods]
+    methods = [identity(from_dict(stored).to_dict()) for stored in config.methods]
     left = []
     for corruption, seed in grid(config):
         for start in range(0, len(task.items), config.batch_size):
@@ -62,13 +62,13 @@ class Worker:
     def __init__(self, config: Config, task: Task | None = None) -> None:
         self.config = config
         self.task = open_task(config) if task is None else task
-        self.methods = [make_method(stored) for stored in config.methods]
+        self.methods = [from_dict(stored) for stored in config.methods]
         self.max_new_tokens = config.max_new_tokens or self.task.max_new_tokens
 
     @cached_property
     def loaded(self) -> tuple[Any, Any]:
         """The model and its processor."""
-        model, processor = load.load_model(self.config.model)
+        model, processor = load.load_model(self.config.model, self.config.load_options())
         return model, apply_image_padding(processor, self.config.image_padding)
 
     def run(self, unit: Unit) -> Iterator[list[AnswerRecord]]:
@@ -194,7 +194,7 @@ def described(unit: Unit, method: Pruner, item: Item) -> dict[str, Any]:
         "kinds": list(item.kinds),
         "question": item.question,
         "answer": item.answer,
-        "method": describe_method(method),
+        "method": method.to_dict(),
         "corruption": unit.corruption,
         "seed": unit.seed,
     }

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from clustrs.models.clock import now
+from clustrs.models.clock import now, timing
 from clustrs.models.prompts import chat_prompt
 from clustrs.options import Crops, Positions, PromptTemplate, Scope
 from clustrs.pruners import Pruner
@@ -83,6 +83,7 @@ def ask(
     with (
         method(model, scope=scope, crops=crops, positions=positions) as handle,
         call_seconds(model.get_decoder()) as calls,
+        timing(),
         torch.inference_mode(),
     ):
         output = model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)

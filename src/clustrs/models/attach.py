@@ -23,9 +23,9 @@ from clustrs.models.adapters import VisualTokens, get_adapter
 from clustrs.models.adapters.base import Modality
 from clustrs.models.clock import Clock
 from clustrs.models.compaction import Compaction, KeptTokens, compact, take_slots
-from clustrs.models.select import select_tokens
+from clustrs.models.select import select_tokens, shrink_planes
 from clustrs.models.turns import Turn, moved_indices
-from clustrs.options import Crops, Positions, Scope
+from clustrs.options import Crops, Deepstack, Positions, Scope
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.selection import Layout, Selection
 
@@ -114,13 +114,27 @@ class Handle:
     tower, scoring and selection took.
     """
 
-    def __init__(self, method: Pruner, model: Any, *, scope: Scope, crops: Crops, positions: Positions) -> None:
+    def __init__(
+        self,
+        method: Pruner,
+        model: Any,
+        *,
+        scope: Scope,
+        crops: Crops,
+        positions: Positions,
+        deepstack: Deepstack = "raw",
+    ) -> None:
         validation.choice("scope", scope, ("image", "crop"))
         validation.choice("crops", crops, ("all", "base"))
         validation.choice("positions", positions, ("compact", "original"))
+        validation.choice("deepstack", deepstack, ("raw", "shrunk"))
         self.method, self.scope, self.crops, self.positions = method, scope, crops, positions
+        self.deepstack = deepstack
         self.model = unwrap(model)
         self.adapter = get_adapter(self.model)
+        if deepstack == "shrunk" and not self.adapter.has_planes:
+            kind = self.adapter.config.model_type
+            raise ValueError(f"deepstack='shrunk': a {kind} model has no deepstack features; leave it out")
         self.inner: Any = self.adapter.inner
         if MARK in self.model.__dict__ or MARK in self.inner.__dict__:
             raise ValueError("a method is attached to this model already: remove it first (handle.remove())")
@@ -190,7 +204,7 @@ class Handle:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """How long vision tower, scoring and selection took in that call."""
+        """How long vision tower, scoring and selection took in that call; on an accelerator NaN outside `timing`."""
         return self._current().seconds
 
     @contextmanager
@@ -418,6 +432,8 @@ class Handle:
             tokens, indices = tokens[order], indices[order]
         slots, own = take_slots(indices, image.candidates + image.first_slot, image.slots)
         planes = None if image.planes is None else image.planes[:, image.candidates[indices.clamp(min=0)]]
+        if image.planes is not None and self.deepstack == "shrunk":
+            planes = shrink_planes(image.planes[:, image.candidates], selection)
         return KeptTokens(tokens, slots, own, image.slots, planes)
 
     def _turn(self, arguments: dict[str, Any]) -> Turn | None:

@@ -1,15 +1,21 @@
 """Load a model and its processor: an embedded one, a folder, or an id of the Hugging Face hub."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from clustrs import validation
 from clustrs.embedded import MODELS, model_folder
 from clustrs.images.open import first_sentence
+from clustrs.options import LoadOptions
+
+__all__ = ["LoadOptions", "folder_of", "load_model", "local_files", "quiet_transformers"]
 
 ADVICE = "give a folder that save_pretrained wrote (model and processor), or an id of the Hugging Face hub"
+DEFAULTS = LoadOptions()
 
 
 def folder_of(model_id: str) -> Path | None:
@@ -19,6 +25,9 @@ def folder_of(model_id: str) -> Path | None:
         return expanded
     if model_id.startswith((".", "/", "~")) or model_id.count("/") > 1:
         raise ValueError(f"model {model_id!r}: there is no such folder")
+    near = "" if "/" in model_id else validation.nearest(model_id, MODELS)
+    if near:  # answered at once: the hub would take its time to say that it has no such model
+        raise ValueError(f"model {model_id!r}: there is no such folder or embedded model{near}")
     return None
 
 
@@ -47,23 +56,96 @@ def quiet_transformers() -> None:
     logging.disable_progress_bar()
 
 
-def load_model(model_id: str) -> tuple[Any, Any]:
-    """A model and its processor: an embedded one, or from a folder or the Hugging Face hub. Float32 on a CPU, its own
-    type elsewhere."""
+def load_model(model_id: str, options: LoadOptions = DEFAULTS) -> tuple[Any, Any]:
+    """Load a model and its processor: an embedded one, or from a folder or the Hugging Face hub."""
     from transformers import AutoModelForImageTextToText
 
     from clustrs.models.processors import load_processor
 
     folder = folder_of(model_id)
     source = model_id if folder is None else str(folder)
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    device, arguments = load_arguments(options)
     try:
         processor = load_processor(source)
-        model: Any = AutoModelForImageTextToText.from_pretrained(
-            source, dtype=torch.float32 if accelerator is None else "auto", trust_remote_code=False
-        )
+        model: Any = AutoModelForImageTextToText.from_pretrained(source, trust_remote_code=False, **arguments)
     except Exception as error:  # transformers, safetensors and the hub raise many kinds
-        raise ValueError(f"model {model_id!r} could not be loaded: {first_sentence(error)}; {ADVICE}") from error
+        advice = f"loaded with {describe(options)}" if options.given() else ADVICE
+        raise ValueError(f"model {model_id!r} could not be loaded: {first_sentence(error)}; {advice}") from error
     if not hasattr(processor, "image_processor"):
         raise ValueError(f"model {model_id!r} has no image processor, only a {type(processor).__name__}")
-    return model.to(accelerator or "cpu").eval(), processor
+    return (model if "device_map" in arguments else model.to(device)).eval(), processor
+
+
+def describe(options: LoadOptions) -> str:
+    """The options that were given, in words."""
+    return ", ".join(f"{name}={value!r}" for name, value in options.given().items())
+
+
+def load_arguments(options: LoadOptions) -> tuple[torch.device, dict[str, Any]]:
+    """The device of a model, and what `from_pretrained` is given. Float32 on a CPU and the checkpoint's own type
+    elsewhere, unless the options say otherwise."""
+    device = resolve_device(options.device)
+    if options.device is not None and options.device_map is not None:
+        raise ValueError(f"device={options.device!r} and device_map={options.device_map!r}: give one of them")
+    usual = "float32" if device.type == "cpu" and options.device_map is None else "auto"
+    dtype = options.dtype or usual
+    arguments: dict[str, Any] = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
+    if options.attn is not None:
+        arguments["attn_implementation"] = check_attention(options.attn)
+    if options.load_in_8bit or options.load_in_4bit:
+        arguments["quantization_config"] = quantization(options)
+        arguments["device_map"] = {"": str(device)}
+    if options.device_map is not None:
+        arguments["device_map"] = options.device_map
+    if "device_map" in arguments and find_spec("accelerate") is None:
+        raise ValueError(f"{describe(options)}: accelerate is not installed: pip install accelerate")
+    return device, arguments
+
+
+def resolve_device(name: str | None) -> torch.device:
+    """The device of a name; without one the accelerator of this machine, or its CPU."""
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if name is None:
+        return accelerator or torch.device("cpu")
+    here = ["cpu", *([] if accelerator is None else [f"{accelerator.type}:{i}" for i in range(count_accelerators())])]
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"device={name!r}: give one of {', '.join(here)}") from None
+    if name not in here and not (accelerator is not None and name == accelerator.type):
+        raise ValueError(f"device={name!r}: this machine has {', '.join(here)}")
+    return device
+
+
+def count_accelerators() -> int:
+    return torch.accelerator.device_count()
+
+
+def check_attention(name: str) -> str:
+    """An attention implementation that transformers has, and whose package is installed."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    from transformers.utils import is_flash_attn_2_available
+
+    known = sorted({"eager", *(key for key in ALL_ATTENTION_FUNCTIONS.valid_keys() if "|" not in key)})
+    validation.choice("attn", name, known)
+    if name == "flash_attention_2" and not is_flash_attn_2_available():
+        raise ValueError(f"attn={name!r}: flash-attn is not installed, or has no GPU here: pip install flash-attn")
+    return name
+
+
+def quantization(options: LoadOptions) -> Any:
+    """How transformers quantises the weights: with bitsandbytes, or with torchao."""
+    if options.load_in_8bit and options.load_in_4bit:
+        raise ValueError("load_in_8bit=True and load_in_4bit=True: give one of them")
+    if find_spec("bitsandbytes") is not None:
+        from transformers import BitsAndBytesConfig
+
+        return BitsAndBytesConfig(load_in_8bit=options.load_in_8bit, load_in_4bit=options.load_in_4bit)
+    if find_spec("torchao") is not None:
+        from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig
+        from transformers import TorchAoConfig
+
+        return TorchAoConfig(Int8WeightOnlyConfig() if options.load_in_8bit else Int4WeightOnlyConfig())
+    raise ValueError(
+        f"{describe(options)}: neither bitsandbytes nor torchao is installed: pip install bitsandbytes accelerate"
+    )

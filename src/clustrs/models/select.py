@@ -87,11 +87,14 @@ def _joined(parts: list[tuple[Tensor | None, Selection]], n: int) -> Selection:
         return parts[0][1]
     indices, start = [], 0
     labels = torch.full((n,), -1, device=parts[0][0].device)
+    shares = None if parts[0][1].shares is None else parts[0][1].shares.new_zeros(n)
     for group, selection in parts:
         assert group is not None
         indices.append(torch.where(selection.indices < 0, -1, group[selection.indices.clamp(min=0)]))
         if selection.labels is not None:
             labels[group] = torch.where(selection.labels < 0, -1, selection.labels + start)
+        if shares is not None and selection.shares is not None:
+            shares[group] = selection.shares
         start += len(selection.indices)
 
     def cat(name: str) -> Tensor | None:
@@ -102,5 +105,19 @@ def _joined(parts: list[tuple[Tensor | None, Selection]], n: int) -> Selection:
     assert tokens is not None
     grouped = parts[0][1].labels is not None
     return Selection(
-        tokens, torch.cat(indices), labels if grouped else None, cat("centroids"), cat("alpha"), cat("merged")
+        tokens, torch.cat(indices), labels if grouped else None, cat("centroids"), cat("alpha"), cat("merged"), shares
     )
+
+
+def shrink_planes(planes: Tensor, selection: Selection) -> Tensor:
+    """The rows [L, k, D] of the kept tokens in further planes [L, N, D] of features, shrunk as the tokens were: with
+    their factors, towards the means of the same clusters with the same weights. What no method shrinks stays."""
+    kept = planes[:, selection.indices.clamp(min=0)]
+    if selection.alpha is None:
+        return kept
+    if selection.shares is None or selection.labels is None:
+        raise ValueError("deepstack='shrunk': the method does not say how its centres are weighted; give 'raw'")
+    weighted = planes.float() * selection.shares[:, None]
+    means = torch.zeros_like(kept, dtype=weighted.dtype).index_add_(1, selection.labels, weighted)
+    alpha = selection.alpha[:, None].to(weighted.dtype)
+    return (alpha * kept + (1 - alpha) * means).to(planes.dtype)

@@ -23,7 +23,7 @@ from torch import Tensor
 from clustrs.ops import plain
 from clustrs.ops.geometry import centre, map_images
 from clustrs.ops.indexing import gather_tokens
-from clustrs.ops.kmeans import LIGHTEST
+from clustrs.ops.kmeans import LIGHTEST, gather_own
 from clustrs.ops.matmul import deterministic_matmul
 from clustrs.ops.precision import is_ordinary, upcast_half
 
@@ -152,7 +152,7 @@ def shrink_to_means(
     distances: Tensor,
     scale: Tensor,
     clip: tuple[float, float] | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See `shrinkage.shrink_to_means`. The means are one matrix product, and round otherwise in their last bits."""
     features = upcast_half(tokens)
     with torch.no_grad():
@@ -165,7 +165,7 @@ def shrink_to_means(
     kept = gather_tokens(tokens, indices)
     if clip is not None:
         kept = upcast_half(kept).lerp_(centroids, 1 - alpha.unsqueeze(-1)).to(tokens.dtype)
-    return kept, centroids.to(tokens.dtype), alpha
+    return kept, centroids.to(tokens.dtype), alpha, gather_own(share, labels)
 
 
 def _gram(tokens: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Triton kernels for a whole selection in a few launches: what `ops.fused` calls. Importing this needs Triton.
 
-One program handles one image, or one cluster of one image, with all N tokens in a block. Divisions and square roots are
-the correctly rounded ones, everything is float32, and ties go to the first token, so that the kernels choose what the plain operations choose.
+One program handles one image, or one cluster of one image, with all N tokens in a block. Everything is float32,
+divisions and square roots are the correctly rounded ones, and ties go to the first token, so that the kernels choose
+what the plain operations choose.
 """
 
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import triton
 import triton.language as tl
 
+# ruff: noqa: SIM108 - the compiler of kernels takes branches on constants as statements
+
 ROUNDING: tl.constexpr = tl.constexpr(2.0**-18)
 """`geometry.ROUNDING`, for the compiler: a power of two, so that a product with it is exact."""
 
 
 @triton.jit
-def _mix(word):  # type: ignore[no-untyped-def]
+def _mix(word):
     """The finaliser of MurmurHash3."""
     word = (word ^ (word >> 16)) * 0x85EBCA6B
     word = (word ^ (word >> 13)) * 0xC2B2AE35
@@ -22,7 +25,7 @@ def _mix(word):  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["seed_low", "seed_high"])
-def uniform_kernel(out: Any, seed_low, seed_high, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def uniform_kernel(out: Any, seed_low, seed_high, n, BLOCK: tl.constexpr):
     """One program per step: the numbers of `ops.noise.uniform`."""
     step = tl.program_id(0)
     token = tl.arange(0, BLOCK)
@@ -33,7 +36,7 @@ def uniform_kernel(out: Any, seed_low, seed_high, n, BLOCK: tl.constexpr):  # ty
 
 
 @triton.jit
-def distances_kernel(gram, out, n, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def distances_kernel(gram, out, n, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """One program per `ROWS` tokens: their squared distances, from the upper half of the Gram matrix."""
     image = tl.program_id(1).to(tl.int64) * n * n
     i = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
@@ -47,7 +50,7 @@ def distances_kernel(gram, out, n, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # 
 
 
 @triton.jit
-def seeding_kernel(  # type: ignore[no-untyped-def]
+def seeding_kernel(
     distances, logs, weight, scale, seeds, n, k, tau, lightest, HUBER: tl.constexpr, BLOCK: tl.constexpr
 ):
     """One program per image: all k seeds, then the heaviest other tokens in place of those that no draw allowed."""
@@ -89,9 +92,7 @@ def seeding_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def shares_kernel(  # type: ignore[no-untyped-def]
-    labels, weight, own, shares, n, k, tau, lightest, HUBER: tl.constexpr, BLOCK: tl.constexpr
-):
+def shares_kernel(labels, weight, own, shares, n, k, tau, lightest, HUBER: tl.constexpr, BLOCK: tl.constexpr):
     """One program per cluster: the share of each token in its weighted mean."""
     j = tl.program_id(0)
     image = tl.program_id(1).to(tl.int64)
@@ -109,13 +110,11 @@ def shares_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def assign_kernel(  # type: ignore[no-untyped-def]
-    rows, seeds, shares, scale, labels, own, done, n, k, few, FIRST: tl.constexpr, BLOCK: tl.constexpr
-):
+def assign_kernel(rows, seeds, shares, scale, labels, own, done, n, k, few, FIRST: tl.constexpr, BLOCK: tl.constexpr):
     """One program per image: the nearest centre of every token, and whether the image is done.
 
-    In the first round the centres are seeds, and `rows` the distances between all tokens; later `rows` [k, N] are shares
-    times distances, and become squared distances to the centres.
+    In the first round the centres are seeds, and `rows` the distances between all tokens; later `rows` [k, N] are
+    shares times distances, and become squared distances to the centres.
     """
     image = tl.program_id(0).to(tl.int64)
     token = tl.arange(0, BLOCK)
@@ -159,7 +158,7 @@ def assign_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def representatives_kernel(labels, score, kept, numbered, slots, n, k, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def representatives_kernel(labels, score, kept, numbered, slots, n, k, BLOCK: tl.constexpr):
     """One program per image: the best token of each cluster, and clusters numbered in raster order of these."""
     image = tl.program_id(0).to(tl.int64)
     token = tl.arange(0, BLOCK)
@@ -193,7 +192,7 @@ def representatives_kernel(labels, score, kept, numbered, slots, n, k, BLOCK: tl
 
 
 @triton.jit
-def _median(value, member, size):  # type: ignore[no-untyped-def]
+def _median(value, member, size):
     """The median of the values >= 0 of the members, whose bits are in the same order as they are.
 
     The lower middle one is found bit by bit, from the highest: a bit is set if no more than half come before.
@@ -209,9 +208,7 @@ def _median(value, member, size):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def alpha_kernel(  # type: ignore[no-untyped-def]
-    mixed, shares, labels, kept, scale, alpha, n, k, low, high, BLOCK: tl.constexpr
-):
+def alpha_kernel(mixed, shares, labels, kept, scale, alpha, n, k, low, high, BLOCK: tl.constexpr):
     """One program per cluster: how much of its kept token stays, from the residuals of its members."""
     j = tl.program_id(0)
     image = tl.program_id(1).to(tl.int64)

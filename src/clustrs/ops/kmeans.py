@@ -61,7 +61,7 @@ def seeding(distances: Tensor, scale: Tensor, weight: Tensor, k: int, *, tau: fl
 
 
 def costs(distances: Tensor, slack: Tensor, tau: float | None, zero: Tensor) -> Tensor:
-    """What it costs to be that far from a seed: h_tau of the distance, or its square if tau is None; 0 up to rounding."""
+    """What it costs to be that far from a seed: h_tau of the distance, its square if tau is None, 0 up to rounding."""
     far = distances.masked_fill(distances <= slack, 0)
     return far if tau is None else huber(far.sqrt_(), tau, zero)
 

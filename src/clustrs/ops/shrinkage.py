@@ -30,11 +30,12 @@ def shrink_to_means(
     distances: Tensor,
     scale: Tensor,
     clip: tuple[float, float] | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The kept tokens moved towards the weighted means of their clusters, these means, and how much stayed.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The kept tokens moved towards the weighted means of their clusters, these means, how much stayed, and each
+    token's share in the mean of its cluster.
 
     `tokens` [B, N, D], `indices` [B, k] of the kept ones, `labels` [B, N] of all; `distances` and `scale` as
-    `squared_distances` returns them. Without `clip` nothing moves. Gives [B, k, D], [B, k, D] and [B, k].
+    `squared_distances` returns them. Without `clip` nothing moves. Gives [B, k, D], [B, k, D], [B, k] and [B, N].
     """
     features = upcast_half(tokens)
     k = indices.shape[-1]
@@ -52,4 +53,4 @@ def shrink_to_means(
     kept = gather_tokens(tokens, indices)
     if clip is not None:
         kept = upcast_half(kept).lerp_(centroids, 1 - alpha.unsqueeze(-1)).to(tokens.dtype)
-    return kept, centroids.to(tokens.dtype), alpha
+    return kept, centroids.to(tokens.dtype), alpha, share

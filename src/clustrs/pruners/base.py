@@ -10,7 +10,7 @@ from torch import Tensor
 from clustrs import validation
 from clustrs.ops.indexing import gather_tokens
 from clustrs.ops.precision import upcast_half
-from clustrs.options import Crops, Positions, Scope
+from clustrs.options import Crops, Deepstack, Positions, Scope
 from clustrs.pruners import checks
 from clustrs.pruners.selection import EncoderStates, Layout, PrunerInputs, Selection
 
@@ -113,16 +113,23 @@ class Pruner:
         return twin
 
     def attach(
-        self, model: Any, *, scope: Scope = "image", crops: Crops = "all", positions: Positions = "compact"
+        self,
+        model: Any,
+        *,
+        scope: Scope = "image",
+        crops: Crops = "all",
+        positions: Positions = "compact",
+        deepstack: Deepstack = "raw",
     ) -> "Handle":
         """Prune in a transformers model from now on, until `remove()` is called on what this returns.
 
         scope: one budget for a whole "image", or one for each "crop". crops: "all", or the "base" one alone.
-        positions: "compact" (they run on without gaps), or "original" (each survivor keeps the one it had).
+        positions: "compact" (they run on without gaps), or "original" (each survivor keeps the one it had). deepstack:
+        features that a family feeds into later layers stay "raw", or are "shrunk" as the tokens are.
         """
         from clustrs.models.attach import Handle
 
-        return Handle(self, model, scope=scope, crops=crops, positions=positions)
+        return Handle(self, model, scope=scope, crops=crops, positions=positions, deepstack=deepstack)
 
     def __call__(self, model: Any, **options: Any) -> "Handle":
         """`attach` for a `with` block."""
@@ -136,7 +143,7 @@ class Pruner:
         if not self.clusters:
             return Selection(tokens, indices)
         alpha = torch.ones(tokens.shape[:2], dtype=upcast_half(tokens[:, :1]).dtype, device=tokens.device)
-        return Selection(tokens, indices, labels=indices, centroids=tokens, alpha=alpha)
+        return Selection(tokens, indices, indices, centroids=tokens, alpha=alpha, shares=torch.ones_like(alpha))
 
     def _select(self, inputs: PrunerInputs, k: int, check: bool) -> Selection:
         """Choose k < N of the tokens [B, N, D].

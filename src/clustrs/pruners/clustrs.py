@@ -74,8 +74,9 @@ class ClustRS(Pruner):
             )
             indices, labels = steps.representatives(labels, weight, k)
         clip = self.clip if self.shrink else None
-        kept, centroids, alpha = steps.shrink_to_means(inputs.tokens, indices, labels, weight, distances, scale, clip)
-        return Selection(kept, indices, labels, centroids, alpha)
+        moved = steps.shrink_to_means(inputs.tokens, indices, labels, weight, distances, scale, clip)
+        kept, centroids, alpha, shares = moved
+        return Selection(kept, indices, labels, centroids, alpha, shares=shares)
 
 
 def token_weights(inputs: PrunerInputs, with_salience: bool | None) -> Tensor:

@@ -65,10 +65,10 @@ class Denoise(Pruner):
             labels = chosen.labels
             if labels is None:
                 labels = nearest_kept(distances, scale, chosen.indices)
-        kept, centroids, alpha = steps.shrink_to_means(
+        kept, centroids, alpha, shares = steps.shrink_to_means(
             inputs.tokens, chosen.indices, labels, weight, distances, scale, self.clip
         )
-        return Selection(kept, chosen.indices, labels, centroids, alpha)
+        return Selection(kept, chosen.indices, labels, centroids, alpha, shares=shares)
 
 
 def resolve_inner(inner: Any, keep: int | float | None) -> Pruner:

@@ -69,6 +69,7 @@ class Selection:
     `labels` [B, N] is the output token that each input token belongs to, for methods that group tokens (-1: to none).
     `centroids` [B, k, D] and `alpha` [B, k] are cluster centres and shrink factors (alpha 1: unchanged).
     `merged` [B, k] marks output tokens that are a mixture of input tokens.
+    `shares` [B, N] is what each input token contributes to the centre of its cluster; a cluster's sum to 1.
     """
 
     tokens: Tensor
@@ -77,6 +78,7 @@ class Selection:
     centroids: Tensor | None = None
     alpha: Tensor | None = None
     merged: Tensor | None = None
+    shares: Tensor | None = None
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Selection":
         """The selection with every part replaced by what the function makes of it."""

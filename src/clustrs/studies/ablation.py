@@ -8,7 +8,7 @@ from clustrs import palette
 from clustrs.studies.inputs import resolve_corruptions
 from clustrs.studies.intervals import count_clear, signed
 from clustrs.studies.panels import PAPER, draw_panel, series, shared_legend
-from clustrs.studies.result import GREEN, VERMILLION, StudyResult, pyplot, single
+from clustrs.studies.result import StudyResult, pyplot, single
 from clustrs.studies.settings import GridStudyConfig, setting
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ GAINS = {"gain_huber": ("C+H", "Clustering"), "gain_rrs": ("ClustRS", "C+H")}
 """What a part of the method brings: the variant with it, and the one without."""
 GAIN_WORDS = {"gain_huber": "Huber distance", "gain_rrs": "RRS"}
 STYLES = {
-    "Clustering": (VERMILLION, "^"),
-    "C+H": (GREEN, "D"),
+    "Clustering": (palette.SERIES[1], "^"),
+    "C+H": (palette.SERIES[2], "D"),
     "ClustRS": (palette.color("clustrs"), "o"),
-    "gain_huber": (GREEN, "D"),
+    "gain_huber": (palette.SERIES[2], "D"),
     "gain_rrs": (palette.color("clustrs"), "o"),
 }
 Row = dict[str, Any]
@@ -94,6 +94,7 @@ def draw(rows: Sequence[Row], about: str) -> Any:
         sharex="col",
         sharey="row",
     )
+    plt.close(figure)  # pyplot would hold on to it; it can be saved all the same
     for column, keep in zip(axes.T, keeps, strict=True):
         subset = [row for row in rows if row["keep"] == keep and row["corruption"] != "mean"]
         draw_column(column, subset, has_paper)

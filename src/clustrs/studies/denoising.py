@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from clustrs import palette
 from clustrs.studies.inputs import resolve_corruptions
-from clustrs.studies.result import GREEN, VERMILLION, StudyResult, pyplot, single
+from clustrs.studies.result import StudyResult, pyplot, single
 from clustrs.studies.settings import ImageStudyConfig, Keep, seed_setting, setting
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ BATCH_SIZE = 8
 SERIES = {
     "before": ("before shrinkage", "black", "s", "-"),
     "after": ("after shrinkage (RRS)", palette.color("clustrs"), "o", "-"),
-    "constant": ("best constant alpha", VERMILLION, "^", "--"),
-    "bound": ("best alpha of each token (bound)", GREEN, "D", ":"),
+    "constant": ("best constant alpha", palette.SERIES[1], "^", "--"),
+    "bound": ("best alpha of each token (bound)", palette.SERIES[2], "D", ":"),
 }
 """What is drawn: label, color, marker and line."""
 Row = dict[str, Any]
@@ -49,7 +49,7 @@ def run(config: DenoisingConfig) -> StudyResult:
     methods = [get_method("clustrs", keep=keep) for keep in config.keep]
     conditions = [None, *resolve_corruptions(config.corruption, config.levels)]
     images = study_images(config.images, config.count)
-    encoder = VisionEncoder(config.model)
+    encoder = VisionEncoder(config)
     total = len(images) * len(conditions)
     with tqdm(total=total, desc="denoising", unit="image", disable=not config.progress) as bar:
         kept = measure(encoder, images, methods, conditions, config.seed, bar.update)
@@ -103,6 +103,7 @@ def draw(rows: Sequence[Row], model: str) -> Any:
         sharey="row",
         height_ratios=(4, 4, 3),
     )
+    plt.close(figure)  # pyplot would hold on to it; it can be saved all the same
     for (distance, change, alpha), keep in zip(axes.T, keeps, strict=True):
         subset = [row for row in rows if row["keep"] == keep]
         for name in ("before", "after"):

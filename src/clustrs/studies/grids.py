@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from clustrs.evaluation import metrics
-from clustrs.evaluation.config import Config, describe_method, make_method
+from clustrs.evaluation.config import Config
 from clustrs.evaluation.jsonl import identity
 from clustrs.evaluation.metrics import Difference, Estimate, Values
 from clustrs.evaluation.results import FAILED, SCORED, UNJUDGED, Condition, Run, load_run
 from clustrs.evaluation.runner import run as run_evaluation
 from clustrs.paper import PaperReference, paper_table
+from clustrs.pruners import from_dict
 from clustrs.studies.settings import GridStudyConfig, Keep
 
 Variant = Mapping[str, Any]
@@ -133,7 +134,7 @@ def measure(
 ) -> Grid:
     """Run what is left of the grid and read its scores. Without a limit, `scene_questions` are asked about scenes."""
     methods = [
-        describe_method(make_method({"name": "clustrs", **variant, "keep": keep}))
+        from_dict({"name": "clustrs", **variant, "keep": keep}).to_dict()
         for variant in variants
         for keep in config.keep
     ]
@@ -147,6 +148,9 @@ def measure(
         task_options=dict(config.task_options),
         limit=scene_questions if config.limit is None and config.task == "scenes" else config.limit,
         batch_size=config.batch_size,
+        prompt_template=config.prompt_template,
+        image_padding=config.image_padding,
+        **config.given(),
     )
     folder = Path(config.folder)
     run_evaluation(evaluation, folder, progress=config.progress)

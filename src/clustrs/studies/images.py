@@ -15,8 +15,10 @@ from clustrs.models import shared_encoding
 from clustrs.models.adapters import VisualTokens
 from clustrs.models.load import load_model
 from clustrs.models.prompts import chat_prompt
+from clustrs.models.protocol import apply_image_padding
 from clustrs.models.select import select_tokens
 from clustrs.pruners import Pruner, Selection
+from clustrs.studies.settings import StudyConfig
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
@@ -62,12 +64,14 @@ class EncodedImage:
 class VisionEncoder:
     """A model's vision tower and projector: images to visual tokens, of the base crop alone, and methods on them."""
 
-    def __init__(self, model_id: str) -> None:
-        self.model, self.processor = load_model(model_id)
+    def __init__(self, config: StudyConfig) -> None:
+        self.model, processor = load_model(config.model, config.load_options())
+        self.processor = apply_image_padding(processor, config.image_padding)
+        self.prompt = chat_prompt(self.processor, "?", config.prompt_template)
 
     def encode(self, images: Sequence[StudyImage]) -> list[EncodedImage]:
         """The visual tokens of each image, before any method prunes them."""
-        prompts = [(i, chat_prompt(self.processor, "?")) for i in range(len(images))]
+        prompts = [(i, self.prompt) for i in range(len(images))]
         batch = shared_encoding.encode(self.model, self.processor, [one.image for one in images], prompts, crops="base")
         return [EncodedImage(v.tokens, v.scores, v.layout.y, v.layout.x, v) for v in batch.images]
 

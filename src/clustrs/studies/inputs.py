@@ -15,10 +15,11 @@ def resolve_methods(specs: Sequence[str], keeps: Sequence[Keep]) -> list[tuple[s
 
     The method that keeps everything, and one that sets `keep` itself, come once.
     """
-    from clustrs.evaluation.config import expand_methods, make_method
+    from clustrs.evaluation.config import expand_methods
+    from clustrs.pruners import from_dict
 
     return [
-        (stored["name"] if spec == "all" else spec, make_method(stored))
+        (stored["name"] if spec == "all" else spec, from_dict(stored))
         for spec in specs
         for stored in expand_methods([spec], keeps)
     ]

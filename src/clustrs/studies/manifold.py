@@ -23,7 +23,7 @@ from clustrs.studies.projection import (
     to_numpy,
     umap_coordinates,
 )
-from clustrs.studies.result import StudyPart, StudyResult, pyplot
+from clustrs.studies.result import StudyPart, StudyResult, pyplot, share_text
 from clustrs.studies.settings import ImageStudyConfig, seed_setting, setting
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def run(config: ManifoldConfig) -> StudyResult:
     corruptions = resolve_corruptions(config.corruption, config.levels, strongest(config.corruption))
     methods = methods_by_label(config.methods, config.keep)
     images = study_images(config.images, config.count)
-    encoder = VisionEncoder(config.model)
+    encoder = VisionEncoder(config)
     names = part_names("manifold", [image.name for image in images], [CLEAN])
     parts = []
     for image, (name,) in zip(images, names, strict=True):
@@ -141,8 +141,8 @@ def draw(rows: Rows, shares: tuple[float, float], name: str) -> Any:
     for axis in grid[:, 0]:
         axis.sharex(first)
         axis.sharey(first)
-        axis.set_xlabel(f"component 1 of the clean tokens ({shares[0]:.0%} of their variance)", fontsize=9)
-        axis.set_ylabel(f"component 2 ({shares[1]:.0%})", fontsize=9)
+        axis.set_xlabel(f"component 1 of the clean tokens ({share_text(shares[0])} of their variance)", fontsize=9)
+        axis.set_ylabel(f"component 2 ({share_text(shares[1])})", fontsize=9)
         axis.tick_params(labelsize=8)
     first.autoscale()
     for axis in grid[:, 1:].flat:

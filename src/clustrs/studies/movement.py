@@ -13,7 +13,7 @@ import numpy as np
 from clustrs import palette
 from clustrs.studies.inputs import part_names, resolve_corruptions, strongest
 from clustrs.studies.projection import Plane, Values, principal_plane, spread, to_numpy
-from clustrs.studies.result import VERMILLION, StudyPart, StudyResult, pyplot
+from clustrs.studies.result import StudyPart, StudyResult, pyplot, share_text
 from clustrs.studies.settings import ImageStudyConfig, seed_setting, setting
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from clustrs.studies.images import StudyImage, VisionEncoder
 
 CLEAN = "clean"
-BEFORE, AFTER, CENTROID = VERMILLION, palette.color("clustrs"), "#000000"
+BEFORE, AFTER, CENTROID = palette.SERIES[1], palette.color("clustrs"), "#000000"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ def run(config: MovementConfig) -> StudyResult:
         corruptions = [*resolve_corruptions(config.corruption, config.levels, strongest(config.corruption))]
     method = ClustRS(keep=config.keep)
     images = study_images(config.images, config.count)
-    encoder = VisionEncoder(config.model)
+    encoder = VisionEncoder(config)
     titles = [CLEAN if corruption is None else str(corruption) for corruption in corruptions]
     names = part_names("movement", [image.name for image in images], titles)
     parts = []
@@ -170,8 +170,8 @@ def _draw_moves(axis: Any, plane: Plane, moves: Moves, tokens: Values, clusters:
     heads = {"headwidth": 7, "headlength": 9, "headaxislength": 8}
     axis.quiver(*before.T, *(after - before).T, **exact, **heads, units="inches", width=0.016, color=AFTER, zorder=5)
     axis.scatter(*after.T, s=18, color=AFTER, linewidths=0, label="kept token after", zorder=6)
-    axis.set_xlabel(f"component 1 ({plane.shares[0]:.0%} of the variance)")
-    axis.set_ylabel(f"component 2 ({plane.shares[1]:.0%})")
+    axis.set_xlabel(f"component 1 ({share_text(plane.shares[0])} of the variance)")
+    axis.set_ylabel(f"component 2 ({share_text(plane.shares[1])})")
     axis.margins(0.08)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any, Literal
 
+from clustrs import palette
 from clustrs.studies.inputs import resolve_methods
 from clustrs.studies.result import StudyResult, pyplot, single
 from clustrs.studies.settings import ImageStudyConfig, Keep, setting
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
     from clustrs.studies.images import StudyImage
 
 QUESTION = "What is this?"
-PARTS = {"vision": "#0072b2", "scoring": "#e69f00", "selection": "#d55e00"}
+PARTS = dict(zip(("vision", "scoring", "selection"), palette.SERIES, strict=False))
 """What the overhead consists of, and the color of each; "vision" is the tower and the projector."""
-ANSWER_COLORS = ("#999999", "#444444", "#56b4e9", "#009e73", "#cc79a7")
+ANSWER_COLORS = ("#b0b0b0", "#606060", *palette.SERIES[2:])
 PAPER_MACHINE = "A100"
 LONGEST_ANSWER = 100_000
 Row = dict[str, Any]
@@ -44,17 +45,17 @@ def run(config: OverheadConfig) -> StudyResult:
     from tqdm import tqdm
 
     from clustrs.models.load import load_model
+    from clustrs.models.protocol import apply_image_padding
     from clustrs.studies.images import study_images
 
     contestants = [Contestant(*pair) for pair in resolve_methods(config.methods, config.keep)]
     lengths = sorted(config.new_tokens)
     images = study_images(config.images, config.count)
-    model, processor = load_model(config.model)
+    model, processor = load_model(config.model, config.load_options())
+    processor = apply_image_padding(processor, config.image_padding)
     total = (config.repeats + 1) * len(contestants)
     with tqdm(total=total, desc="overhead", unit="answer", disable=not config.progress) as bar:
-        timings = measure(
-            model, processor, images, contestants, config.repeats, lengths[-1], config.crops, lambda: bar.update()
-        )
+        timings = measure(model, processor, images, contestants, config, lambda: bar.update())
     rows = summarise(contestants, timings, lengths, config.model)
     return single("overhead", draw(rows, lengths, config.model), rows, findings(rows, lengths, machine(model)))
 
@@ -90,23 +91,21 @@ def measure(
     processor: Any,
     images: "Sequence[StudyImage]",
     contestants: Sequence[Contestant],
-    repeats: int,
-    length: int,
-    crops: str,
+    config: OverheadConfig,
     advance: Callable[[], Any],
 ) -> list[list[Timing]]:
     """The timings of each method. They take turns, beginning with another one in every round, so that what slows the
     machine down hits all alike. The first round warms up and does not count; each round has the next image."""
     from clustrs.models.prompts import chat_prompt
 
-    text = chat_prompt(processor, QUESTION)
+    text = chat_prompt(processor, QUESTION, config.prompt_template)
     timings: list[list[Timing]] = [[] for _ in contestants]
-    for turn in range(repeats + 1):
+    for turn in range(config.repeats + 1):
         image = images[turn % len(images)].image
         inputs = processor(images=[image], text=[text], return_tensors="pt").to(model.device, model.dtype)
         for position in range(len(contestants)):
             index = (position + turn) % len(contestants)
-            timing = answer(model, inputs, contestants[index].method, length, crops)
+            timing = answer(model, inputs, contestants[index].method, max(config.new_tokens), config.crops)
             if turn:
                 timings[index].append(timing)
             advance()
@@ -118,7 +117,7 @@ def answer(model: Any, inputs: Mapping[str, Any], method: "Pruner", length: int,
     import torch
     from transformers import StoppingCriteriaList
 
-    from clustrs.models.clock import now
+    from clustrs.models.clock import now, timing
 
     stamps: list[float] = []
 
@@ -126,7 +125,7 @@ def answer(model: Any, inputs: Mapping[str, Any], method: "Pruner", length: int,
         stamps.append(now(model.device))
         return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
 
-    with method(model, crops=crops) as handle, torch.inference_mode():
+    with method(model, crops=crops) as handle, timing(), torch.inference_mode():
         start = now(model.device)
         model.generate(
             **inputs,
@@ -201,6 +200,7 @@ def draw(rows: Sequence[Row], lengths: Sequence[int], model: str) -> Any:
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(11, 1.9 + 0.42 * len(rows)), layout="constrained", width_ratios=(3, 2), sharey=True
     )
+    plt.close(figure)  # pyplot would hold on to it; it can be saved all the same
     _draw_parts(left, rows)
     _draw_paper(left, rows)
     left.set_yticks(range(len(rows)), [name_of(row) for row in rows])
@@ -230,8 +230,9 @@ def _draw_parts(axis: Any, rows: Sequence[Row]) -> None:
     ]
     axis.errorbar(start, y, xerr=errors, fmt="none", ecolor="black", capsize=3, linewidth=1, label="quartiles")
     for i, row in enumerate(rows):
-        text = f"{row['overhead_ms']:.1f} ms"
-        axis.annotate(text, (row["vision_ms"] / 2, i), ha="center", va="center", color="white", weight="bold")
+        text, end = f"{row['overhead_ms']:.1f} ms", max(row["overhead_ms"], row["overhead_quartile_3_ms"])
+        axis.annotate(text, (end, i), (6, 0), textcoords="offset points", va="center", fontsize=9)
+    axis.margins(x=0.16)
 
 
 def _draw_paper(axis: Any, rows: Sequence[Row]) -> None:

@@ -1,4 +1,4 @@
-"""A panel of the grid studies: points with intervals, side by side over the labels of the x axis."""
+"""A panel of the grid studies: points with intervals over the labels of the x axis."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,8 +30,8 @@ def series(
 
 
 def draw_panel(axis: Any, labels: Sequence[str], shown: Sequence[Series], lines: bool = True) -> None:
-    """The series next to each other, so that none hides another; with `lines`, a line through each."""
-    step = min(0.12, 0.6 / max(1, len(shown)))
+    """With `lines`, a line through each series, its markers at the ticks; without, the series next to each other."""
+    step = 0.0 if lines else min(0.12, 0.6 / max(1, len(shown)))
     for index, one in enumerate(shown):
         shift = step * (index - (len(shown) - 1) / 2)
         there = [i for i, value in enumerate(one.values) if value is not None]

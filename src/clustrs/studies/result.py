@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-VERMILLION, GREEN = "#d55e00", "#009e73"
-"""Colors of Okabe and Ito for what is not a method but stands next to ClustRS."""
-
 
 @dataclass(frozen=True)
 class StudyPart:
@@ -65,6 +62,11 @@ class StudyResult:
 def single(name: str, figure: Any, rows: Sequence[Mapping[str, Any]], findings: str) -> StudyResult:
     """The result of a study that has one part."""
     return StudyResult((StudyPart(name, figure, rows, findings),))
+
+
+def share_text(share: float) -> str:
+    """A share of the variance for an axis: never 0 % where there is some."""
+    return f"{share:.0%}" if share >= 0.1 or share == 0 else f"{share:.1%}" if share >= 0.0005 else "under 0.1%"
 
 
 def pyplot() -> Any:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from clustrs import palette
 from clustrs.studies.intervals import count_clear, signed
 from clustrs.studies.panels import PAPER, draw_panel, series, shared_legend
 from clustrs.studies.result import StudyResult, pyplot, single
@@ -31,7 +32,7 @@ VALUES: dict[Parameter, dict[str, dict[str, Any]]] = {
 """For each parameter its values, and what they change in ClustRS as proposed (nothing: the default)."""
 TABLES: dict[Parameter, str] = {"tau": "sensitivity_tau", "clip": "sensitivity_clip"}
 """The paper has these; the centroid is a switch of ours."""
-BUDGET_STYLES = (("#0072b2", "o"), ("#d55e00", "^"), ("#009e73", "D"), ("#cc79a7", "v"), ("#e69f00", "P"))
+BUDGET_STYLES = tuple(zip(palette.SERIES, "o^DvP", strict=True))
 Row = dict[str, Any]
 
 
@@ -119,6 +120,7 @@ def draw(rows: Sequence[Row], about: str) -> Any:
         sharey="row",
         width_ratios=widths,
     )
+    plt.close(figure)  # pyplot would hold on to it; it can be saved all the same
     for column, name in zip(axes.T, names, strict=True):
         draw_column(column, name, [row for row in shown if row["parameter"] == name], has_paper)
     axes[0][0].set_ylabel("score, this run")

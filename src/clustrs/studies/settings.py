@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from clustrs import validation
 from clustrs.embedded import DEFAULT
+from clustrs.options import ImagePadding, LoadOptions, PromptTemplate
 from clustrs.validation import plain_hint
 
 Keep = int | float
@@ -44,10 +45,18 @@ def seed_setting(help: str = "seed of the corruption", high: int = LARGEST_SEED)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyConfig:
+class StudyConfig(LoadOptions):
     """What every study takes. Lists become tuples, and a single value a tuple of one where there may be several."""
 
     model: str = setting(DEFAULT, "an embedded model, a folder, or a Hugging Face id", metavar="ID_OR_FOLDER")
+    prompt_template: PromptTemplate = setting(
+        "checkpoint", "the model's own chat template, or LLaVA-1.5's with its system line"
+    )
+    image_padding: ImagePadding = setting(
+        "checkpoint",
+        "as the model's processor has it, or padded to a square with the mean colour instead of cropped, as "
+        "LLaVA-1.5 is evaluated",
+    )
     progress: bool = setting(True, "show no progress bar", flag="--quiet")
 
     def __post_init__(self) -> None:

@@ -67,7 +67,7 @@ def run(config: StabilityConfig) -> StudyResult:
     corruptions = resolve_corruptions(config.corruption, config.levels, default)
     methods = methods_by_label(config.methods, config.keep)
     images = study_images(config.images, config.count)
-    measurements, values, n = measure(VisionEncoder(config.model), images, corruptions, methods, config)
+    measurements, values, n = measure(VisionEncoder(config), images, corruptions, methods, config)
     rows = table(measurements, values, n)
     return single("stability", draw(rows), rows, findings(rows))
 
@@ -214,7 +214,7 @@ def draw(rows: Rows) -> Any:
     handles, names = axes[1, 1].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(names), fontsize=9, frameon=False)
     images = rows[0]["images"]
-    bars = "; bars: 95 % interval over images" if images > 1 else ""
+    bars = "; bars and bands: 95 % intervals over images" if images > 1 else ""
     figure.suptitle(f"Stability over {images} image{'s' * (images > 1)}{bars}", fontsize=13)
     return figure
 
@@ -234,7 +234,7 @@ def _draw_ranking(axis: Any, rows: Rows, measure: str, levels: Sequence[str], fa
     means, bars = _series(rows, measure, RANKING, levels, factor)
     subset = [row for row in rows if row["measure"] == measure]
     axis.axhline(factor * subset[0]["by_chance"], color="#777777", linestyle=":", label="a random order")
-    style = {"color": palette.color("fastervlm"), "marker": "o", "capsize": 3}
+    style = {"color": palette.SERIES[0], "marker": "o", "capsize": 3}
     axis.errorbar(np.arange(len(levels)), means, bars, **style, label="measured here")
     printed = {row["level"]: row["paper"] for row in subset if row["paper"] is not None}
     if printed:
@@ -246,13 +246,13 @@ def _draw_ranking(axis: Any, rows: Rows, measure: str, levels: Sequence[str], fa
 
 
 def _draw_methods(axis: Any, rows: Rows, measure: str, levels: Sequence[str], factor: float) -> None:
-    """One line per method; side by side at each level, so that the bars do not hide each other."""
+    """One line per method, every marker at its tick; intervals are bands, which may lie on top of each other."""
     names = list(dict.fromkeys(row["method"] for row in rows if row["measure"] == measure))
-    for i, name in enumerate(names):
-        means, bars = _series(rows, measure, name, levels, factor)
-        x = np.arange(len(levels)) + (i - (len(names) - 1) / 2) * 0.7 / len(names)
-        style = {"color": palette.color(name), "marker": palette.marker(name), "capsize": 2, "linewidth": 1.2}
-        axis.errorbar(x, means, bars, **style, label=name)
+    for name in names:
+        means, (below, above) = _series(rows, measure, name, levels, factor)
+        color, x = palette.color(name), np.arange(len(levels))
+        axis.plot(x, means, color=color, marker=palette.marker(name), linewidth=1.4, markersize=5.5, label=name)
+        axis.fill_between(x, means - below, means + above, color=color, alpha=0.12, linewidth=0)
     axis.set_ylim(bottom=0)
 
 

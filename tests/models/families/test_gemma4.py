@@ -19,6 +19,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from clustrs import ClustRS, get_method, list_methods
 from clustrs.models import plot, shared_encoding
+from clustrs.models.adapters import adapter_class
 from clustrs.models.ask import as_seen, ask
 from clustrs.models.load import load_model
 from clustrs.models.processors import load_processor
@@ -599,3 +600,10 @@ def test_what_the_processor_refuses(load: Load, given: dict[str, Any], words: st
     _, processor = load()
     with pytest.raises(ValueError, match=words):
         processor(**given, return_tensors="pt")
+
+
+def test_the_unified_model_is_refused_for_a_true_reason() -> None:
+    """It reads pixels without a tower: another family's adapter would not help."""
+    with pytest.raises(ValueError, match="'gemma4_unified' is not supported: it has no vision tower") as refused:
+        adapter_class("gemma4_unified")
+    assert "did you mean" not in str(refused.value)

@@ -444,3 +444,62 @@ def test_a_tower_without_full_attention(load: LoadQwen) -> None:
     model.config.vision_config.fullatt_block_indexes = []
     with pytest.raises(ValueError, match="fullatt_block_indexes names no block"):
         ClustRS(keep=3).attach(model)
+
+
+def shrunk_by_hand(part: dict[str, Any], selection: Any) -> list[Tensor]:
+    """The planes of an image, with the rows of kept tokens pulled towards the means of their clusters."""
+    features, scores = part["features"].double(), part["scores"].double()
+    norms = features.norm(dim=1)
+    weights = scores + 2 * scores.mean() * (norms - norms.mean()).clamp(min=0)
+    planes = [plane.clone() for plane in part["planes"]]
+    for plane, raw in zip(planes, part["planes"], strict=True):
+        for j, index in enumerate(selection.indices.tolist()):
+            members = (selection.labels == j).nonzero()[:, 0].tolist()
+            total = sum(float(weights[i]) for i in members)
+            mean = torch.stack([weights[i] / total * raw[i].double() for i in members]).sum(0)
+            alpha = float(selection.alpha[j])
+            plane[index] = (alpha * raw[index].double() + (1 - alpha) * mean).to(plane.dtype)
+    return planes
+
+
+@pytest.mark.parametrize("name", ["clustrs", "denoise"])
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_moe"])
+def test_deepstack_features_shrunk_as_the_tokens_are(load: LoadQwen, family: str, name: str) -> None:
+    model, processor = load(family)
+    inputs, method = two(processor), get_method(name, keep=4)
+    oracle = Oracle(model, inputs)
+    selections = oracle.select(method)
+    for part, selection in zip(oracle.parts, selections, strict=True):
+        part["planes"] = shrunk_by_hand(part, selection)
+    with torch.no_grad():
+        expected = model(**oracle.compacted(selections)).logits
+        with method(model) as raw:
+            plain = model(**inputs).logits
+        with method(model, deepstack="shrunk") as handle:
+            logits = model(**inputs).logits
+    assert [last.selection.indices.tolist() for last in handle.last] == [s.indices.tolist() for s in selections]
+    torch.testing.assert_close(logits, expected, atol=3e-4, rtol=1e-4)
+    assert (logits - plain).abs().max() > 1e-2
+    for shrunk, whole in zip(handle.last, raw.last, strict=True):
+        assert torch.equal(shrunk.selection.tokens, whole.selection.tokens), "the tokens themselves are the same"
+
+
+def test_what_is_not_shrunk_has_raw_deepstack_features(load: LoadQwen) -> None:
+    model, processor = load("qwen3_vl")
+    inputs = two(processor)
+    for name in ("fastervlm", "visionzip"):
+        method = get_method(name, keep=4)
+        with torch.no_grad():
+            with method(model):
+                expected = model(**inputs).logits
+            with method(model, deepstack="shrunk"):
+                assert torch.equal(model(**inputs).logits, expected)
+
+
+def test_deepstack_is_refused_where_there_is_none(load: LoadQwen) -> None:
+    with pytest.raises(
+        ValueError, match=r"deepstack='shrunk': a qwen3_5 model has no deepstack features; leave it out"
+    ):
+        ClustRS(keep=4).attach(load("qwen3_5")[0], deepstack="shrunk")
+    with pytest.raises(ValueError, match=r"deepstack='both': give one of 'raw', 'shrunk'"):
+        ClustRS(keep=4).attach(load("qwen3_vl")[0], deepstack="both")  # type: ignore[arg-type]

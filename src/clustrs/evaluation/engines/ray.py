@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clustrs.evaluation.config import Config, make_method
+from clustrs.evaluation.config import Config
 from clustrs.evaluation.records import AnswerRecord
 from clustrs.evaluation.worker import Unit, Worker, failed_record, one_line, open_task
 from clustrs.models.load import quiet_transformers
+from clustrs.pruners import from_dict
 
 TRIES = 4
 """How often a unit is started: workers and nodes may die."""
@@ -143,5 +144,5 @@ class Crew:
 
     def _failed(self, unit: Unit, error: str) -> list[list[AnswerRecord]]:
         items = open_task(self.config).items
-        methods = [make_method(self.config.methods[index]) for index in unit.methods]
+        methods = [from_dict(self.config.methods[index]) for index in unit.methods]
         return [[failed_record(unit, method, items[index], error) for index in unit.items] for method in methods]

@@ -12,7 +12,7 @@ class Value:
     note: str = ""
     paper: str = ""
     strong: bool = False
-    """The best of its row, or a difference whose interval excludes 0."""
+    """The best of its row, where that means something, or a difference whose interval excludes 0."""
 
 
 NOTHING = Value("\N{EN DASH}")
@@ -29,12 +29,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """`heads` name the columns of headings, `columns` those of values."""
+    """`heads` name the columns of headings, `columns` those of values. `caption` explains the table where it stands
+    alone, as in a paper."""
 
     title: str
     heads: tuple[str, ...]
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
+    caption: str = ""
 
     @property
     def grouped(self) -> bool:
@@ -74,13 +76,16 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels with the same axes. `ticks` label the horizontal axis. Only the page shows figures."""
+    """Panels with the same axes. `ticks` label the horizontal axis; `decimals` are those of the scores. `name` is that
+    of a file."""
 
     title: str
     x_label: str
     y_label: str
     ticks: tuple[str, ...]
     panels: tuple[Panel, ...]
+    decimals: int
+    name: str
 
 
 @dataclass(frozen=True)
@@ -92,19 +97,58 @@ class Text:
 
 
 @dataclass(frozen=True)
+class Bullets:
+    """Sentences, each a line of its own."""
+
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What one method kept and answered: a drawing as a data URI, the answer, and whether it was right."""
+
+    method: str
+    text: str
+    right: bool
+    drawing: str
+
+
+@dataclass(frozen=True)
+class Example:
+    """One question on which methods disagree. Only the page shows examples."""
+
+    question: str
+    answer: str
+    where: str
+    shown: tuple[Shown, ...]
+
+
+@dataclass(frozen=True)
+class Gallery:
+    examples: tuple[Example, ...]
+
+
+@dataclass(frozen=True)
 class Listing:
     """Lines that are shown as they are, in ASCII."""
 
     lines: tuple[str, ...]
 
 
-Block = Table | Figure | Text | Listing
+Block = Table | Figure | Text | Bullets | Gallery | Listing
 
 
 @dataclass(frozen=True)
 class Section:
     title: str
     blocks: tuple[Block, ...]
+
+    @property
+    def without_images(self) -> tuple[Block, ...]:
+        """The blocks for a format without images; none of a section that is about its images."""
+        if any(isinstance(block, Gallery) for block in self.blocks):
+            return ()
+        return tuple(block for block in self.blocks if not isinstance(block, Figure))
 
 
 @dataclass(frozen=True)

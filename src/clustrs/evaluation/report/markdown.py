@@ -1,6 +1,6 @@
-"""Documents as Markdown. Figures are left to the page."""
+"""Documents as Markdown. Figures and examples are left to the page."""
 
-from clustrs.evaluation.report.blocks import Block, Document, Figure, Listing, Table, Text, Value
+from clustrs.evaluation.report.blocks import Block, Bullets, Document, Listing, Table, Text, Value
 from clustrs.evaluation.report.escaping import for_markdown
 
 
@@ -8,7 +8,7 @@ def markdown(document: Document) -> str:
     """Render a document."""
     parts = [f"# {for_markdown(document.title)}"]
     for section in document.sections:
-        shown = [_block(block) for block in section.blocks if not isinstance(block, Figure)]
+        shown = [_block(block) for block in section.without_images]
         parts += [f"## {for_markdown(section.title)}", *shown] if shown else []
     return "\n\n".join(parts) + "\n"
 
@@ -17,6 +17,8 @@ def _block(block: Block) -> str:
     match block:
         case Text(text, warning):
             return f"**{for_markdown(text)}**" if warning else for_markdown(text)
+        case Bullets(lines):
+            return "\n".join(f"- {for_markdown(line)}" for line in lines)
         case Listing(lines):
             return "\n".join(["```json", *lines, "```"])
         case Table():

@@ -1,151 +1,178 @@
-"""Curves of the score against the level, as SVG that can stand inside a page."""
+"""Curves of the score against the level, as SVG that stands inside a page and follows its colours."""
 
-import io
-import re
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from clustrs.evaluation.report.blocks import Curve, Figure, Panel
+from clustrs.evaluation.report.blocks import Curve, Figure, Panel, Point
 from clustrs.evaluation.report.escaping import plain, short
-from clustrs.palette import color, marker
+from clustrs.evaluation.report.looks import LINES, Look, limits_of, looks_of, round_ticks
 
-STYLE: dict[str, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "clustrs",
-    "font.family": "sans-serif",
-    "font.size": 11,
-    "text.parse_math": False,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
-WIDTH, HEIGHT = 4.2, 3.3
-"""Inches of a panel: it fits the width of a telephone."""
+WIDTH, HEIGHT = 400, 300
+LEFT, RIGHT, TOP, BOTTOM = 52, 10, 28, 52
+"""Pixels of a panel, which fits the width of a telephone, and of its margins."""
 CROWDED = 6
 """From so many levels on, or when their names are long, these are written at an angle."""
-LINES: Mapping[str, tuple[str, str]] = {"solid": ("-", ""), "dashed": ("--", "6 3"), "dotted": (":", "2 3")}
-"""For matplotlib and for SVG: what tells apart variants of a method, which have one colour."""
+UNPRUNED = "#000000"
+"""This colour stands for the page's own text colour, which is light in the dark."""
 
 
 @dataclass(frozen=True)
-class Look:
-    """How a curve is drawn."""
+class Mark:
+    """A point: where its marker is, the index of its tick, and its numbers in words."""
 
-    color: str
-    marker: str
+    at: str
+    tick: int
+    words: str
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A curve ready to be written: paths of its line and band, and its marks; `key` says whose curve it is."""
+
+    key: int
+    look: Look
     line: str
+    band: str
+    marks: tuple[Mark, ...]
+
+    @property
+    def color(self) -> str:
+        return ink(self.look)
+
+    @property
+    def dashes(self) -> str:
+        return LINES[self.look.line][1]
+
+    @property
+    def marker(self) -> str:
+        return marker_path(self.look.marker)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A panel ready to be written: ticks are pixels and texts."""
+
+    title: str
+    x_ticks: tuple[tuple[str, str], ...]
+    y_ticks: tuple[tuple[str, str], ...]
+    traces: tuple[Trace, ...]
+    slanted: bool
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the legend."""
+
+    key: int
+    label: str
+    color: str
+    dashes: str
+    marker: str
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure in parts that a page can arrange: an SVG per panel, and for the legend one per label."""
+    """A figure in parts that a page can arrange."""
 
-    panels: tuple[str, ...]
-    legend: tuple[tuple[str, str], ...]
-
-
-def draw(figure: Figure, prefix: str) -> Drawing | None:
-    """Draw a figure; None without matplotlib. `prefix` keeps apart the names inside several drawings of a page."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        return None
-    looks = _looks(figure)
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        settings: Any = mpl.rcParams
-        settings.update(STYLE)
-        limits = _limits(figure)
-        panels = [_panel(figure, p, looks, limits, f"{prefix}-{i + 1}") for i, p in enumerate(figure.panels)]
-    legend = [(short(plain(label), 60), _swatch(look)) for label, look in looks.items()]
-    return Drawing(tuple(panels), tuple(legend))
+    plots: tuple[Plot, ...]
+    legend: tuple[Entry, ...]
 
 
-def _looks(figure: Figure) -> dict[str, Look]:
-    """The look of each label: a method's colour; variants of it differ in line and marker."""
-    looks: dict[str, Look] = {}
-    variants: dict[str, int] = {}
-    for curve in (curve for panel in figure.panels for curve in panel.curves):
-        if curve.label not in looks:
-            number = variants.get(curve.method, 0)
-            variants[curve.method] = number + 1
-            name = plain(curve.method if not number else curve.label)
-            line = "dashed" if curve.method == "none" else list(LINES)[number % len(LINES)]
-            looks[curve.label] = Look(color(plain(curve.method)), marker(name), line)
-    return looks
+def draw(figure: Figure) -> Drawing:
+    """Work out where everything in a figure lies."""
+    looks, limits = looks_of(figure), limits_of(figure)
+    keys = {label: key for key, label in enumerate(looks)}
+    plots = tuple(_plot(figure, panel, looks, keys, limits) for panel in figure.panels)
+    legend = tuple(
+        Entry(keys[label], short(plain(label), 60), ink(look), LINES[look.line][1], marker_path(look.marker))
+        for label, look in looks.items()
+    )
+    return Drawing(plots, legend)
 
 
-def _limits(figure: Figure) -> tuple[float, float] | None:
-    """The vertical range of all panels, so that they can be compared."""
-    points = [point for panel in figure.panels for curve in panel.curves for point in curve.points]
-    values = [v for p in points for v in (p.mean, p.low, p.high) if v is not None]
-    if not values:
-        return None
-    margin = 0.05 * (max(values) - min(values)) or 0.05 * abs(values[0]) or 1.0
-    return min(values) - margin, max(values) + margin
+def ink(look: Look) -> str:
+    """The colour of a curve in a page that may be light or dark."""
+    return "currentColor" if look.color == UNPRUNED else look.color
 
 
-def _panel(
-    figure: Figure, panel: Panel, looks: Mapping[str, Look], limits: tuple[float, float] | None, prefix: str
-) -> str:
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure as Canvas
+def marker_path(name: str) -> str:
+    """The outline of a marker, named as matplotlib does, within 5 pixels around 0."""
+    if name in "ox8":
+        return {
+            "o": "M-4 0A4 4 0 1 1 4 0A4 4 0 1 1 -4 0Z",
+            "x": "M-4 -4L4 4M-4 4L4 -4",
+            "8": _star(8, 4.4, 4.4, math.pi / 8),
+        }[name]
+    if name in "PX":
+        return _star(4, 5.2, 2.2, math.pi / 4 if name == "X" else 0.0)
+    shapes = {
+        "s": _star(4, 5, 5, math.pi / 4),
+        "D": _star(4, 5, 5, 0),
+        "d": "M0 -5L3 0L0 5L-3 0Z",
+        "^": _star(3, 5, 5, 0),
+        "v": _star(3, 5, 5, math.pi),
+        "<": _star(3, 5, 5, -math.pi / 2),
+        ">": _star(3, 5, 5, math.pi / 2),
+        "*": _star(5, 5.8, 2.4, 0),
+        "p": _star(5, 5, 5, 0),
+        "h": _star(6, 4.8, 4.8, 0),
+    }
+    return shapes[name]
 
-    canvas = Canvas(figsize=(WIDTH, HEIGHT), layout="constrained")
-    FigureCanvasSVG(canvas)
-    axes: Any = canvas.subplots()
-    spread = min(0.05, 0.3 / max(1, len(panel.curves)))
-    for order, curve in enumerate(panel.curves):
-        _line(axes, curve, spread * (order - (len(panel.curves) - 1) / 2), looks[curve.label])
+
+def _star(count: int, outer: float, inner: float, turn: float) -> str:
+    """A star, or a regular polygon where both radii are equal; the first corner points up, then it is turned."""
+    radii = [outer] * count if outer == inner else [outer, inner] * count
+    corners = []
+    for i, radius in enumerate(radii):
+        angle = turn + 2 * math.pi * i / len(radii)
+        corners.append(f"{radius * math.sin(angle):.2f} {-radius * math.cos(angle):.2f}")
+    return f"M{'L'.join(corners)}Z"
+
+
+def _plot(
+    figure: Figure, panel: Panel, looks: Mapping[str, Look], keys: Mapping[str, int], limits: tuple[float, float]
+) -> Plot:
     ticks = [short(plain(tick), 12) for tick in figure.ticks]
-    crowded = len(ticks) > CROWDED or max(map(len, ticks)) > 6
-    axes.set_xticks(range(len(ticks)), ticks, rotation=45 if crowded else 0)
-    axes.set_xlim(-0.4, len(ticks) - 0.6)
-    if limits is not None:
-        axes.set_ylim(*limits)
-    axes.set_xlabel(short(plain(figure.x_label), 40))
-    axes.set_ylabel(figure.y_label)
-    axes.set_title(panel.title, fontsize=11)
-    axes.grid(axis="y", color="#dddddd", linewidth=0.7)
-    axes.set_axisbelow(True)
-    content = io.StringIO()
-    canvas.savefig(content, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return _embedded(content.getvalue(), prefix)
-
-
-def _line(axes: Any, curve: Curve, shift: float, look: Look) -> None:
-    """A curve with its band; points are shifted a little so that equal ones stay visible."""
-    x, y = [point.x + shift for point in curve.points], [point.mean for point in curve.points]
-    style = LINES[look.line][0]
-    axes.plot(x, y, linestyle=style, linewidth=1.6, markersize=5.5, color=look.color, marker=look.marker)
-    bounds = [(p.x + shift, p.low, p.high) for p in curve.points if p.low is not None and p.high is not None]
-    if bounds:
-        axes.fill_between(*zip(*bounds, strict=True), color=look.color, alpha=0.12, linewidth=0)
-
-
-def _swatch(look: Look) -> str:
-    """A short piece of a curve with its marker, for the legend."""
-    from matplotlib.markers import MarkerStyle
-
-    style = MarkerStyle(look.marker)
-    path = style.get_path().transformed(style.get_transform())
-    shapes = "".join(_outline(polygon) for polygon in path.to_polygons(closed_only=False))
-    filled = look.color if style.is_filled() else "none"
-    return (
-        f'<svg width="36" height="14" viewBox="-18 -7 36 14" aria-hidden="true"><g stroke="{look.color}">'
-        f'<path d="M-18 0H18" stroke-width="1.8" stroke-dasharray="{LINES[look.line][1]}"/>'
-        f'<path d="{shapes}" transform="scale(8)" stroke-width="0.15" fill="{filled}"/></g></svg>'
+    heights = round_ticks(*limits)
+    return Plot(
+        title=panel.title,
+        x_ticks=tuple((f"{_x(i, len(ticks)):.1f}", tick) for i, tick in enumerate(ticks)),
+        y_ticks=tuple((f"{_y(value, limits):.1f}", f"{value:g}") for value in heights),
+        traces=tuple(_trace(figure, curve, keys[curve.label], looks[curve.label], limits) for curve in panel.curves),
+        slanted=len(ticks) > CROWDED or max(map(len, ticks)) > 6,
     )
 
 
-def _outline(points: Any) -> str:
-    """A path through points; downwards is positive in SVG."""
-    return "M" + "L".join(f"{x:.3f} {-y:.3f}" for x, y in points)
+def _x(tick: int, count: int) -> float:
+    """A lone tick lies in the middle, several are spread."""
+    inner = WIDTH - LEFT - RIGHT
+    return LEFT + inner * (0.5 if count == 1 else 0.06 + 0.88 * tick / (count - 1))
 
 
-def _embedded(svg: str, prefix: str) -> str:
-    """The drawing without what belongs to a file of its own, its inner names with a prefix."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r'(?<=[\s"])id="', f'id="{prefix}-', svg)
-    svg = svg.replace("url(#", f"url(#{prefix}-").replace('xlink:href="#', f'href="#{prefix}-')
-    return re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg, count=2).strip()
+def _y(value: float, limits: tuple[float, float]) -> float:
+    low, high = limits
+    return TOP + (HEIGHT - TOP - BOTTOM) * (high - value) / (high - low)
+
+
+def _trace(figure: Figure, curve: Curve, key: int, look: Look, limits: tuple[float, float]) -> Trace:
+    count = len(figure.ticks)
+    places = [f"{_x(p.x, count):.1f} {_y(p.mean, limits):.1f}" for p in curve.points]
+    marks = tuple(
+        Mark(place, point.x, _words(figure, curve, point)) for place, point in zip(places, curve.points, strict=True)
+    )
+    known = [(p.x, p.low, p.high) for p in curve.points if p.low is not None and p.high is not None]
+    upper = [f"{_x(x, count):.1f} {_y(high, limits):.1f}" for x, _, high in known]
+    lower = [f"{_x(x, count):.1f} {_y(low, limits):.1f}" for x, low, _ in reversed(known)]
+    band = f"M{'L'.join([*upper, *lower])}Z" if len(known) > 1 else ""
+    return Trace(key, look, f"M{'L'.join(places)}" if places else "", band, marks)
+
+
+def _words(figure: Figure, curve: Curve, point: Point) -> str:
+    """What a reader sees who points at a mark."""
+    number = f"{point.mean:.{figure.decimals}f}"
+    bounds = ""
+    if point.low is not None and point.high is not None:
+        bounds = f" [{point.low:.{figure.decimals}f}, {point.high:.{figure.decimals}f}]"
+    return f"{short(plain(curve.label), 60)}: {number}{bounds}"

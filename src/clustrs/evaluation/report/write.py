@@ -9,14 +9,17 @@ from pathlib import Path
 from clustrs.evaluation.report.analysis import Summary, analyse
 from clustrs.evaluation.report.analysis.cells import cell_means
 from clustrs.evaluation.report.csv import csv_table
+from clustrs.evaluation.report.examples import read_examples
 from clustrs.evaluation.report.html import page
+from clustrs.evaluation.report.latency import read_latency
 from clustrs.evaluation.report.latex import latex
 from clustrs.evaluation.report.markdown import markdown
+from clustrs.evaluation.report.pdf import pdf_figures
 from clustrs.evaluation.results import load_run
 
 
 def write_report(folder: Path, judge: str | None = None, compare_with: str | None = None) -> Path:
-    """Write report.html, .md, .tex and .csv into a run's folder; returns the path of the page.
+    """Write report.html, .md, .csv, and .tex with its figures as PDF, into a run's folder; returns the page's path.
 
     The same results give the same bytes. The files replace those of an earlier report together: if anything fails, the
     earlier ones stay. compare_with: show the paper's numbers for this one of its models next to the run's, whatever
@@ -24,14 +27,15 @@ def write_report(folder: Path, judge: str | None = None, compare_with: str | Non
     """
     folder = Path(folder)
     summary = Summary(load_run(folder, judge), compare_with)
-    document = analyse(summary)
+    document = analyse(summary, read_latency(folder), read_examples(folder))
     contents = {
         "report.csv": csv_table(cell_means(summary)),
         "report.tex": latex(document),
         "report.md": markdown(document),
         "report.html": page(document),
     }
-    replace_files(folder, {name: content.encode(errors="replace") for name, content in contents.items()})
+    texts = {name: content.encode(errors="replace") for name, content in contents.items()}
+    replace_files(folder, {**texts, **pdf_figures(document)})
     return folder / "report.html"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from PIL import Image
 
 from clustrs.evaluation.task import Item
-from clustrs.images.open import ImageTooLarge, check_size, open_image
+from clustrs.images.open import ImageTooLarge, check_size, first_sentence, open_image
 
 ImageSource = Callable[[str], Image.Image]
 """From an image's name to the image; a ValueError says what is wrong with it."""
@@ -198,7 +198,7 @@ class Hub:
         except ImageTooLarge:
             raise
         except Exception as error:  # damaged files make the decoders raise many kinds
-            raise ValueError(f"image {name!r} could not be read: {first_line(error)}") from error
+            raise ValueError(f"image {name!r} could not be read: {first_sentence(error)}") from error
         raise ValueError(f"image {name!r}: its row in the dataset has none")
 
 
@@ -212,10 +212,5 @@ def hub_rows(hub: str, config: str | None, advice: str) -> tuple[Any, list[Entry
         rows = datasets.load_dataset(hub, config, split="test")
         questions = list(rows.remove_columns(["image"]))
     except Exception as error:  # the network, the hub and the files' formats raise many kinds
-        raise ValueError(f"hub {hub!r} could not be loaded ({first_line(error)}): {advice}") from error
+        raise ValueError(f"hub {hub!r} could not be loaded ({first_sentence(error)}): {advice}") from error
     return rows, [Entry(f"hub {hub!r}, row {number}", row) for number, row in enumerate(questions)]
-
-
-def first_line(error: Exception) -> str:
-    """The start of a message that may be long."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".: ")

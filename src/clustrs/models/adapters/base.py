@@ -4,10 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from clustrs.models.clock import Clock
 from clustrs.models.compaction import Compaction, KeptTokens
+from clustrs.models.flops import PatchGrid
 from clustrs.options import Crops
 from clustrs.pruners.selection import Layout
 
@@ -65,10 +67,16 @@ class Adapter:
     """Further arguments that are used up when these are encoded."""
     first_position: ClassVar[int] = 0
     """What `forward` counts positions from when it is given none."""
+    has_planes: ClassVar[bool] = False
+    """Whether some features are fed into later layers."""
+    tokens_per_image: ClassVar[str] = "not stated"
+    """How many visual tokens an image has, for `clustrs models`."""
     tested: ClassVar[str] = "not stated"
     """What was tested, for `clustrs models`."""
     counts_vision: ClassVar[bool] = False
     """Whether `vision_flops` is defined."""
+    takes_grid: ClassVar[bool] = False
+    """Whether images may have any size, so that `vision_flops` needs their grid of patches."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -99,9 +107,7 @@ class Adapter:
 
     def outputs(self, kept: Sequence[KeptTokens], modality: Modality) -> Any:
         """What `mm_encoder_outputs` takes for what is kept of each image or video; a fresh object for each call."""
-        from transformers.modeling_outputs import BaseModelOutputWithPooling
-
-        return BaseModelOutputWithPooling(pooler_output=[tokens.features for tokens in kept])
+        return encoder_output([tokens.features for tokens in kept])
 
     def arrange(self, arguments: dict[str, Any], compaction: Compaction, positions: Tensor | None) -> None:
         """Set what else the family needs for a compacted prompt. `positions` are those that the survivors had."""
@@ -114,8 +120,8 @@ class Adapter:
         return {name: inputs[name][list(indices)] for name in names if isinstance(inputs.get(name), Tensor)}
 
     @classmethod
-    def vision_flops(cls, config: Any) -> tuple[int, int]:
-        """FLOPs of the tower and of the projector for one crop, from the model's config."""
+    def vision_flops(cls, config: Any, grid: PatchGrid | None = None) -> tuple[int, int]:
+        """FLOPs of the tower and of the projector for one crop (or for an image of that grid), from the config."""
         raise NotImplementedError(f"{cls.__name__} does not count the FLOPs of its vision tower")
 
     def batch_images(self, images: Sequence[Any]) -> list[Any]:
@@ -127,3 +133,31 @@ def setting(config: Any, inputs: dict[str, Any], name: str) -> Any:
     """An argument of the call, or the model's configured value."""
     given = inputs.get(name)
     return getattr(config, name) if given is None else given
+
+
+def encoder_output(features: Any) -> Any:
+    """An encoder output that holds features and nothing else."""
+    from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+    return BaseModelOutputWithPooling(pooler_output=features)
+
+
+class TokenRows(Tensor):
+    """Features [K, 1, D] of the images of all prompts, for models that ask for one tensor: images may keep different
+    numbers of tokens.
+
+    Beam search looks for the rows that belong to a prompt, and repeats them as a whole; transformers 5.18 would repeat
+    each row for itself instead. Models call `to` before they use the features, and get a plain tensor.
+    """
+
+    def repeat_interleave(self, repeats: Any, dim: int | None = None, **_: Any) -> Tensor:
+        return self.repeat(repeats, 1, 1)
+
+    def to(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.as_subclass(Tensor).to(*args, **kwargs)
+
+
+def token_rows(kept: Sequence[KeptTokens]) -> Any:
+    """An encoder output with the tokens of all images, one after the other."""
+    rows = torch.cat([tokens.features for tokens in kept])[:, None]
+    return encoder_output(rows.as_subclass(TokenRows))

@@ -9,6 +9,7 @@ from torch import Tensor
 from clustrs.models.adapters import towers
 from clustrs.models.adapters.paligemma import PaliGemmaAdapter
 from clustrs.models.adapters.registry import register_adapter
+from clustrs.models.flops import PatchGrid
 
 
 @register_adapter
@@ -21,6 +22,7 @@ class Gemma3Adapter(PaliGemmaAdapter):
     """
 
     model_types = ("gemma3",)
+    tokens_per_image = "256 per crop"
     tested = "several images, batches, pan-and-scan"
     consumed: ClassVar[tuple[str, ...]] = ("num_crops",)
     first_position: ClassVar[int] = 0
@@ -52,7 +54,7 @@ class Gemma3Adapter(PaliGemmaAdapter):
         return [[image] for image in images]
 
     @classmethod
-    def vision_flops(cls, config: Any) -> tuple[int, int]:
+    def vision_flops(cls, config: Any, grid: PatchGrid | None = None) -> tuple[int, int]:
         tower = config.vision_config
         projector = 2 * config.mm_tokens_per_image * tower.hidden_size * config.text_config.hidden_size
         return towers.tower_flops(tower), projector

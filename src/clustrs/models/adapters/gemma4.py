@@ -15,6 +15,7 @@ from clustrs.models.adapters import towers
 from clustrs.models.adapters.base import Adapter, Modality, VisualTokens
 from clustrs.models.adapters.registry import register_adapter
 from clustrs.models.clock import Clock
+from clustrs.models.flops import PatchGrid, attention_flops
 from clustrs.options import Crops
 from clustrs.pruners.selection import Layout
 
@@ -36,8 +37,11 @@ class Gemma4Adapter(Adapter):
     """Gemma 4 with a vision tower: E2B, E4B, 26B-A4B, 31B."""
 
     model_types = ("gemma4",)
+    tokens_per_image = "up to a budget of 70, 140, 280, 560 or 1120"
     tested = "several images, batches, video, sound"
     pixel_arguments = ("pixel_values", "pixel_values_videos")
+    counts_vision = True
+    takes_grid = True
     consumed: ClassVar[tuple[str, ...]] = ("image_position_ids", "video_position_ids", "num_frames_per_video")
 
     def listened_layer(self) -> Any:
@@ -110,6 +114,30 @@ class Gemma4Adapter(Adapter):
 
     def batch_images(self, images: Sequence[Any]) -> list[Any]:
         return [[image] for image in images]
+
+    @classmethod
+    def vision_flops(cls, config: Any, grid: PatchGrid | None = None) -> tuple[int, int]:
+        """The tower reads padding as well, and pools with a matrix; the projector reads the tokens alone."""
+        assert grid is not None
+        vision = config.vision_config
+        if vision is None:
+            raise ValueError("config.vision_config is None: this Gemma 4 has no vision tower to count")
+        unit, patches = vision.pooling_kernel_size**2, grid.padded
+        grid.check(vision.pooling_kernel_size)
+        if patches is None or patches < grid.height * grid.width or patches % unit:
+            raise ValueError(
+                f"grid.padded={patches!r}: give the number of patches that the processor pads an image to "
+                f"(pixel_values.shape[-2]), a multiple of {unit} and at least height times width"
+            )
+        width = vision.hidden_size
+        queries, keys = (n * vision.head_dim for n in (vision.num_attention_heads, vision.num_key_value_heads))
+        weights = width * (2 * queries + 2 * keys + 3 * vision.intermediate_size)
+        layer = 2 * patches * weights + attention_flops(patches, patches, queries)
+        embedding = 2 * patches * width * 3 * vision.patch_size**2
+        pooling = 2 * patches * patches // unit * width if unit > 1 else 0
+        tower = embedding + vision.num_hidden_layers * layer + pooling
+        tokens = grid.height * grid.width // unit
+        return grid.frames * tower, grid.frames * 2 * tokens * width * config.text_config.hidden_size
 
 
 def required(inputs: dict[str, Any], name: str, partner: str) -> Any:

@@ -17,7 +17,7 @@ from clustrs.models.adapters.registry import register_adapter
 from clustrs.models.adapters.tiles import EncodedTiles, TiledAdapter, placeholder_runs
 from clustrs.models.clock import Clock
 from clustrs.models.compaction import mismatch
-from clustrs.models.flops import attention_flops, check_known
+from clustrs.models.flops import PatchGrid, attention_flops, check_known
 
 VISION_TYPES = ("idefics3_vision", "smolvlm_vision")
 
@@ -27,6 +27,7 @@ class Idefics3Adapter(TiledAdapter):
     """Idefics3 and SmolVLM, also SmolVLM2."""
 
     model_types = ("idefics3", "smolvlm")
+    tokens_per_image = "(side / patch)^2 / scale^2 per crop"
     tested = "several images, batches, crops; a frame of a video is an image"
     counts_vision = True
     reduction = "received"
@@ -83,7 +84,7 @@ class Idefics3Adapter(TiledAdapter):
         return [[image] for image in images]
 
     @classmethod
-    def vision_flops(cls, config: Any) -> tuple[int, int]:
+    def vision_flops(cls, config: Any, grid: PatchGrid | None = None) -> tuple[int, int]:
         vision = config.vision_config
         check_known(vision, VISION_TYPES, "vision_config")
         patches, width = (vision.image_size // vision.patch_size) ** 2, vision.hidden_size

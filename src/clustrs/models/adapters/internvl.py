@@ -14,7 +14,7 @@ from clustrs.models.adapters.registry import register_adapter
 from clustrs.models.adapters.tiles import EncodedTiles, TiledAdapter, placeholder_runs
 from clustrs.models.clock import Clock
 from clustrs.models.compaction import mismatch
-from clustrs.models.flops import attention_flops, check_known
+from clustrs.models.flops import PatchGrid, attention_flops, check_known
 
 VISION_TYPE = "internvl_vision"
 
@@ -24,6 +24,7 @@ class InternVLAdapter(TiledAdapter):
     """InternVL 2.5, 3 and 3.5, in the `-hf` form of their checkpoints."""
 
     model_types = ("internvl",)
+    tokens_per_image = "256 per tile (448 px)"
     tested = "several images, batches, tiles; a frame of a video is an image"
     counts_vision = True
     reduction = "cls"
@@ -92,7 +93,7 @@ class InternVLAdapter(TiledAdapter):
         return {"pixel_values": pixels[tiles], "input_ids": ids[list(indices)]}
 
     @classmethod
-    def vision_flops(cls, config: Any) -> tuple[int, int]:
+    def vision_flops(cls, config: Any, grid: PatchGrid | None = None) -> tuple[int, int]:
         vision = config.vision_config
         check_known(vision, [VISION_TYPE], "vision_config")
         patch = vision.patch_size[0] * vision.patch_size[1]

@@ -11,6 +11,7 @@ from clustrs.models.adapters import towers
 from clustrs.models.adapters.base import Adapter, VisualTokens, setting
 from clustrs.models.adapters.registry import register_adapter
 from clustrs.models.clock import Clock
+from clustrs.models.flops import PatchGrid
 from clustrs.options import Crops
 from clustrs.pruners.selection import Layout
 
@@ -32,6 +33,7 @@ class LlavaAdapter(Adapter):
     """LLaVA-1.5, with a CLIP, SigLIP or DINOv2 tower."""
 
     model_types = ("llava",)
+    tokens_per_image = "576 (CLIP ViT-L/14 at 336 px)"
     tested = "CLIP, SigLIP and DINOv2 towers; several images, batches"
     counts_vision = True
     consumed: ClassVar[tuple[str, ...]] = ("image_sizes", "vision_feature_layer", "vision_feature_select_strategy")
@@ -71,7 +73,7 @@ class LlavaAdapter(Adapter):
         return scoring.listen(self.listened_layer(inputs), towers.reduction(self.inner.vision_tower), clock)
 
     @classmethod
-    def vision_flops(cls, config: Any) -> tuple[int, int]:
+    def vision_flops(cls, config: Any, grid: PatchGrid | None = None) -> tuple[int, int]:
         return towers.tower_flops(config.vision_config), projector_flops(config)
 
     def encode(self, inputs: dict[str, Any], clock: Clock, crops: Crops = "all") -> list[VisualTokens]:

@@ -27,6 +27,7 @@ class LlavaNextAdapter(LlavaAdapter):
     """LLaVA-NeXT."""
 
     model_types = ("llava_next",)
+    tokens_per_image = "576 per crop, without padding"
     tested = "CLIP, SigLIP and DINOv2 towers; several images, batches, crops"
     consumed: ClassVar[tuple[str, ...]] = (*LlavaAdapter.consumed, "batch_num_images")
 
@@ -128,6 +129,7 @@ class LlavaOnevisionAdapter(LlavaNextAdapter):
     """LLaVA-OneVision: several images in a prompt have a base crop each and nothing else; videos are pooled."""
 
     model_types = ("llava_onevision",)
+    tokens_per_image = "729 per crop, without padding; 196 per frame"
     tested = "CLIP, SigLIP and DINOv2 towers; several images, batches, crops, video"
     pixel_arguments = ("pixel_values", "pixel_values_videos")
     consumed: ClassVar[tuple[str, ...]] = (*LlavaNextAdapter.consumed, "image_sizes_videos", "vision_aspect_ratio")

@@ -8,10 +8,11 @@ from torch import Tensor
 
 from clustrs.models import scoring
 from clustrs.models.adapters import towers
-from clustrs.models.adapters.base import Adapter, Modality, VisualTokens
+from clustrs.models.adapters.base import Adapter, Modality, VisualTokens, token_rows
 from clustrs.models.adapters.registry import register_adapter
 from clustrs.models.clock import Clock
 from clustrs.models.compaction import KeptTokens
+from clustrs.models.flops import PatchGrid
 from clustrs.options import Crops
 from clustrs.pruners.selection import Layout
 
@@ -21,6 +22,7 @@ class PaliGemmaAdapter(Adapter):
     """PaliGemma, on Gemma or Gemma 2. Token types, which mark the prefix, follow the compacted prompt."""
 
     model_types = ("paligemma",)
+    tokens_per_image = "256, 1024 or 4096 (224, 448 or 896 px)"
     tested = "PaliGemma and PaliGemma 2; several images, batches"
     pixel_arguments = ("pixel_values", "pixel_values_videos")
     counts_vision = True
@@ -81,37 +83,10 @@ class PaliGemmaAdapter(Adapter):
         )
 
     def outputs(self, kept: Sequence[KeptTokens], modality: Modality) -> Any:
-        """One tensor [images, k, D], as the model's own encoding gives it, if all images keep equally many tokens."""
-        if len({len(tokens.features) for tokens in kept}) > 1:
-            return RaggedOutput([tokens.features for tokens in kept])
-        out = super().outputs(kept, modality)
-        out.pooler_output = torch.stack(out.pooler_output)
-        return out
+        return token_rows(kept)
 
     @classmethod
-    def vision_flops(cls, config: Any) -> tuple[int, int]:
+    def vision_flops(cls, config: Any, grid: PatchGrid | None = None) -> tuple[int, int]:
         tower = config.vision_config
         patches, _ = towers.tower_tokens(tower)
         return towers.tower_flops(tower), 2 * patches * tower.hidden_size * config.projection_dim
-
-
-class RaggedRows(list[Tensor]):
-    """Features [k, D] of each image, for a model that asks for one tensor: it is made when it is moved to its place."""
-
-    def to(self, *args: Any) -> Tensor:
-        return torch.cat(list(self))[:, None].to(*args)
-
-
-class RaggedOutput:
-    """An encoder output of images that keep different numbers of tokens; beam search repeats and replaces the list."""
-
-    def __init__(self, rows: Sequence[Tensor]) -> None:
-        self.pooler_output = rows
-
-    @property
-    def pooler_output(self) -> RaggedRows:
-        return self._rows
-
-    @pooler_output.setter
-    def pooler_output(self, rows: Sequence[Tensor]) -> None:
-        self._rows = RaggedRows(rows)

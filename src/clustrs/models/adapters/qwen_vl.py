@@ -15,6 +15,7 @@ from clustrs.models.adapters.base import Adapter, Modality, VisualTokens
 from clustrs.models.adapters.registry import register_adapter
 from clustrs.models.clock import Clock
 from clustrs.models.compaction import Compaction, KeptTokens
+from clustrs.models.flops import PatchGrid, attention_flops
 from clustrs.options import Crops
 from clustrs.pruners.selection import Layout
 
@@ -30,6 +31,8 @@ class QwenAdapter(Adapter):
 
     pixel_arguments = ("pixel_values", "pixel_values_videos")
     consumed: ClassVar[tuple[str, ...]] = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
+    counts_vision = True
+    takes_grid = True
 
     @property
     def unit(self) -> int:
@@ -142,12 +145,40 @@ class QwenAdapter(Adapter):
         patches = inputs["pixel_values"].split(grids.prod(-1).tolist())
         return {"pixel_values": torch.cat([patches[i] for i in indices]), "image_grid_thw": grids[list(indices)]}
 
+    @classmethod
+    def vision_flops(cls, config: Any, grid: PatchGrid | None = None) -> tuple[int, int]:
+        assert grid is not None
+        vision = config.vision_config
+        merge = vision.spatial_merge_size
+        grid.check(merge)
+        if grid.padded is not None:
+            raise ValueError(f"grid.padded={grid.padded!r}: {config.model_type} images are not padded; leave it out")
+        width, inner, out = cls.tower_widths(vision)
+        patches = grid.frames * grid.height * grid.width
+        pixels = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+        tower = 2 * patches * width * (pixels + vision.depth * (4 * width + inner))
+        tower += grid.frames * sum(attention_flops(pairs, 1, width) for pairs in cls.attended_pairs(vision, grid))
+        merged, mergers = width * merge**2, 1 + len(getattr(vision, "deepstack_visual_indexes", None) or ())
+        return tower, mergers * 2 * patches // merge**2 * merged * (merged + out)
+
+    @classmethod
+    def tower_widths(cls, vision: Any) -> tuple[int, int, int]:
+        """The tower's hidden size, the columns of its feed-forward matrices together, and the size of a token."""
+        return vision.hidden_size, 2 * vision.intermediate_size, vision.out_hidden_size
+
+    @classmethod
+    def attended_pairs(cls, vision: Any, grid: PatchGrid) -> list[int]:
+        """Pairs of patches that attend to each other in one frame, in each block."""
+        return [(grid.height * grid.width) ** 2] * int(vision.depth)
+
 
 @register_adapter
 class Qwen3VLAdapter(QwenAdapter):
     """Qwen3-VL. The survivors' rows of deepstack features, which later layers add, are fed as they are."""
 
     model_types = ("qwen3_vl", "qwen3_vl_moe")
+    tokens_per_image = "one per 32 x 32 pixels"
+    has_planes = True
     tested = "several images, batches, video"
 
     def planes(self, out: Any, index: int) -> Tensor | None:
@@ -168,6 +199,7 @@ class Qwen35Adapter(QwenAdapter):
     """Qwen3.5: the tower of Qwen3-VL without deepstack features, a language model with linear attention."""
 
     model_types = ("qwen3_5", "qwen3_5_moe")
+    tokens_per_image = "one per 32 x 32 pixels"
     tested = "several images, batches, video"
 
 
@@ -176,7 +208,12 @@ class Qwen2VLAdapter(QwenAdapter):
     """Qwen2-VL."""
 
     model_types = ("qwen2_vl",)
+    tokens_per_image = "one per 28 x 28 pixels"
     tested = "several images, batches, video"
+
+    @classmethod
+    def tower_widths(cls, vision: Any) -> tuple[int, int, int]:
+        return vision.embed_dim, 2 * int(vision.embed_dim * vision.mlp_ratio), vision.hidden_size
 
 
 @register_adapter
@@ -184,6 +221,7 @@ class Qwen25VLAdapter(QwenAdapter):
     """Qwen2.5-VL: most blocks of the tower attend within windows, and it has the tokens of a window side by side."""
 
     model_types = ("qwen2_5_vl",)
+    tokens_per_image = "one per 28 x 28 pixels"
     tested = "several images, batches, video"
 
     def listened_layer(self) -> Any:
@@ -201,6 +239,21 @@ class Qwen25VLAdapter(QwenAdapter):
         windows = int(x.max()) // side + 1
         window = (layout.tile * (int(y.max()) // side + 1) + y // side) * windows + x // side
         return ((window * side + y % side) * side + x % side).argsort().argsort()
+
+    @classmethod
+    def tower_widths(cls, vision: Any) -> tuple[int, int, int]:
+        return vision.hidden_size, 3 * vision.intermediate_size, vision.out_hidden_size
+
+    @classmethod
+    def attended_pairs(cls, vision: Any, grid: PatchGrid) -> list[int]:
+        """Windows are cut off at the right and at the bottom."""
+        side = vision.window_size // vision.spatial_merge_size // vision.patch_size * vision.spatial_merge_size
+
+        def squares(length: int) -> int:
+            return length // side * side**2 + (length % side) ** 2
+
+        full, windows = (grid.height * grid.width) ** 2, squares(grid.height) * squares(grid.width)
+        return [full if block in vision.fullatt_block_indexes else windows for block in range(vision.depth)]
 
 
 def has(inputs: dict[str, Any], name: str) -> bool:

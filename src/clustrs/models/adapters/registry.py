@@ -13,6 +13,8 @@ from clustrs.plugins import plugin_entries
 Kind = TypeVar("Kind", bound=type[Adapter])
 
 _adapters: dict[str, type[Adapter]] = {}
+WITHOUT_TOWER = ("gemma4_unified",)
+"""Model types that read pixels without a vision tower, so that no attention scores their tokens."""
 
 
 def register_adapter(adapter: Kind) -> Kind:
@@ -53,6 +55,11 @@ def list_model_types() -> list[str]:
 def adapter_class(model_type: str) -> type[Adapter]:
     """The adapter of a model type; an error that names the known ones."""
     _load_all()
+    if model_type in WITHOUT_TOWER and model_type not in _adapters:
+        raise ValueError(
+            f"a model of type {model_type!r} is not supported: it has no vision tower, hence no attention that scores "
+            "its visual tokens; use select(...) with scores of your own"
+        )
     if model_type not in _adapters:
         near = validation.nearest(model_type, _adapters)
         known = ", ".join(list_model_types())

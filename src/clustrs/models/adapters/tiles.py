@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from clustrs.models import scoring
-from clustrs.models.adapters.base import Adapter, Modality, VisualTokens
+from clustrs.models.adapters.base import Adapter, Modality, VisualTokens, token_rows
 from clustrs.models.clock import Clock
 from clustrs.models.compaction import KeptTokens, mismatch
 from clustrs.options import Crops
@@ -85,9 +85,7 @@ class TiledAdapter(Adapter):
             return [self.image(encoded, start, tiles, total, side) for start, tiles, total in parts]
 
     def outputs(self, kept: Sequence[KeptTokens], modality: Modality) -> Any:
-        out = super().outputs(kept, modality)
-        out.pooler_output = torch.cat(out.pooler_output)[:, None].as_subclass(TokenRows)
-        return out
+        return token_rows(kept)
 
     def image(self, encoded: EncodedTiles, start: int, tiles: int, total: int, side: int) -> VisualTokens:
         """One image of `total` tiles, of which the last `tiles` are encoded.
@@ -117,20 +115,6 @@ class TiledAdapter(Adapter):
             first_slot=(total - tiles) * side**2,
             runs=run if self.text_between else None,
         )
-
-
-class TokenRows(Tensor):
-    """Features [K, 1, D] of the images of all prompts, whose shares may differ in length.
-
-    Beam search looks for the rows that belong to a prompt, and repeats them as a whole; transformers 5.18 would repeat
-    each row for itself instead. Models call `to` before they use the features, and get a plain tensor.
-    """
-
-    def repeat_interleave(self, repeats: Any, dim: int | None = None, **_: Any) -> Tensor:
-        return self.repeat(repeats, 1, 1)
-
-    def to(self, *args: Any, **kwargs: Any) -> Tensor:
-        return self.as_subclass(Tensor).to(*args, **kwargs)
 
 
 def placeholder_runs(input_ids: Tensor, token: int) -> list[list[tuple[int, int]]]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from clustrs.evaluation.report.analysis.protocol import protocol_sentence
 from clustrs.evaluation.report.analysis.summary import Summary
@@ -17,7 +18,7 @@ def overview(summary: Summary) -> Section:
     """The run in a few sentences; what is missing stands out."""
     run = summary.run
     config = run.config
-    judge = f" Judge: {run.judge}." if run.judge else ""
+    judge = f"Judge: {run.judge}. " if run.judge else ""
     parts = (
         _many(config["items"], "question"),
         _many(len(run.methods), "method"),
@@ -27,8 +28,9 @@ def overview(summary: Summary) -> Section:
     blocks: list[Block] = [
         Text(
             f"Task {config['task']}, model {config['model']}: {', '.join(parts)}, {run.expected} answers in all. "
-            f"clustrs {config.get('clustrs', 'of unknown version')}.{judge} {protocol_sentence(config)}"
-        )
+            f"{judge}{protocol_sentence(config)}"
+        ),
+        Text(_provenance(config)),
     ]
     missing, failed, unjudged = (run.count(state) for state in (MISSING, FAILED, UNJUDGED))
     if missing:
@@ -39,7 +41,14 @@ def overview(summary: Summary) -> Section:
         blocks.append(Text(f"{_many(failed, 'answer')} failed; no mean counts them.", warning=True))
     if unjudged:
         blocks.append(Text(f"{_many(unjudged, 'answer')} not judged yet; no mean counts them.", warning=True))
-    return Section("Overview", tuple(blocks))
+    return Section("The run", tuple(blocks))
+
+
+def _provenance(config: Mapping[str, Any]) -> str:
+    """When the run was started and with which versions, as far as it says so."""
+    started = f"Started on {config['started']} (UTC)" if config.get("started") else "Started on an unknown day"
+    versions = [f"{name} {config[name]}" for name in ("clustrs", "torch", "transformers") if config.get(name)]
+    return f"{started}, with {', '.join(versions) or 'unknown versions'}."
 
 
 def failures(summary: Summary) -> Section:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -35,13 +36,15 @@ def scores(summary: Summary) -> Section:
 
 
 def mean_table(summary: Summary) -> Table:
-    """The means alone, of all corruptions in one table."""
+    """The means alone, of all corruptions in one table, with the paper's numbers."""
     run = summary.run
 
     def under(condition: int) -> Callable[[int], Value]:
         def value(method: int) -> Value:
-            mean = metrics.mean(summary.values[method, condition])
-            return NOTHING if mean is None else Value(summary.number(mean))
+            mean, one = metrics.mean(summary.values[method, condition]), run.conditions[condition]
+            paper = summary.paper_score(method, one.name, one.level)
+            printed = "" if paper is None else summary.number(paper)
+            return Value(NOTHING.text if mean is None else summary.number(mean), paper=printed)
 
         return value
 
@@ -51,11 +54,12 @@ def mean_table(summary: Summary) -> Table:
 
 def figures(summary: Summary) -> Section | None:
     """Curves of the score against the level, where a corruption was measured."""
-    drawn = [_figure(summary, name) for name in summary.run.families if name != "clean"]
+    names = [name for name in summary.run.families if name != "clean"]
+    drawn = [_figure(summary, name, number) for number, name in enumerate(names, start=1)]
     return Section("Curves", tuple(drawn)) if drawn else None
 
 
-def _figure(summary: Summary, name: str) -> Figure:
+def _figure(summary: Summary, name: str, number: int) -> Figure:
     """A panel per budget; clean images are the first level."""
     run = summary.run
     conditions = ([] if summary.clean is None else [summary.clean]) + list(run.families[name])
@@ -70,6 +74,8 @@ def _figure(summary: Summary, name: str) -> Figure:
         y_label=f"score ({summary.unit})",
         ticks=tuple(run.conditions[i].level_text or "clean" for i in conditions),
         panels=tuple(panels),
+        decimals=summary.decimals,
+        name=f"curves-{number}",
     )
 
 
@@ -121,7 +127,8 @@ def _legend(summary: Summary) -> str:
     return (
         f"Mean score ({summary.unit}){f', averaged over {seeds} seeds' if seeds > 1 else ''}, with the 95 % interval "
         "of a bootstrap over questions. Failed answers are left out, never counted as 0; n is given where a mean is "
-        "not over all questions. The best method of each row is bold; the unpruned model does not take part in that."
+        "not over all questions. The highest mean of each row is bold, where methods differ; the unpruned model does "
+        "not take part in that. Whether a difference is more than chance, the paired comparisons say."
     )
 
 
@@ -131,8 +138,19 @@ def _tables(summary: Summary) -> list[Table]:
     for name, conditions in run.families.items():
         groups = [(run.conditions[i].level_text or "clean", _cell(summary, i)) for i in conditions]
         title = "Clean images" if name == "clean" else words(name)
-        tables.append(budget_table(run, title[0].upper() + title[1:], "level", groups))
+        table = budget_table(run, title[0].upper() + title[1:], "level", groups)
+        where = "on clean images" if name == "clean" else f"under {title}"
+        tables.append(replace(table, caption=_caption(summary, where)))
     return tables
+
+
+def _caption(summary: Summary, where: str) -> str:
+    """What a paper would print with a table of scores."""
+    config = summary.run.config
+    return (
+        f"Mean score ({summary.unit}) of {config['model']} on {config['task']} {where}, {config['items']} questions, "
+        "with 95 % bootstrap intervals. The highest mean of each row is bold."
+    )
 
 
 def _cell(summary: Summary, index: int) -> Callable[[int], Value]:

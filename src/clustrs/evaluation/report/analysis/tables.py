@@ -14,7 +14,8 @@ UNPRUNED = "unpruned"
 def budget_table(
     run: Run, title: str, head: str, groups: Sequence[Group], unpruned: bool = True, best: str | None = "highest"
 ) -> Table:
-    """`unpruned` adds a column for the model that keeps everything, again in each row. best: "highest" or "lowest"."""
+    """`unpruned` adds a column for the model that keeps everything, again in each row. best: "highest", "lowest", or
+    None where neither means that a method is good."""
     reference = run.unpruned if unpruned or not run.labels else None
     columns = (UNPRUNED,) * (reference is not None) + run.labels
     rows = []
@@ -28,9 +29,9 @@ def budget_table(
 
 
 def marked(values: Sequence[Value], best: str | None) -> list[Value]:
-    """Mark the best one, where there are several to compare; equal as written is equally good."""
+    """Mark the best one, where some are better than others; equal as written is equally good."""
     numbers = [float(value.text) for value in values if value.text != NOTHING.text]
-    if best is None or len(numbers) < 2:
+    if best is None or len(set(numbers)) < 2:
         return list(values)
     goal = max(numbers) if best == "highest" else min(numbers)
     return [replace(value, strong=value.text != NOTHING.text and float(value.text) == goal) for value in values]

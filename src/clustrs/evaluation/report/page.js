@@ -1,0 +1,59 @@
+"use strict";
+// Numbers of all methods at the level under the pointer, and legends that switch curves on and off.
+// Without this script the curves are still there, and every mark has its numbers as a title.
+document.querySelectorAll("figure").forEach((figure) => {
+  const hidden = new Set();
+  const curves = [...figure.querySelectorAll("[data-curve]")];
+  const show = () => curves.forEach((curve) => { curve.style.display = hidden.has(curve.dataset.curve) ? "none" : ""; });
+  figure.querySelectorAll(".legend li").forEach((entry) => {
+    entry.tabIndex = 0;
+    entry.setAttribute("role", "switch");
+    entry.setAttribute("aria-checked", "true");
+    const toggle = () => {
+      const key = entry.dataset.key;
+      if (hidden.has(key)) { hidden.delete(key); } else { hidden.add(key); }
+      entry.setAttribute("aria-checked", String(!hidden.has(key)));
+      show();
+    };
+    entry.addEventListener("click", toggle);
+    entry.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" || event.key === " ") { event.preventDefault(); toggle(); }
+    });
+  });
+  figure.querySelectorAll(".panel").forEach((panel) => {
+    const svg = panel.querySelector("svg");
+    const ruler = svg.querySelector(".ruler");
+    const box = document.createElement("div");
+    box.className = "numbers";
+    box.hidden = true;
+    panel.append(box);
+    const ticks = [...svg.querySelectorAll(".tick")].map((tick) => ({ x: Number(tick.dataset.x), text: tick.textContent }));
+    const leave = () => { box.hidden = true; ruler.style.display = ""; };
+    svg.addEventListener("pointerleave", leave);
+    svg.addEventListener("pointermove", (event) => {
+      const frame = svg.getBoundingClientRect();
+      const x = (event.clientX - frame.left) * svg.viewBox.baseVal.width / frame.width;
+      let index = 0;
+      ticks.forEach((tick, i) => { if (Math.abs(tick.x - x) < Math.abs(ticks[index].x - x)) { index = i; } });
+      const marks = [...svg.querySelectorAll(`[data-tick="${index}"]`)].filter(
+        (mark) => !hidden.has(mark.closest("[data-curve]").dataset.curve));
+      if (!marks.length) { leave(); return; }
+      box.replaceChildren();
+      const head = document.createElement("b");
+      head.textContent = ticks[index].text;
+      box.append(head);
+      marks.forEach((mark) => {
+        const line = document.createElement("span");
+        line.textContent = mark.querySelector("title").textContent;
+        line.style.color = mark.closest("[data-curve]").style.color;
+        box.append(line);
+      });
+      ruler.setAttribute("transform", `translate(${ticks[index].x} 0)`);
+      ruler.style.display = "inline";
+      box.hidden = false;
+      const right = ticks[index].x > svg.viewBox.baseVal.width / 2;
+      box.style.left = right ? "" : `${ticks[index].x / svg.viewBox.baseVal.width * 100 + 2}%`;
+      box.style.right = right ? `${100 - ticks[index].x / svg.viewBox.baseVal.width * 100 + 2}%` : "";
+    });
+  });
+});

@@ -1,0 +1,108 @@
+"""The report's page in a real browser: numbers on hover, curves that hide, no request, readable at any width."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded_run import write_run
+
+from clustrs.evaluation.report import write_report
+
+CHROMIUM = Path("/usr/bin/chromium")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not CHROMIUM.exists(), reason="Chromium is not installed"),
+    pytest.mark.xdist_group("browser"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(write_run(tmp_path_factory.mktemp("browser")))
+
+
+def test_curves_show_their_numbers_and_can_be_hidden(browser: Any, report: Path) -> None:
+    page = browser.new_page(viewport={"width": 1400, "height": 900})
+    requests: list[str] = []
+    problems: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("console", lambda message: problems.append(message.text))
+    page.goto(report.as_uri())
+    panel = page.locator(".panel").first
+    panel.scroll_into_view_if_needed()
+    assert not panel.locator(".numbers").is_visible()
+    panel.locator("svg").hover()
+    numbers = panel.locator(".numbers")
+    assert numbers.is_visible()
+    assert numbers.locator("b").inner_text() == "0.5"
+    assert [text.split(":")[0] for text in numbers.locator("span").all_inner_texts()] == [
+        "fastervlm",
+        "clustrs",
+        "unpruned",
+    ]
+    entry = page.locator(".legend li").nth(1)
+    entry.focus()
+    page.keyboard.press("Enter")
+    assert entry.get_attribute("aria-checked") == "false"
+    assert not panel.locator('[data-curve="1"]').is_visible()
+    panel.locator("svg").hover(position={"x": 200, "y": 100})
+    assert len(numbers.locator("span").all_inner_texts()) == 2
+    entry.click()
+    assert panel.locator('[data-curve="1"]').is_visible()
+    assert requests == [report.as_uri()]
+    assert problems == []
+    page.close()
+
+
+@pytest.mark.parametrize("width", [420, 1400])
+def test_it_is_as_wide_as_the_window_and_headings_stay_whole(browser: Any, report: Path, width: int) -> None:
+    """Tables scroll inside the page, which does not; no heading is broken into single letters."""
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.goto(report.as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    heads = page.evaluate(
+        "[...document.querySelectorAll('th')].map(h => [h.textContent, h.clientWidth, h.clientHeight])"
+    )
+    for text, wide, high in heads:
+        assert wide > 20 or len(text) < 4, text
+        assert high < 160, text
+    legend = page.evaluate(
+        "[...document.querySelectorAll('.legend li')].map(e => e.getBoundingClientRect()).map(r => [r.left, r.right])"
+    )
+    assert all(0 <= left < right <= width for left, right in legend)
+    page.close()
+
+
+def test_dark_and_light(browser: Any, report: Path) -> None:
+    """Text stands out from the page in both schemes, also the unpruned model's curve, which is black on white."""
+    for scheme, dark in (("light", False), ("dark", True)):
+        page = browser.new_page(color_scheme=scheme)
+        page.goto(report.as_uri())
+        colors = page.evaluate(
+            "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color,"
+            " getComputedStyle(document.querySelector('[data-curve=\"2\"] .line')).stroke]"
+        )
+        background, text, unpruned = (sum(map(int, color[4:-1].split(","))) / 3 for color in colors)
+        assert (background < 60) == dark
+        assert (text > 200) == dark
+        assert text == unpruned
+        page.close()
+
+
+def test_it_is_whole_without_its_script(browser: Any, report: Path) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(report.as_uri())
+    assert page.locator(".panel svg .mark").count() == 2 * 2 * 3 * 3
+    assert page.locator(".numbers").count() == 0
+    context.close()
