@@ -28,8 +28,8 @@ def unit_scale(weight: Tensor) -> Tensor:
     nothing beside others that have some, but equally among themselves.
     """
     # From the logarithm, because frexp does not export. Where it rounds at a power of two, either is right.
-    exponent = (weight.amax(-1, keepdim=True).log2().floor() + 1).clamp(-126, 126)
-    return (weight * torch.exp2(-exponent)).clamp_(min=LIGHTEST)
+    exponent = weight.amax(-1, keepdim=True).log2().floor().clamp(-127, 125)
+    return (weight * torch.exp2(-1 - exponent)).clamp_(min=LIGHTEST)
 
 
 def seeding(distances: Tensor, scale: Tensor, weight: Tensor, k: int, *, tau: float | None, seed: int) -> Tensor:
