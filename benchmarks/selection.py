@@ -7,8 +7,8 @@ repetition gets a fresh copy of the tokens, as a model would hand them over, and
 leaves it: after a large block was freed, it no longer returns smaller ones to the system at once.
 
 What a selection costs on an accelerator is mostly the number of launches, so these are counted, too, by torch's
-profiler: kernels on CUDA, top-level operations on a CPU. `--device cuda` times an accelerator; there ClustRS is measured
-with its fused kernels, without them ("clustrs, plain") and compiled ("clustrs, compiled").
+profiler: kernels on CUDA, top-level operations on a CPU. `--device cuda` times an accelerator; there ClustRS is
+measured with its fused kernels, without them ("clustrs, plain") and compiled ("clustrs, compiled").
 
 Writes selection.json, selection.md and selection.png to the output folder.
 """
