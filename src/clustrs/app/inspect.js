@@ -58,6 +58,9 @@ function describe(view, tokens, index, group) {
 }
 
 function choose(index) {
+  const list = element.querySelector('.cl-choose');
+  const own = [...list.options].find((option) => option.value.endsWith(`:${index}`));
+  list.value = own ? own.value : '';
   const boxes = [];
   for (const view of views()) {
     const tokens = tokensOf(view);

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from clustrs.app.engine import Engine
+from clustrs.app.loaded_model import LoadedModel
 from clustrs.models import shared_encoding
 from clustrs.models.adapters import VisualTokens
 from clustrs.models.ask import as_seen
@@ -71,12 +71,12 @@ class Inspection:
     shares: tuple[float, float]
 
 
-def inspect(engine: Engine, method: Pruner, images: Sequence[tuple[str, Image.Image]]) -> Inspection:
+def inspect(loaded: LoadedModel, method: Pruner, images: Sequence[tuple[str, Image.Image]]) -> Inspection:
     """Let a method choose tokens of each image (its title, its pixels); the first image is the clean one."""
-    prompt = chat_prompt(engine.processor, ANY_QUESTION)
-    with engine.lock:
+    prompt = chat_prompt(loaded.processor, ANY_QUESTION)
+    with loaded.lock:
         encoded = [
-            shared_encoding.encode(engine.model, engine.processor, [image], [(0, prompt)]).images[0]
+            shared_encoding.encode(loaded.model, loaded.processor, [image], [(0, prompt)]).images[0]
             for _, image in images
         ]
     plane = principal_plane(to_numpy(encoded[0].tokens))
@@ -84,7 +84,7 @@ def inspect(engine: Engine, method: Pruner, images: Sequence[tuple[str, Image.Im
     for (title, image), tokens in zip(images, encoded, strict=True):
         ((selection, _),) = select_tokens(method, [tokens], "image")
         clustered = clustered or selection.labels is not None
-        views.append(_view(title, as_seen(engine.processor, image), tokens, selection, plane))
+        views.append(_view(title, as_seen(loaded.processor, image), tokens, selection, plane))
     return Inspection(method.name, clustered, tuple(views), plane.shares)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from clustrs.app.engine import Engine
+from clustrs.app.loaded_model import LoadedModel
 from clustrs.app.results import Answered, Disagreement, OpenRun
 from clustrs.evaluation.config import Config, parse_corruption
 from clustrs.evaluation.task import Task
@@ -30,7 +30,7 @@ def question_image(config: Config, one: Disagreement) -> Image.Image:
     return corruption.apply(image, one.image, one.seed) if corruption else image
 
 
-def kept_images(engine: Engine, opened: OpenRun, one: Disagreement) -> tuple[list[Image.Image | None], str]:
+def kept_images(loaded: LoadedModel, opened: OpenRun, one: Disagreement) -> tuple[list[Image.Image | None], str]:
     """The image with what each of the two methods kept of it, and a line on what cannot be shown.
 
     Records have the indices of kept tokens, and the model knows where these lie: without the model of the run, the
@@ -38,13 +38,13 @@ def kept_images(engine: Engine, opened: OpenRun, one: Disagreement) -> tuple[lis
     """
     config = Config.from_json(opened.run.config)
     image = question_image(config, one)
-    if config.model != engine.name:
+    if config.model != loaded.name:
         note = f"The run's model is {config.model}: start clustrs app --model {config.model} to see the kept tokens."
         return [image, image], note
-    processor = apply_image_padding(engine.processor, config.image_padding)
+    processor = apply_image_padding(loaded.processor, config.image_padding)
     prompt = chat_prompt(processor, one.question, config.prompt_template)
-    with engine.lock:
-        batch = shared_encoding.encode(engine.model, processor, [image], [(0, prompt)], config.crops)
+    with loaded.lock:
+        batch = shared_encoding.encode(loaded.model, processor, [image], [(0, prompt)], config.crops)
     shown = as_seen(processor, image)
     return [overlay_kept(shown, _selection(batch.images[0], said), size=480) for said in (one.first, one.second)], ""
 
@@ -61,7 +61,7 @@ def _selection(encoded: VisualTokens, said: Answered) -> ImageSelection:
     n = len(encoded.candidates)
     indices = torch.tensor(said.kept or range(n), dtype=torch.long)
     if int(indices.max()) >= n:
-        raise ValueError(f"{said.method} kept token {int(indices.max())}, but the image has {n}")
+        raise ValueError(f"{said.label} kept token {int(indices.max())}, but the image has {n}")
     tokens = encoded.tokens[indices.clamp(min=0).to(encoded.tokens.device)]
     selection = Selection(tokens, indices)
     return ImageSelection(selection, encoded.scores, encoded.layout, encoded.grids, encoded.slots, len(indices))

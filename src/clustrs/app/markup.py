@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from textwrap import shorten
@@ -10,16 +9,16 @@ from typing import Any
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 from PIL import Image
 
+from clustrs.app.chart import draw_panel
 from clustrs.app.inspection import Inspection, Token, View
 from clustrs.app.results import Disagreement, OpenRun
 from clustrs.app.source import data_uri
-from clustrs.app.trial import UNPRUNED, TrialAnswer, saved_share, verdict
+from clustrs.app.trial import NO_PRUNING, TrialAnswer, saved_share, verdict
+from clustrs.evaluation.config import CLEAN
 from clustrs.evaluation.report.analysis.scores import figures, words
 from clustrs.evaluation.report.blocks import Figure
-from clustrs.evaluation.report.svg import draw
 from clustrs.models.plot import overlay_kept
 from clustrs.palette import color
 from clustrs.pruners import method_class
@@ -29,7 +28,7 @@ LISTED = 100
 HEAT = ("#000004", "#420a68", "#932667", "#dd513a", "#fca50a", "#fcffa4")
 """The colours of an attention map, from no attention to much: dark to light, so that they also work in grey."""
 PLANE = 400
-MARGIN = 16
+MARGIN = 28
 
 
 @cache
@@ -38,10 +37,9 @@ def environment() -> Environment:
     made = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined
     )
-    made.filters["milliseconds"] = lambda seconds: "–" if seconds is None else f"{1000 * seconds:.1f} ms"
+    made.filters["milliseconds"] = lambda seconds: "\N{EN DASH}" if seconds is None else f"{1000 * seconds:.1f} ms"
     made.filters["bytes"] = readable_bytes
     made.filters["short"] = lambda text, width: shorten(text, width, placeholder=" …")
-    made.filters["svg"] = Markup  # our own drawings, whose texts matplotlib has escaped
     return made
 
 
@@ -52,7 +50,7 @@ def render(template: str, **values: Any) -> str:
 def readable_bytes(count: int | None) -> str:
     """Bytes in the largest unit that leaves a number of at least 1."""
     if count is None:
-        return "–"
+        return "\N{EN DASH}"
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"
@@ -61,7 +59,7 @@ def readable_bytes(count: int | None) -> str:
 
 def label(name: str) -> str:
     """A method as people write it."""
-    return "Unpruned" if name == UNPRUNED else method_class(name).label
+    return "Unpruned" if name == NO_PRUNING else method_class(name).label
 
 
 def answer_card(answer: TrialAnswer, image: Image.Image, expected: str | None, others: Sequence[TrialAnswer]) -> str:
@@ -73,7 +71,7 @@ def answer_card(answer: TrialAnswer, image: Image.Image, expected: str | None, o
         color=color(answer.method),
         picture="" if answer.image is None else data_uri(overlay_kept(image, answer.image, size=480)),
         correct=verdict(answer.text, expected),
-        saved=None if answer.method == UNPRUNED else saved_share(others, answer),
+        saved=None if answer.method == NO_PRUNING else saved_share(others, answer),
     )
 
 
@@ -98,9 +96,7 @@ def inspection(result: Inspection) -> str:
     """The tokens of every view, with what the page's script needs to link them."""
     spans = [_span([getattr(t, name) for view in result.views for t in view.tokens]) for name in ("px", "py")]
     views = [_view(index, view, spans) for index, view in enumerate(result.views)]
-    return render(
-        "inspection", views=views, clusters=result.clusters, shares=result.shares, label=label(result.method)
-    )
+    return render("inspection", views=views, clusters=result.clusters, shares=result.shares, label=label(result.method))
 
 
 def _span(values: Sequence[float]) -> tuple[float, float]:
@@ -138,9 +134,7 @@ def _view(index: int, view: View, spans: Sequence[tuple[float, float]]) -> dict[
     }
 
 
-def _token(
-    index: int, token: Token, cell: tuple[float, float], spans: Sequence[tuple[float, float]]
-) -> dict[str, Any]:
+def _token(index: int, token: Token, cell: tuple[float, float], spans: Sequence[tuple[float, float]]) -> dict[str, Any]:
     (left, right), (low, high) = spans
     inner = PLANE - 2 * MARGIN
     return {
@@ -180,9 +174,8 @@ def curves(opened: OpenRun, corruption: str, budget: str) -> str:
     section = figures(opened.summary)
     for figure in section.blocks if section else ():
         if isinstance(figure, Figure) and figure.x_label.removesuffix(" level") == corruption:
-            panels = tuple(panel for panel in figure.panels if panel.title == f"keep {budget}")
-            shown = replace(figure, panels=panels)
-            return render("curves", figure=shown, drawing=draw(shown, "curves"))
+            titles = [panel.title for panel in figure.panels]
+            return render("curves", chart=draw_panel(figure, titles.index(f"keep {budget}")))
     return ""
 
 
@@ -205,7 +198,7 @@ def cells(opened: OpenRun, corruption: str, budget: str, chosen: tuple[int, int]
         "cells",
         unit=summary.unit,
         budget=budget,
-        head=f"{words(corruption)} level" if corruption != "clean" else "",
+        head=f"{words(corruption)} level" if corruption != CLEAN else "",
         methods=[{"label": opened.label(m), "color": color(run.methods[m].name)} for m in methods],
         rows=rows,
         chosen=chosen,
@@ -229,14 +222,13 @@ def disagreement(one: Disagreement, pictures: Sequence[Image.Image | None], note
     """One question with both answers; `pictures` are the image with the tokens that each method kept."""
     sides = []
     for said, picture in zip((one.first, one.second), pictures, strict=True):
-        name = said.method.split()[0]
         sides.append(
             {
-                "label": said.method if name != UNPRUNED else "unpruned",
-                "color": color(name),
+                "label": said.label,
+                "color": color(said.method),
                 "sub": "all tokens" if not said.kept else f"{len(said.kept)} tokens kept",
                 "picture": "" if picture is None else data_uri(picture),
-                "alt": f"Image {one.image} with the tokens that {said.method} kept",
+                "alt": f"Image {one.image} with the tokens that {said.label} kept",
                 "text": said.text,
                 "score": said.score,
             }

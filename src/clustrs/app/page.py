@@ -6,8 +6,8 @@ import gradio as gr
 
 from clustrs import __version__
 from clustrs.app import markup
-from clustrs.app.engine import Engine
 from clustrs.app.inspect_tab import InspectTab
+from clustrs.app.loaded_model import LoadedModel
 from clustrs.app.results import RunLibrary
 from clustrs.app.results_tab import ResultsTab
 from clustrs.app.try_tab import TryTab
@@ -17,19 +17,30 @@ TEXT_FONTS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neu
 CODE_FONTS = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
 
 
-def build_page(engine: Engine, library: RunLibrary) -> gr.Blocks:
+def build_page(loaded: LoadedModel, library: RunLibrary) -> gr.Blocks:
     """Lay out the page. Gradio's telemetry is off."""
     with gr.Blocks(title="ClustRS", analytics_enabled=False) as page:
-        gr.HTML(markup.render("intro", model=engine.name, embedded=engine.embedded, version=__version__))
+        gr.HTML(
+            markup.render("intro", model=loaded.name, embedded=loaded.embedded, version=__version__),
+            apply_default_css=False,
+        )
         with gr.Tab("Try", id="try"):
-            inputs = TryTab(engine).build()
+            inputs = TryTab(loaded).build()
         with gr.Tab("Inspect", id="inspect") as tab:
-            InspectTab(engine).build(tab, inputs)
+            InspectTab(loaded).build(tab, inputs)
         with gr.Tab("Results", id="results") as tab:
-            ResultsTab(engine, library).build(tab)
+            ResultsTab(loaded, library).build(tab)
     return page
 
 
 def theme() -> gr.themes.Base:
     """A theme that loads no fonts: those of the visitor's system are used."""
-    return gr.themes.Default(primary_hue="blue", font=list(TEXT_FONTS), font_mono=list(CODE_FONTS))
+    plain = gr.themes.Default(primary_hue="blue", font=list(TEXT_FONTS), font_mono=list(CODE_FONTS))
+    return plain.set(  # Gradio's own greys are too faint to read
+        body_text_color_subdued="#57606a",
+        body_text_color_subdued_dark="#a9b4c2",
+        block_label_text_color="#3d444d",
+        block_label_text_color_dark="#c9d1d9",
+        block_title_text_color="#3d444d",
+        block_title_text_color_dark="#c9d1d9",
+    )

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from clustrs.evaluation.config import CLEAN
 from clustrs.evaluation.jsonl import identity
 from clustrs.evaluation.records import AnswerRecord
 from clustrs.evaluation.report.analysis import Summary
+from clustrs.evaluation.report.analysis.tables import UNPRUNED
 from clustrs.evaluation.results import SCORED, Run, load_run
 from clustrs.evaluation.store import read_answers
 
@@ -17,15 +19,15 @@ DEEPEST = 4
 """Levels of folders below the given one in which runs are looked for."""
 MOST_RUNS = 500
 RUN_FILES = ("config.json", "answers.jsonl", "verdicts.jsonl", "images.json")
-CLEAN = "clean"
 
 
 @dataclass(frozen=True)
 class Answered:
-    """What one method said to a question, and how it was scored. `kept` is empty where nothing was pruned."""
+    """What one method said to a question, and how it was scored. `label` also tells its variants apart; `kept` is empty
+    where nothing was pruned."""
 
     method: str
-    keep: str
+    label: str
     text: str
     score: float
     kept: tuple[int, ...]
@@ -79,7 +81,8 @@ class OpenRun:
 
     def label(self, method: int) -> str:
         """How a method is called where its budget is clear."""
-        return self.run.methods[method].label
+        own = self.run.methods[method]
+        return UNPRUNED if own.keep is None else own.label
 
 
 class RunLibrary:
@@ -189,4 +192,6 @@ def _read(
 
 def _answered(run: Run, method: int, record: AnswerRecord, score: float) -> Answered:
     own = run.methods[method]
-    return Answered(own.label, own.budget, record.text or "", score, tuple(record.kept or ()))
+    return Answered(
+        own.name, UNPRUNED if own.keep is None else own.label, record.text or "", score, tuple(record.kept or ())
+    )

@@ -7,8 +7,8 @@ import gradio as gr
 from PIL import Image
 
 from clustrs.app import markup
-from clustrs.app.engine import Engine
 from clustrs.app.kept import kept_images
+from clustrs.app.loaded_model import LoadedModel
 from clustrs.app.results import Disagreement, OpenRun, RunLibrary, disagreements, rival
 from clustrs.app.try_tab import MODEL_QUEUE
 from clustrs.images.open import first_sentence
@@ -19,8 +19,8 @@ SCRIPT = Path(__file__).with_name("buttons.js")
 class ResultsTab:
     """Lays the tab out and answers its events."""
 
-    def __init__(self, engine: Engine, library: RunLibrary) -> None:
-        self.engine = engine
+    def __init__(self, loaded: LoadedModel, library: RunLibrary) -> None:
+        self.loaded = loaded
         self.library = library
 
     def build(self, tab: gr.Tab) -> None:
@@ -30,18 +30,18 @@ class ResultsTab:
             name = gr.Dropdown([], label=f"Run under {self.library.folder}", scale=3, elem_id="run")
             corruption = gr.Dropdown([], label="Corruption", elem_id="run-corruption")
             budget = gr.Dropdown([], label="Kept tokens (k)", elem_id="run-keep")
-        notice = gr.HTML(elem_id="run-notice")
+        notice = gr.HTML(visible=False, elem_id="run-notice", apply_default_css=False)
         with gr.Row(equal_height=False):
             with gr.Column(scale=2, min_width=300):
-                curves = gr.HTML(elem_id="curves")
+                curves = gr.HTML(elem_id="curves", apply_default_css=False)
             with gr.Column(scale=3, min_width=300):
-                cells = gr.HTML(js_on_load=script, elem_id="cells")
+                cells = gr.HTML(js_on_load=script, elem_id="cells", apply_default_css=False)
         with gr.Row():
             first = gr.Dropdown([], label="Method", elem_id="first")
             second = gr.Dropdown([], label="Compared with", elem_id="second")
             condition = gr.Dropdown([], label="Under", elem_id="condition")
-        listed = gr.HTML(js_on_load=script, elem_id="disagreements")
-        one = gr.HTML(elem_id="disagreement")
+        listed = gr.HTML(js_on_load=script, elem_id="disagreements", apply_default_css=False)
+        one = gr.HTML(elem_id="disagreement", apply_default_css=False)
         pair: list[Any] = [first, second, condition]
         filters: list[Any] = [name, corruption, budget]
         tab.select(self.refresh, name, [name, notice]).then(
@@ -61,12 +61,13 @@ class ResultsTab:
             concurrency_limit=1,
         )
 
-    def refresh(self, name: str | None) -> tuple[Any, str]:
+    def refresh(self, name: str | None) -> tuple[Any, Any]:
         """The runs that there are now; the one that was open stays open."""
         names = self.library.names()
         value = name if name in names else next(iter(names), None)
-        note = "" if names else f"There is no run under {self.library.folder} yet: clustrs eval --output {self.library.folder}/NAME writes one."
-        return gr.Dropdown(names, value=value), note and markup.render("notice", text=note)
+        folder = self.library.folder
+        note = "" if names else f"There is no run under {folder} yet: clustrs eval --output {folder}/NAME writes one."
+        return gr.Dropdown(names, value=value), _notice(note)
 
     def open(self, name: str | None) -> tuple[Any, Any, Any]:
         """The filters of a run."""
@@ -75,10 +76,9 @@ class ResultsTab:
         try:
             opened = self.library.open(name)
         except ValueError as error:
-            note = markup.render("notice", text=f"{error}")
-            return gr.Dropdown([], value=None), gr.Dropdown([], value=None), note
+            return gr.Dropdown([], value=None), gr.Dropdown([], value=None), _notice(str(error))
         corruptions, budgets = opened.corruptions(), list(opened.run.budgets)
-        return gr.Dropdown(corruptions, value=corruptions[0]), gr.Dropdown(budgets, value=budgets[0]), ""
+        return gr.Dropdown(corruptions, value=corruptions[0]), gr.Dropdown(budgets, value=budgets[0]), _notice("")
 
     def show(self, name: str | None, corruption: str | None, budget: str | None) -> tuple[Any, ...]:
         """Curves, table, and the first pair of methods to compare, under the most severe level."""
@@ -108,7 +108,9 @@ class ResultsTab:
             "",
         )
 
-    def compare(self, name: str, corruption: str, budget: str, first: Any, second: Any, condition: Any) -> tuple[str, str]:
+    def compare(
+        self, name: str, corruption: str, budget: str, first: Any, second: Any, condition: Any
+    ) -> tuple[str, str]:
         """The questions on which two methods disagree."""
         if None in (name, first, second, condition):
             return "", ""
@@ -131,7 +133,7 @@ class ResultsTab:
 
     def _pictures(self, opened: OpenRun, one: Disagreement) -> tuple[list[Image.Image | None], str]:
         try:
-            return kept_images(self.engine, opened, one)
+            return kept_images(self.loaded, opened, one)
         except Exception as error:  # a task may be somebody else's, and its images may be gone
             return [None, None], f"The image cannot be shown: {first_sentence(error)}"
 
@@ -150,3 +152,8 @@ class ResultsTab:
             gr.Dropdown(methods, value=second),
             gr.Dropdown(conditions, value=condition),
         ]
+
+
+def _notice(text: str) -> Any:
+    """A line that stands out; nothing at all where there is nothing to say."""
+    return gr.HTML(markup.render("notice", text=text), visible=bool(text))

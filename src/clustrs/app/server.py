@@ -8,7 +8,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from clustrs import embedded
-from clustrs.app.engine import load_engine
+from clustrs.app.loaded_model import LoadedModel, load_warm
 from clustrs.app.page import STYLE, build_page, theme
 from clustrs.app.results import RunLibrary
 
@@ -49,8 +49,20 @@ def launch(
     `runs` is the folder whose runs the Results tab reads, and no others. `port` None takes the first free one from 7860
     on. Returns the page, whose `close()` stops the server, and its address.
     """
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-    page = build_page(load_engine(model), RunLibrary(Path(runs)))
+    return serve(load_warm(model), runs, host, port, browser, block)
+
+
+def serve(
+    loaded: LoadedModel,
+    runs: str | os.PathLike[str],
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    browser: bool = False,
+    block: bool = False,
+) -> tuple[gr.Blocks, str]:
+    """Serve the page of a model that is loaded already; as `launch` otherwise."""
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # Gradio reads it when it starts its server
+    page = build_page(loaded, RunLibrary(Path(runs)))
     page.queue(max_size=LONGEST_QUEUE, default_concurrency_limit=4)
     _, address, _ = page.launch(
         server_name=host,

@@ -8,10 +8,10 @@ from pathlib import Path
 from PIL import Image
 
 from clustrs import embedded
+from clustrs.evaluation.config import CLEAN
 from clustrs.images.corruptions import Corruption, corruption_rule
 from clustrs.images.open import open_image
 
-CLEAN = "none"
 PREVIEW = 480
 """Longest side in pixels of the images that the page shows."""
 
@@ -64,11 +64,8 @@ def level_range(name: str) -> LevelRange:
     rule = corruption_rule(name)
     descending = rule.levels[0] > rule.levels[-1]
     top = rule.high if descending else max(rule.levels)
-    if rule.kind == "any":
-        step = 0.01 if top - rule.low <= 1 else 0.05
-    else:
-        step = 2 if rule.kind == "odd" else 1
-    return LevelRange(rule.low, top, step, rule.levels[len(rule.levels) // 2])
+    steps = {"any": 0.01 if top - rule.low <= 1 else 0.05, "integer": 1, "odd": 2}
+    return LevelRange(rule.low, top, steps[rule.kind], rule.levels[min(1, len(rule.levels) - 1)])
 
 
 def nearest_level(name: str, level: float) -> float:

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import StoppingCriteria, StoppingCriteriaList, TextIteratorStreamer
 
-from clustrs.app.engine import Engine
+from clustrs.app.loaded_model import LoadedModel
 from clustrs.evaluation.tasks.scenes import said
 from clustrs.images.open import first_sentence
 from clustrs.models import shared_encoding
@@ -20,7 +20,7 @@ from clustrs.models.attach import Handle, ImageSelection
 from clustrs.models.prompts import chat_prompt
 from clustrs.pruners import Pruner, get_method
 
-UNPRUNED = "none"
+NO_PRUNING = "none"
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Trial:
 
     def pruners(self) -> list[Pruner]:
         """The methods with their budget; a ValueError names one that does not exist."""
-        pruning = [get_method(name, keep=self.keep) for name in dict.fromkeys(self.methods) if name != UNPRUNED]
-        return [get_method(UNPRUNED), *pruning]
+        pruning = [get_method(name, keep=self.keep) for name in dict.fromkeys(self.methods) if name != NO_PRUNING]
+        return [get_method(NO_PRUNING), *pruning]
 
 
 @dataclass(frozen=True)
@@ -56,18 +56,18 @@ class TrialAnswer:
     error: str = ""
 
 
-def run_trial(engine: Engine, trial: Trial) -> Iterator[TrialAnswer]:
+def run_trial(loaded: LoadedModel, trial: Trial) -> Iterator[TrialAnswer]:
     """Yield the answer of each method again and again as it grows; the last of each has `done` set.
 
     A method that cannot answer, because this model lacks what it needs, does not keep the others from it.
     """
     pruners = trial.pruners()
-    prompt = chat_prompt(engine.processor, trial.question)
-    with engine.lock:
-        batch = shared_encoding.encode(engine.model, engine.processor, [trial.image], [(0, prompt)])
+    prompt = chat_prompt(loaded.processor, trial.question)
+    with loaded.lock:
+        batch = shared_encoding.encode(loaded.model, loaded.processor, [trial.image], [(0, prompt)])
         for pruner in pruners:
             try:
-                yield from _stream(engine, batch, pruner, trial.max_new_tokens)
+                yield from _stream(loaded, batch, pruner, trial.max_new_tokens)
             except Exception as error:  # methods of other packages raise what they like
                 yield TrialAnswer(pruner.name, done=True, error=first_sentence(error))
 
@@ -79,18 +79,20 @@ def verdict(text: str, expected: str | None) -> bool | None:
 
 def saved_share(answers: Sequence[TrialAnswer], answer: TrialAnswer) -> float | None:
     """The share of the unpruned model's KV cache that a method does without."""
-    whole = next((one.kv_bytes for one in answers if one.method == UNPRUNED), None)
+    whole = next((one.kv_bytes for one in answers if one.method == NO_PRUNING), None)
     return None if not whole or answer.kv_bytes is None else 1 - answer.kv_bytes / whole
 
 
-def _stream(engine: Engine, batch: shared_encoding.Batch, pruner: Pruner, max_new_tokens: int) -> Iterator[TrialAnswer]:
+def _stream(
+    loaded: LoadedModel, batch: shared_encoding.Batch, pruner: Pruner, max_new_tokens: int
+) -> Iterator[TrialAnswer]:
     with (
-        pruner(engine.model) as handle,
-        call_seconds(engine.model.get_decoder()) as calls,
-        prefill_cache_bytes(engine.model.get_decoder()) as kv_bytes,
+        pruner(loaded.model) as handle,
+        call_seconds(loaded.model.get_decoder()) as calls,
+        prefill_cache_bytes(loaded.model.get_decoder()) as kv_bytes,
     ):
         answer = TrialAnswer(pruner.name)
-        for text in _generate(engine, handle, batch, max_new_tokens):
+        for text in _generate(loaded, handle, batch, max_new_tokens):
             answer = replace(answer, text=answer.text + text)
             if answer.image is None:
                 image, seconds = handle.last[0], handle.seconds["selection"]
@@ -111,9 +113,9 @@ class _Stop(StoppingCriteria):
         return torch.full((len(input_ids),), self.event.is_set(), device=input_ids.device)
 
 
-def _generate(engine: Engine, handle: Handle, batch: shared_encoding.Batch, max_new_tokens: int) -> Iterator[str]:
+def _generate(loaded: LoadedModel, handle: Handle, batch: shared_encoding.Batch, max_new_tokens: int) -> Iterator[str]:
     """Pieces of the answer. The model works in a thread of its own, which has ended when this has."""
-    tokenizer = getattr(engine.processor, "tokenizer", engine.processor)
+    tokenizer = getattr(loaded.processor, "tokenizer", loaded.processor)
     streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     stop, errors = _Stop(), []
 

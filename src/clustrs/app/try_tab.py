@@ -8,9 +8,8 @@ from typing import Any
 import gradio as gr
 
 from clustrs.app import markup
-from clustrs.app.engine import Engine
+from clustrs.app.loaded_model import LoadedModel
 from clustrs.app.source import (
-    CLEAN,
     Source,
     corrupted,
     level_range,
@@ -18,7 +17,8 @@ from clustrs.app.source import (
     sample_sources,
     uploaded,
 )
-from clustrs.app.trial import UNPRUNED, Trial, TrialAnswer, run_trial
+from clustrs.app.trial import NO_PRUNING, Trial, TrialAnswer, run_trial
+from clustrs.evaluation.config import CLEAN
 from clustrs.images.corruptions import Corruption, list_corruptions
 from clustrs.images.open import first_sentence
 from clustrs.models.ask import as_seen
@@ -48,10 +48,10 @@ class ImageInputs:
 class TryTab:
     """Lays the tab out and answers its events."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.loaded = loaded
         self.samples = sample_sources()
-        self.pruning = [name for name in list_methods() if name != UNPRUNED]
+        self.pruning = [name for name in list_methods() if name != NO_PRUNING]
 
     def build(self) -> ImageInputs:
         """Lay the tab out, inside a `gr.Tab`."""
@@ -59,12 +59,14 @@ class TryTab:
             with gr.Column(scale=5, min_width=300):
                 inputs, gallery, upload, notice = self._image_column()
             with gr.Column(scale=4, min_width=300):
-                preview = gr.HTML(self.preview(self.samples[0], CLEAN, 0, 0), elem_id="preview")
+                preview = gr.HTML(
+                    self.preview(self.samples[0], CLEAN, 0, 0), elem_id="preview", apply_default_css=False
+                )
         question, known = self._question_row()
         methods, keep, longest, ask = self._method_row()
-        status = gr.HTML(elem_id="status", min_height=40)
+        status = gr.HTML(elem_id="status", min_height=40, apply_default_css=False)
         with gr.Row(elem_classes="cl-cards", elem_id="answers"):
-            cards = [gr.HTML(visible=False) for _ in list_methods()]
+            cards = [gr.HTML(visible=False, apply_default_css=False) for _ in list_methods()]
         chosen: list[Any] = [inputs.source, known, question, notice]
         gallery.select(self.choose_sample, None, [*chosen, upload], show_progress="hidden")
         upload.upload(self.take_upload, [upload, inputs.source], [*chosen, gallery])
@@ -92,7 +94,6 @@ class TryTab:
             [(str(sample.path), sample.path.stem) for sample in self.samples],
             label="Sample images",
             columns=5,
-            height=230,
             allow_preview=False,
             selected_index=0,
             object_fit="cover",
@@ -100,10 +101,12 @@ class TryTab:
             buttons=[],
             elem_id="samples",
         )
-        upload = gr.File(label="Or your own image", height=90, file_count="single", type="filepath", elem_id="upload")
-        notice = gr.HTML(visible=False, elem_id="notice")
+        upload = gr.File(label="Or your own image", height=130, file_count="single", type="filepath", elem_id="upload")
+        notice = gr.HTML(visible=False, elem_id="notice", apply_default_css=False)
         with gr.Row():
-            corruption = gr.Dropdown([CLEAN, *list_corruptions()], value=CLEAN, label="Corruption", elem_id="corruption")
+            corruption = gr.Dropdown(
+                [CLEAN, *list_corruptions()], value=CLEAN, label="Corruption", elem_id="corruption"
+            )
             level = gr.Slider(0, 3, 0.5, step=0.05, label="Level", interactive=False, elem_id="level")
             seed = gr.Number(0, label="Seed", precision=0, minimum=0, min_width=80, elem_id="seed")
         return ImageInputs(source, corruption, level, seed), gallery, upload, notice
@@ -122,7 +125,7 @@ class TryTab:
         return question, known
 
     def _method_row(self) -> tuple[gr.CheckboxGroup, gr.Slider, gr.Number, gr.Button]:
-        most = self.engine.visual_tokens
+        most = self.loaded.visual_tokens
         methods = gr.CheckboxGroup(
             [(markup.label(name), name) for name in self.pruning],
             value=[name for name in SHOWN_AT_FIRST if name in self.pruning],
@@ -130,7 +133,9 @@ class TryTab:
             elem_id="methods",
         )
         with gr.Row(equal_height=True):
-            keep = gr.Slider(1, most, min(KEEP, most), step=1, label="Visual tokens to keep (k)", scale=4, elem_id="keep")
+            keep = gr.Slider(
+                1, most, min(KEEP, most), step=1, label="Visual tokens to keep (k)", scale=4, elem_id="keep"
+            )
             longest = gr.Number(
                 32, label="Longest answer (tokens)", precision=0, minimum=1, maximum=LONGEST_ANSWER, min_width=120
             )
@@ -161,9 +166,7 @@ class TryTab:
         if name == CLEAN:
             return gr.Slider(interactive=False)
         span = level_range(name)
-        return gr.Slider(
-            minimum=span.minimum, maximum=span.maximum, step=span.step, value=span.start, interactive=True
-        )
+        return gr.Slider(minimum=span.minimum, maximum=span.maximum, step=span.step, value=span.start, interactive=True)
 
     def preview(self, source: Source, corruption: str, level: float, seed: float) -> str:
         """The image as the model gets it."""
@@ -193,9 +196,9 @@ class TryTab:
             trial = Trial(image, question, tuple(methods), int(keep), most)
             names = [pruner.name for pruner in trial.pruners()]
             yield [_status("encoding the image"), *self._fresh_cards(names)]
-            shown = as_seen(self.engine.processor, image)
+            shown = as_seen(self.loaded.processor, image)
             latest: dict[str, TrialAnswer] = {}
-            for answer in run_trial(self.engine, trial):
+            for answer in run_trial(self.loaded, trial):
                 latest[answer.method] = answer
                 card = markup.answer_card(answer, shown, source.expected(question), list(latest.values()))
                 updates = [gr.HTML(card) if name == answer.method else gr.skip() for name in names]

@@ -15,7 +15,7 @@ WARM_UP_QUESTION = "How many objects are there?"
 
 
 @dataclass(frozen=True)
-class Engine:
+class LoadedModel:
     """A model, its processor, and how many visual tokens the first sample image has without pruning.
 
     A method is attached to the whole model, so whoever uses it holds `lock`.
@@ -33,11 +33,11 @@ class Engine:
         return self.name in embedded.MODELS
 
 
-def load_engine(name: str = embedded.DEFAULT) -> Engine:
+def load_warm(name: str = embedded.DEFAULT) -> LoadedModel:
     """Load whatever `clustrs ask` takes, and let it answer once: the first call pays for what is set up once."""
     quiet_transformers()
     model, processor = load_model(name)
     image = open_image(embedded.samples()[0].path)
     batch = shared_encoding.encode(model, processor, [image], [(0, chat_prompt(processor, WARM_UP_QUESTION))])
     reply = shared_encoding.reply(model, processor, batch, get_method("none"), max_new_tokens=2)[0]
-    return Engine(name, model, processor, reply.image.placeholders)
+    return LoadedModel(name, model, processor, reply.image.placeholders)

@@ -1,0 +1,99 @@
+"""What the tests of the page share: one loaded, a recorded run, and for the browser a running server.
+
+`make test` skips what needs Gradio, Playwright or Chromium where one of them is missing. `make test-app` sets
+CLUSTRS_TEST_APP=1, and a missing one fails instead.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from clustrs.app.loaded_model import LoadedModel
+
+CHROMIUM = "/usr/bin/chromium"
+
+
+def need(*modules: str, chromium: bool = False) -> None:
+    """Skip a test, or fail it in `make test-app`, where something that it needs is missing."""
+    missing = [name for name in modules if find_spec(name) is None]
+    if chromium and not os.path.exists(CHROMIUM) and shutil.which("chromium") is None:
+        missing.append("chromium")
+    if missing:
+        complaint = f"needs {', '.join(missing)}: make test-app sets them up"
+        if os.environ.get("CLUSTRS_TEST_APP"):
+            pytest.fail(complaint, pytrace=False)
+        pytest.skip(complaint)
+
+
+@pytest.fixture(scope="session")
+def loaded() -> "LoadedModel":
+    from clustrs.app.loaded_model import load_warm
+
+    return load_warm()
+
+
+@pytest.fixture(scope="session")
+def library_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one real run of the embedded model, "scenes-run"."""
+    from clustrs.evaluation import Config, run
+    from clustrs.evaluation.config import expand_methods
+
+    folder = tmp_path_factory.mktemp("runs")
+    config = Config(
+        task="scenes",
+        model="mini-llava",
+        methods=expand_methods(["none", "clustrs", "random"], [4]),
+        corruptions=("clean", "gaussian:1"),
+        limit=8,
+        batch_size=8,
+    )
+    run(config, folder / "scenes-run")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def address(loaded: "LoadedModel", library_folder: Path) -> Iterator[str]:
+    """The address of the page, served for the length of the session."""
+    need("gradio", "playwright", chromium=True)
+    from clustrs.app.server import serve
+
+    page, address = serve(loaded, library_folder, port=None, browser=False, block=False)
+    yield address
+    page.close()
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    need("gradio", "playwright", chromium=True)
+    from playwright.sync_api import sync_playwright
+
+    path = CHROMIUM if os.path.exists(CHROMIUM) else shutil.which("chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(chromium: Any, address: str) -> Iterator[Callable[..., Any]]:
+    """Opens the page as a visitor of their own would; options are those of a browser context."""
+    contexts = []
+
+    def visit(**options: Any) -> Any:
+        context = chromium.new_context(**{"viewport": {"width": 1400, "height": 900}, **options})
+        contexts.append(context)
+        context.set_default_timeout(120_000)
+        page = context.new_page()
+        page.goto(address)
+        page.locator("#ask").wait_for()
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
