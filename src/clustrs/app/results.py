@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -91,6 +92,7 @@ class RunLibrary:
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         self.root = self.folder.resolve()
+        self._opened: dict[tuple[str, str | None], tuple[Any, OpenRun]] = {}
 
     def names(self) -> list[str]:
         """The runs by their path below the folder, newest first; "." is the folder itself."""
@@ -99,7 +101,12 @@ class RunLibrary:
     def open(self, name: str, judge: str | None = None) -> OpenRun:
         """Read a run. A ValueError says what is wrong with it, or that it lies outside of the folder."""
         folder = self._path(name)
-        return OpenRun(name, folder, Summary(load_run(folder, judge)))
+        stamp = tuple(_stamp(folder / file) for file in RUN_FILES)
+        known = self._opened.get((name, judge))
+        if known is None or known[0] != stamp:
+            known = stamp, OpenRun(name, folder, Summary(load_run(folder, judge)))
+            self._opened = {(name, judge): known}  # one run at a time: they can be large
+        return known[1]
 
     def _found(self) -> Iterator[str]:
         for here, folders, files in os.walk(self.root):
@@ -128,6 +135,15 @@ class RunLibrary:
         """Whether a folder and all files of a run in it really lie below the root, links followed."""
         paths = [folder, *(folder / file for file in RUN_FILES)]
         return all(Path(os.path.realpath(path)).is_relative_to(self.root) for path in paths)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What changes when a file does; None where there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
 
 
 def disagreements(opened: OpenRun, first: int, second: int, condition: int) -> list[Disagreement]:
