@@ -13,7 +13,7 @@ from clustrs.app import markup
 from clustrs.app.chart import draw_panel, marker_path
 from clustrs.app.kept import kept_images
 from clustrs.app.loaded_model import LoadedModel
-from clustrs.app.results import OpenRun, RunLibrary, disagreements, rival
+from clustrs.app.results import Disagreement, OpenRun, RunLibrary, disagreements, rival
 from clustrs.evaluation.report.analysis.scores import figures
 from clustrs.evaluation.report.blocks import Figure
 
@@ -26,6 +26,12 @@ def opened(tmp_path: Path) -> OpenRun:
 
 def index(opened: OpenRun, label: str, budget: str = "4") -> int:
     return next(m for m in opened.methods(budget) if opened.label(m) == label)
+
+
+def clean_disagreements(opened: OpenRun) -> list[Disagreement]:
+    """Between ClustRS and the unpruned model, on clean images."""
+    first, second = index(opened, "clustrs"), index(opened, "unpruned")
+    return disagreements(opened, first, second, opened.conditions("gaussian")[0])
 
 
 def test_runs_are_listed_newest_first_below_the_folder(tmp_path: Path) -> None:
@@ -111,17 +117,9 @@ def test_disagreements_are_those_of_the_records(opened: OpenRun) -> None:
     first, second = index(opened, "clustrs"), index(opened, "fastervlm")
     condition = opened.conditions("gaussian")[1]
     records: list[Row] = [json.loads(line) for line in (opened.folder / "answers.jsonl").read_text().splitlines()]
-    mine = {
-        r["item"]: r
-        for r in records
-        if r["method"] == {"name": "clustrs", "keep": 4, "tau": 1.0, "clip": [0.1, 0.95]}
-        and r["corruption"] == "gaussian:0.5"
-    }
-    theirs = {
-        r["item"]: r
-        for r in records
-        if r["method"] == {"name": "fastervlm", "keep": 4} and r["corruption"] == "gaussian:0.5"
-    }
+    under = [r for r in records if r["corruption"] == "gaussian:0.5" and r["method"]["keep"] == 4]
+    mine = {r["item"]: r for r in under if r["method"]["name"] == "clustrs"}
+    theirs = {r["item"]: r for r in under if r["method"]["name"] == "fastervlm"}
     expected = {item for item in mine if mine[item]["score"] != theirs[item]["score"]}
     found = disagreements(opened, first, second, condition)
     assert {one.item for one in found} == expected
@@ -142,7 +140,7 @@ def test_failed_and_missing_answers_are_no_disagreements(tmp_path: Path) -> None
 
     write_run(tmp_path / "run", change)
     opened = RunLibrary(tmp_path).open("run")
-    found = disagreements(opened, index(opened, "clustrs"), index(opened, "unpruned"), opened.conditions("gaussian")[0])
+    found = clean_disagreements(opened)
     assert {"v1_0", "v1_1"}.isdisjoint(one.item for one in found)
     assert found
 
@@ -171,10 +169,9 @@ def test_answers_are_escaped(tmp_path: Path) -> None:
 
     write_run(tmp_path / "run", change)
     opened = RunLibrary(tmp_path).open("run")
-    found = disagreements(opened, index(opened, "clustrs"), index(opened, "unpruned"), opened.conditions("gaussian")[0])
-    page = markup.disagreement_list(found, "clustrs", "unpruned", "clean") + markup.disagreement(
-        found[0], [None, None], ""
-    )
+    found = clean_disagreements(opened)
+    page = markup.disagreement_list(found, "clustrs", "unpruned", "clean")
+    page += markup.disagreement(found[0], [None, None], "")
     assert "<img" not in page
     assert "&lt;img" in page
 
@@ -205,8 +202,7 @@ def test_markers_are_those_of_the_palette() -> None:
 @pytest.mark.slow
 def test_kept_tokens_of_a_run_are_lit_where_they_lie(loaded: LoadedModel, library_folder: Path) -> None:
     opened = RunLibrary(library_folder).open("scenes-run")
-    first, second = index(opened, "clustrs"), index(opened, "unpruned")
-    one = disagreements(opened, first, second, opened.conditions("gaussian")[0])[0]
+    one = clean_disagreements(opened)[0]
     pictures, note = kept_images(loaded, opened, one)
     assert note == ""
     pruned, whole = pictures
@@ -228,9 +224,7 @@ def test_without_the_model_of_the_run_the_image_is_shown_alone(
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     (tmp_path / "run" / "config.json").write_text(json.dumps({**config, "model": "another/model"}))
     opened = RunLibrary(tmp_path).open("run")
-    one = disagreements(opened, index(opened, "clustrs"), index(opened, "unpruned"), opened.conditions("gaussian")[0])[
-        0
-    ]
+    one = clean_disagreements(opened)[0]
     pictures, note = kept_images(loaded, opened, one)
     assert note == "The run's model is another/model: start clustrs app --model another/model to see the kept tokens."
     assert pictures[0] is pictures[1]
@@ -239,8 +233,6 @@ def test_without_the_model_of_the_run_the_image_is_shown_alone(
 def test_data_of_the_hub_is_not_fetched(loaded: LoadedModel, tmp_path: Path) -> None:
     write_run(tmp_path / "run", task="scienceqa")
     opened = RunLibrary(tmp_path).open("run")
-    one = disagreements(opened, index(opened, "clustrs"), index(opened, "unpruned"), opened.conditions("gaussian")[0])[
-        0
-    ]
+    one = clean_disagreements(opened)[0]
     with pytest.raises(ValueError, match="scienceqa came from the hub, and this page makes no requests"):
         kept_images(loaded, opened, one)

@@ -198,7 +198,7 @@ def cells(opened: OpenRun, corruption: str, budget: str, chosen: tuple[int, int]
         "cells",
         unit=summary.unit,
         budget=budget,
-        head=f"{words(corruption)} level" if corruption != CLEAN else "",
+        head="" if corruption == CLEAN else words(corruption),
         methods=[{"label": opened.label(m), "color": color(run.methods[m].name)} for m in methods],
         rows=rows,
         chosen=chosen,
