@@ -12,17 +12,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from recorded_run import write_run
 
 if TYPE_CHECKING:
     from clustrs.app.loaded_model import LoadedModel
 
-CHROMIUM = "/usr/bin/chromium"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+HOSTILE = "${window.touched = 1} {{value}} <img src=x onerror='window.touched = 1'>"
+
+
+def find_chromium() -> str | None:
+    """The browser that `tools/chromium.sh` looks for."""
+    return next((path for name in BROWSERS if (path := shutil.which(name))), None)
 
 
 def need(*modules: str, chromium: bool = False) -> None:
     """Skip a test, or fail it in `make test-app`, where something that it needs is missing."""
     missing = [name for name in modules if find_spec(name) is None]
-    if chromium and not os.path.exists(CHROMIUM) and shutil.which("chromium") is None:
+    if chromium and find_chromium() is None:
         missing.append("chromium")
     if missing:
         complaint = f"needs {', '.join(missing)}: make test-app sets them up"
@@ -40,7 +47,7 @@ def loaded() -> "LoadedModel":
 
 @pytest.fixture(scope="session")
 def library_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one real run of the embedded model, "scenes-run"."""
+    """A folder with a real run of the embedded model, "scenes-run", and an older one with "hostile" texts."""
     from clustrs.evaluation import Config, run
     from clustrs.evaluation.config import expand_methods
 
@@ -54,13 +61,20 @@ def library_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         batch_size=8,
     )
     run(config, folder / "scenes-run")
+    write_run(folder / "hostile", lambda rows: [{**row, "text": HOSTILE, "question": HOSTILE} for row in rows])
+    os.utime(folder / "hostile" / "answers.jsonl", (0, 0))
     return folder
 
 
 @pytest.fixture(scope="session")
-def address(loaded: "LoadedModel", library_folder: Path) -> Iterator[str]:
-    """The address of the page, served for the length of the session."""
+def tools() -> None:
+    """Comes before everything that takes long: nothing is prepared for tests that are skipped."""
     need("gradio", "playwright", chromium=True)
+
+
+@pytest.fixture(scope="session")
+def address(tools: None, loaded: "LoadedModel", library_folder: Path) -> Iterator[str]:
+    """The address of the page, served for the length of the session."""
     from clustrs.app.server import serve
 
     page, address = serve(loaded, library_folder, port=None, browser=False, block=False)
@@ -69,13 +83,11 @@ def address(loaded: "LoadedModel", library_folder: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    need("gradio", "playwright", chromium=True)
+def chromium(tools: None) -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
-    path = CHROMIUM if os.path.exists(CHROMIUM) else shutil.which("chromium")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         yield browser
         browser.close()
 

@@ -134,16 +134,20 @@ def test_empty_question_is_answered_with_a_line(visit: Visit) -> None:
     assert "the question is empty" in toast.inner_text()
 
 
-def test_answers_of_a_model_are_text_and_not_markup(visit: Visit) -> None:
-    """What a visitor types comes back as text, also where Gradio's own templates would see a program."""
+def test_stored_answers_are_text_and_not_programs(visit: Visit) -> None:
+    """Neither HTML nor the expressions of Gradio's own templates in a run's files come alive."""
     page = visit()
-    page.locator("#corruption input").click()
-    page.keyboard.press("Escape")
     open_results(page)
-    page.evaluate("window.touched = false")
+    choose(page, "run", "hostile")
     page.locator("#disagreements button").first.wait_for()
-    assert page.evaluate("window.touched") is False
-    assert "${touched" in page.locator("#disagreements").inner_text()
+    page.locator("#disagreements button").first.click()
+    page.locator("#disagreement .cl-card").first.wait_for()
+    for part in ("#disagreements", "#disagreement"):
+        text = page.locator(part).inner_text()
+        assert "${window.touched = 1}" in text
+        assert "{{value}}" in text
+        assert "<img src=x" in text
+    assert page.evaluate("window.touched") is None
 
 
 def test_clicked_token_lights_its_cluster_in_both_images(visit: Visit) -> None:
