@@ -14,7 +14,7 @@ from PIL import Image
 from clustrs.app.chart import draw_panel
 from clustrs.app.inspection import Inspection, Token, View
 from clustrs.app.results import Disagreement, OpenRun
-from clustrs.app.source import data_uri
+from clustrs.app.source import PREVIEW, data_uri
 from clustrs.app.trial import NO_PRUNING, TrialAnswer, saved_share, verdict
 from clustrs.evaluation.config import CLEAN
 from clustrs.evaluation.report.analysis.scores import figures, words
@@ -62,14 +62,19 @@ def label(name: str) -> str:
     return "Unpruned" if name == NO_PRUNING else method_class(name).label
 
 
-def answer_card(answer: TrialAnswer, image: Image.Image, expected: str | None, others: Sequence[TrialAnswer]) -> str:
-    """A method's answer beside those of the `others`; `image` is what the base crop shows."""
+def kept_picture(image: Image.Image, answer: TrialAnswer) -> str:
+    """The tokens that a method kept, over `image`, which is what the base crop shows; nothing before they are known."""
+    return "" if answer.image is None else data_uri(overlay_kept(image, answer.image, size=PREVIEW))
+
+
+def answer_card(answer: TrialAnswer, picture: str, expected: str | None, others: Sequence[TrialAnswer]) -> str:
+    """A method's answer beside those of the `others`; `picture` is from `kept_picture`."""
     return render(
         "answer",
         answer=answer,
         label=label(answer.method),
         color=color(answer.method),
-        picture="" if answer.image is None else data_uri(overlay_kept(image, answer.image, size=480)),
+        picture=picture,
         correct=verdict(answer.text, expected),
         saved=None if answer.method == NO_PRUNING else saved_share(others, answer),
     )
@@ -164,7 +169,7 @@ def attention_map(view: View) -> tuple[Image.Image, float]:
     level = np.clip(heat / brightest, 0, 1) * (len(HEAT) - 1)
     tones = np.stack([np.interp(level, range(len(HEAT)), stops[:, channel]) for channel in range(3)], -1)
     grey = view.image.convert("L").convert("RGB")
-    grey.thumbnail((480, 480))
+    grey.thumbnail((PREVIEW, PREVIEW))
     layer = Image.fromarray(tones.round().astype(np.uint8)).resize(grey.size, Image.Resampling.NEAREST)
     return Image.blend(grey, layer, 0.7), brightest
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import gradio as gr
 
-from clustrs import __version__
+from clustrs import __version__, embedded
 from clustrs.app import markup
 from clustrs.app.inspect_tab import InspectTab
 from clustrs.app.loaded_model import LoadedModel
@@ -14,12 +14,15 @@ from clustrs.app.try_tab import TryTab
 
 STYLE = Path(__file__).with_name("style.css")
 TEXT_FONTS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif")
+CLEANING, UPLOADS_KEPT = 600, 3600
+"""Every so many seconds, uploads of so many seconds ago are deleted."""
 CODE_FONTS = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
 
 
 def build_page(loaded: LoadedModel, library: RunLibrary) -> gr.Blocks:
-    """Lay out the page. Gradio's telemetry is off."""
-    with gr.Blocks(title="ClustRS", analytics_enabled=False) as page:
+    """Lay out the page. Gradio's telemetry is off, and uploads are deleted after an hour."""
+    gr.set_static_paths([embedded.HERE / "images"])  # served where they lie; only uploads go to the cache
+    with gr.Blocks(title="ClustRS", analytics_enabled=False, delete_cache=(CLEANING, UPLOADS_KEPT)) as page:
         gr.HTML(
             markup.render("intro", model=loaded.name, embedded=loaded.embedded, version=__version__),
             apply_default_css=False,

@@ -1,6 +1,7 @@
 """Serves the page on this machine, and keeps it from reaching any other."""
 
 import os
+import socket
 from pathlib import Path
 
 import gradio as gr
@@ -64,6 +65,7 @@ def serve(
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # Gradio reads it when it starts its server
     page = build_page(loaded, RunLibrary(Path(runs)))
     page.queue(max_size=LONGEST_QUEUE, default_concurrency_limit=4)
+    _check_port(host, port)
     _, address, _ = page.launch(
         server_name=host,
         server_port=port,
@@ -82,3 +84,17 @@ def serve(
         app_kwargs={"middleware": [Middleware(ContentSecurityPolicy)], "docs_url": None, "redoc_url": None},
     )
     return page, address
+
+
+def _check_port(host: str, port: int | None) -> None:
+    """Say in one line that a port cannot be used: Gradio's own message names its environment variables."""
+    if port is None:
+        return
+    if not 1 <= port <= 65535:
+        raise ValueError(f"port={port}: give a number from 1 to 65535")
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ValueError(f"host={host!r}, port={port}: {error.strerror}; give another port or host") from None

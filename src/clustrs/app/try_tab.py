@@ -198,9 +198,12 @@ class TryTab:
             yield [_status("encoding the image"), *self._fresh_cards(names)]
             shown = as_seen(self.loaded.processor, image)
             latest: dict[str, TrialAnswer] = {}
+            pictures: dict[str, str] = {}  # drawn once for all pieces of an answer
             for answer in run_trial(self.loaded, trial):
                 latest[answer.method] = answer
-                card = markup.answer_card(answer, shown, source.expected(question), list(latest.values()))
+                picture = pictures.get(answer.method) or markup.kept_picture(shown, answer)
+                pictures[answer.method] = picture
+                card = markup.answer_card(answer, picture, source.expected(question), list(latest.values()))
                 updates = [gr.HTML(card) if name == answer.method else gr.skip() for name in names]
                 rest: list[Any] = [gr.skip()] * (len(list_methods()) - len(names))
                 yield [_status(f"{markup.label(answer.method)} is answering"), *updates, *rest]
