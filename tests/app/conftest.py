@@ -1,41 +1,18 @@
-"""What the tests of the page share: one loaded, a recorded run, and for the browser a running server.
-
-`make test` skips what needs Gradio, Playwright or Chromium where one of them is missing. `make test-app` sets
-CLUSTRS_TEST_APP=1, and a missing one fails instead.
-"""
+"""What the tests of the page share: one loaded model, two runs, and for the browser a running server."""
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from app_tools import find_chromium, need
 from recorded_run import write_run
 
 if TYPE_CHECKING:
     from clustrs.app.loaded_model import LoadedModel
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 HOSTILE = "${window.touched = 1} {{value}} <img src=x onerror='window.touched = 1'>"
-
-
-def find_chromium() -> str | None:
-    """The browser that `tools/chromium.sh` looks for."""
-    return next((path for name in BROWSERS if (path := shutil.which(name))), None)
-
-
-def need(*modules: str, chromium: bool = False) -> None:
-    """Skip a test, or fail it in `make test-app`, where something that it needs is missing."""
-    missing = [name for name in modules if find_spec(name) is None]
-    if chromium and find_chromium() is None:
-        missing.append("chromium")
-    if missing:
-        complaint = f"needs {', '.join(missing)}: make test-app sets them up"
-        if os.environ.get("CLUSTRS_TEST_APP"):
-            pytest.fail(complaint, pytrace=False)
-        pytest.skip(complaint)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from conftest import need
+from app_tools import need
 
 from clustrs import app
 
