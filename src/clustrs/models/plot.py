@@ -188,33 +188,3 @@ def _show(axis: Any, image: Image.Image, faded: bool) -> None:
 def _frame(axis: Any, image: Image.Image) -> None:
     axis.set(xlim=(0, image.width), ylim=(image.height, 0), xticks=[], yticks=[])
     axis.set_aspect("equal")
-
-
-def overlay_kept(
-    image: Image.Image, result: "ImageSelection", *, clusters: bool = False, size: int | None = None
-) -> Image.Image:
-    """Stand-in."""
-    from PIL import ImageDraw
-
-    shown = image.convert("RGB")
-    if size is not None:
-        scale = size / max(shown.size)
-        shown = shown.resize((max(1, round(shown.width * scale)), max(1, round(shown.height * scale))))
-    rows, columns = result.grids[0]
-    dim = Image.blend(shown, Image.new("RGB", shown.size, "black"), 0.65)
-    pen = ImageDraw.Draw(dim)
-    kept = {i for i in result.selection.indices.tolist() if i >= 0}
-    for i in kept:
-        if int(result.layout.tile[i]):
-            continue
-        y, x = int(result.layout.y[i]), int(result.layout.x[i])
-        box = (
-            round(x * shown.width / columns),
-            round(y * shown.height / rows),
-            round((x + 1) * shown.width / columns),
-            round((y + 1) * shown.height / rows),
-        )
-        dim.paste(shown.crop(box), box)
-        if len(kept) < len(result.layout.tile):
-            pen.rectangle((box[0], box[1], box[2] - 1, box[3] - 1), outline="white")
-    return dim
