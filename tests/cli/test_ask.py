@@ -18,7 +18,6 @@ import clustrs
 from clustrs.cli import main
 from clustrs.images.corruptions import Corruption
 from clustrs.images.open import open_image
-from clustrs.models import plot
 from clustrs.models.adapters import adapter_class, list_model_types
 from clustrs.models.ask import as_seen
 from clustrs.models.ask import ask as ask_model
@@ -160,7 +159,8 @@ def test_compare(run: Run, folder: Path, image_file: Path, tmp_path: Path) -> No
     options = ("--keep", 4, "--max-new-tokens", 3, "--show", show)
     code, out, err = run("compare", image_file, "What is this?", "--model", folder, *options)
     assert (code, err) == (0, "")
-    lines = out.splitlines()
+    *lines, last = out.splitlines()
+    assert last == f"drawing: {show}"
     assert all(part in lines[0] for part in ("method", "tokens", "prefill", "decode/token", "answer"))
     names = [line.split("|")[1].strip() for line in lines[2:]]
     assert sorted(names) == clustrs.list_methods()
@@ -186,7 +186,9 @@ def test_compare_some_as_json(run: Run, folder: Path, image_file: Path) -> None:
 def test_show(run: Run, anyres: Path, image_file: Path, tmp_path: Path, method: str, suffix: str) -> None:
     show = tmp_path / f"kept.{suffix}"
     options = ("--model", anyres, "--method", method, "--max-new-tokens", 1, "--show", show)
-    assert run("ask", image_file, "What costs $5 or $6?", *options)[0] == 0
+    code, out, err = run("ask", image_file, "What costs $5 or $6?", *options)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == f"drawing: {show}"
     if suffix == "png":
         assert len(np.unique(np.asarray(Image.open(show).convert("RGB")).reshape(-1, 3), axis=0)) > 50
     else:
@@ -209,6 +211,7 @@ def test_onevision(run: Run, image_file: Path, tmp_path: Path) -> None:
         assert (code, err) == (0, "")
         result = json.loads(out)
         assert result.get("results", [result])[-1]["visual_tokens"] == 3
+        assert result["drawing"] == str(tmp_path / "kept.png")
 
 
 def test_methods(run: Run) -> None:
@@ -454,10 +457,3 @@ def test_what_the_base_crop_shows(folder: Path, anyres: Path) -> None:
     assert (np.asarray(as_seen(processor, image))[10:50] == pixels).all()
     _, processor = load_model(str(anyres))
     assert as_seen(processor, image).size == (60, 40)
-
-
-def test_cluster_colors_differ() -> None:
-    colors = plot._cluster_colors(21)
-    assert len({tuple(color.round(3)) for color in colors}) == 21
-    assert colors.min() >= 0
-    assert colors.max() <= 1

@@ -230,7 +230,8 @@ class Question:
     def as_json(self) -> dict[str, Any]:
         names = ("image", "question", "model", "scope", "crops", "positions", "prompt_template", "image_padding")
         corruption = {**asdict(self.corruption), "seed": self.options.seed} if self.corruption else None
-        return {**{name: getattr(self.options, name) for name in names}, "corruption": corruption}
+        given = {name: getattr(self.options, name) for name in names}
+        return {**given, "corruption": corruption, "drawing": self.options.show}
 
 
 def answer_json(method: "Pruner", answer: "Answer") -> dict[str, Any]:
@@ -272,6 +273,7 @@ def run_ask(options: argparse.Namespace) -> None:
         from clustrs.models import plot
 
         plot.draw_kept(question.seen(), answer.image, options.show, question.title(method.name))
+        print(end="" if options.json else f"drawing: {options.show}\n")
 
 
 def about(model: str) -> str:
@@ -298,6 +300,7 @@ def run_compare(options: argparse.Namespace) -> None:
             for label, answer in zip(labels(methods), answers, strict=True)
         }
         plot.draw_comparison(question.seen(), panels, options.show, question.title())
+        print(end="" if options.json else f"drawing: {options.show}\n")
 
 
 def compared(options: argparse.Namespace) -> list["Pruner"]:
