@@ -238,20 +238,20 @@ def test_run_is_opened_and_a_disagreement_found(visit: Visit) -> None:
     open_results(page)
     assert page.locator("#curves .cl-chart").count() == 1
     assert page.locator("#cells button").count() == 2 * 3
-    page.locator("#cells button[aria-label^='random under 1']").click()
+    page.locator("#cells button[aria-label^='unpruned under clean']").click()
     page.locator("#cells button[aria-pressed=true]").wait_for()
-    page.locator("#disagreements", has_text="random").wait_for()
-    assert page.locator("#first input").input_value() == "random"
+    page.locator("#disagreements", has_text="under clean").wait_for()
+    assert page.locator("#first input").input_value() == "unpruned"
     assert page.locator("#second input").input_value() == "clustrs"
     page.locator("#disagreements button").first.click()
     cards = page.locator("#disagreement .cl-card")
     cards.first.wait_for()
     assert cards.count() == 2
-    assert [card.locator("h3").inner_text() for card in cards.all()] == ["random", "clustrs"]
+    assert [card.locator("h3").inner_text() for card in cards.all()] == ["unpruned", "clustrs"]
     for card in cards.all():
         assert card.locator("img").evaluate("image => image.naturalWidth") > 200
         assert re.search("score [01]", card.inner_text())
-    assert "gaussian:1" in page.locator(".cl-question").inner_text()
+    assert "clean" in page.locator(".cl-question").inner_text()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

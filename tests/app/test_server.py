@@ -32,5 +32,5 @@ def test_port_that_cannot_be_is_refused(loaded: object, tmp_path: Path, port: in
 
 def test_missing_gradio_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"the page needs Gradio, .*: pip install 'clustrs\[app\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"the page needs Gradio, .*: pip install 'clustrs\[app\]'"):
         app.launch  # noqa: B018

@@ -8,11 +8,12 @@ if TYPE_CHECKING:
     from clustrs.app.server import launch
 
 __all__ = ["launch"]
+MISSING = "the page needs Gradio, which is not installed: pip install 'clustrs[app]'"
 
 
 def __getattr__(name: str) -> Any:
     if name == "launch":
         if find_spec("gradio") is None:
-            raise ImportError("the page needs Gradio, which is not installed: pip install 'clustrs[app]'")
+            raise ModuleNotFoundError(MISSING, name="gradio")
         return import_module("clustrs.app.server").launch
     raise AttributeError(f"module 'clustrs.app' has no attribute {name!r}")

@@ -64,7 +64,7 @@ class TryTab:
                 )
         question, known = self._question_row()
         methods, keep, longest, ask = self._method_row()
-        status = gr.HTML(elem_id="status", min_height=40, apply_default_css=False)
+        status = gr.HTML(_status("press Ask to compare them"), elem_id="status", min_height=40, apply_default_css=False)
         with gr.Row(elem_classes="cl-cards", elem_id="answers"):
             cards = [gr.HTML(visible=False, apply_default_css=False) for _ in list_methods()]
         chosen: list[Any] = [inputs.source, known, question, notice]
