@@ -88,7 +88,11 @@ def _line(curve: Curve, scale: _Scale, ticks: tuple[str, ...]) -> Line:
         Mark(scale.x(p.x), scale.y(p.mean), f"{curve.label}, {ticks[p.x]}: {p.mean:.3g}{_interval(p)}")
         for p in curve.points
     )
-    bounds = [(scale.x(p.x), scale.y(p.low), scale.y(p.high)) for p in curve.points if None not in (p.low, p.high)]
+    bounds = [
+        (scale.x(p.x), scale.y(p.low), scale.y(p.high))
+        for p in curve.points
+        if p.low is not None and p.high is not None
+    ]
     outline = [(x, high) for x, _, high in bounds] + [(x, low) for x, low, _ in reversed(bounds)]
     path, filled = marker_path(marker(curve.method))
     return Line(
@@ -117,5 +121,5 @@ def marker_path(name: str) -> tuple[str, bool]:
 
     style = MarkerStyle(name)
     path = style.get_path().transformed(style.get_transform())
-    polygons = path.to_polygons(closed_only=False)
+    polygons: Any = path.to_polygons(closed_only=False)
     return "".join(_path([(8 * x, -8 * y) for x, y in polygon]) for polygon in polygons), bool(style.is_filled())

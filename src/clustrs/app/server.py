@@ -77,6 +77,7 @@ def serve(
         allowed_paths=[],
         max_file_size=LARGEST_UPLOAD,
         ssr_mode=False,
+        _frontend=False,  # no check that gives up after three seconds, which a busy machine needs, and advises to share
         mcp_server=False,
         footer_links=[],
         theme=theme(),
