@@ -53,7 +53,7 @@ def draw_panel(figure: Figure, index: int) -> Chart:
 
     curves = figure.panels[index].curves
     values = [v for c in curves for p in c.points for v in (p.mean, p.low, p.high) if v is not None] or [0.0]
-    ticks = [float(tick) for tick in MaxNLocator(5).tick_values(min(values), max(values))]
+    ticks = [float(tick) for tick in MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(min(values), max(values))]
     scale = _Scale(len(figure.ticks), min(ticks), max(ticks))
     return Chart(
         title=figure.title,
