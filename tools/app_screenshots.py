@@ -68,7 +68,7 @@ def largest_cluster(page: Any) -> Any:
 
 
 def store(page: Any, name: str) -> None:
-    """Write a screenshot of the whole page, as large as the bytes allow; rare colours, such as methods have, are kept."""
+    """Write a screenshot of the whole page, as large as the bytes allow; rare colours (of methods) are kept."""
     page.wait_for_timeout(500)
     image = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert("RGB")
     path = OUTPUT / f"{name}.png"
