@@ -5,13 +5,14 @@ from pathlib import Path
 
 from clustrs.cli.arguments import option
 from clustrs.cli.commands import command
-from clustrs.cli.options import ModelOptions
+from clustrs.embedded import DEFAULT
 
 
 @dataclass(frozen=True, kw_only=True)
-class AppOptions(ModelOptions):
+class AppOptions:
     """The options of `clustrs app`."""
 
+    model: str = option(DEFAULT, "the model behind the page: whatever clustrs ask takes", metavar="ID_OR_FOLDER")
     runs: Path = option(Path("runs"), "the folder whose runs the page shows", metavar="FOLDER")
     host: str = option("127.0.0.1", "the address to listen on; by default, only this machine reaches it")
     port: int = option(7860, "the port to listen on", high=65535)
