@@ -12,7 +12,7 @@ from clustrs.app.loaded_model import LoadedModel
 from clustrs.app.source import sample_sources
 from clustrs.app.trial import Trial, TrialAnswer, run_trial, saved_share, verdict
 from clustrs.models.ask import ask
-from clustrs.models.cost import kv_cache_bytes
+from clustrs.models.decoder_cost import kv_cache_bytes
 from clustrs.pruners import get_method
 
 QUESTION = "How many objects are there?"

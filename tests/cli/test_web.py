@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from clustrs import app
+from clustrs.options import LoadOptions
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -20,13 +21,13 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 def test_defaults_stay_on_this_machine(run: Run, launched: list[tuple[Any, ...]]) -> None:
     assert run("app")[0] == 0
-    assert launched == [("mini-llava", Path("runs"), "127.0.0.1", 7860, {"browser": True})]
+    assert launched == [("mini-llava", Path("runs"), "127.0.0.1", 7860, {"browser": True, "load": LoadOptions()})]
 
 
 def test_options_reach_the_page(run: Run, launched: list[tuple[Any, ...]]) -> None:
-    words = ["--model", "m", "--runs", "mine", "--host", "0.0.0.0", "--port", "8000", "--no-browser"]
+    words = ["--model", "m", "--runs", "mine", "--host", "0.0.0.0", "--port", "8000", "--no-browser", "--device", "cpu"]
     assert run("app", *words)[0] == 0
-    assert launched == [("m", Path("mine"), "0.0.0.0", 8000, {"browser": False})]
+    assert launched == [("m", Path("mine"), "0.0.0.0", 8000, {"browser": False, "load": LoadOptions(device="cpu")})]
 
 
 def test_port_that_cannot_be_is_refused(run: Run, launched: list[tuple[Any, ...]]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from clustrs import embedded
 from clustrs.images.open import open_image
 from clustrs.models import shared_encoding
-from clustrs.models.load import load_model, quiet_transformers
+from clustrs.models.load import LoadOptions, load_model, quiet_transformers
 from clustrs.models.prompts import chat_prompt
 from clustrs.pruners import get_method
 
@@ -33,10 +33,10 @@ class LoadedModel:
         return self.name in embedded.MODELS
 
 
-def load_warm(name: str = embedded.DEFAULT) -> LoadedModel:
+def load_warm(name: str = embedded.DEFAULT, options: LoadOptions | None = None) -> LoadedModel:
     """Load whatever `clustrs ask` takes, and let it answer once: the first call pays for what is set up once."""
     quiet_transformers()
-    model, processor = load_model(name)
+    model, processor = load_model(name, options or LoadOptions())
     image = open_image(embedded.samples()[0].path)
     batch = shared_encoding.encode(model, processor, [image], [(0, chat_prompt(processor, WARM_UP_QUESTION))])
     reply = shared_encoding.reply(model, processor, batch, get_method("none"), max_new_tokens=2)[0]

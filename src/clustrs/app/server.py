@@ -12,6 +12,7 @@ from clustrs import embedded
 from clustrs.app.loaded_model import LoadedModel, load_warm
 from clustrs.app.page import STYLE, build_page, theme
 from clustrs.app.results import RunLibrary
+from clustrs.models.load import LoadOptions
 
 LARGEST_UPLOAD = "20mb"
 LONGEST_QUEUE = 32
@@ -44,13 +45,14 @@ def launch(
     port: int | None = 7860,
     browser: bool = True,
     block: bool = True,
+    load: LoadOptions | None = None,
 ) -> tuple[gr.Blocks, str]:
     """Load a model and serve the page until it is interrupted; without `block`, return at once.
 
     `runs` is the folder whose runs the Results tab reads, and no others. `port` None takes the first free one from 7860
-    on. Returns the page, whose `close()` stops the server, and its address.
+    on. `load` says how the model is loaded. Returns the page, whose `close()` stops the server, and its address.
     """
-    return serve(load_warm(model), runs, host, port, browser, block)
+    return serve(load_warm(model, load), runs, host, port, browser, block)
 
 
 def serve(

@@ -103,7 +103,7 @@ def _stream(
         yield replace(answer, text=answer.text.strip(), done=True)
 
 
-class _Stop(StoppingCriteria):
+class _Stop(StoppingCriteria):  # type: ignore[misc]
     """Ends a generation when the visitor has gone."""
 
     def __init__(self) -> None:
