@@ -5,13 +5,14 @@ STAMP := .venv/.ready
 OLDEST := .venv-oldest/bin
 OLDEST_STAMP := .venv-oldest/.ready
 OLDEST_TRANSFORMERS := 5.18
+APP_STAMP := .venv/.app-ready
 
 # Tests run in this many processes, with one thread each; `make test WORKERS=0` runs them one after the other.
 WORKERS ?= auto
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-oldest lint format graph bench train clean
+.PHONY: help setup demo test test-fast test-oldest test-app lint format graph bench train clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
@@ -46,6 +47,14 @@ $(OLDEST_STAMP): pyproject.toml constraints.txt
 
 test-oldest: $(OLDEST_STAMP) ## Run the tests that use models with the oldest supported transformers, in .venv-oldest.
 	$(subst $(BIN),$(OLDEST),$(PYTEST)) tests/models tests/test_embedded.py tests/cli/test_ask.py
+
+$(APP_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,app]' 'playwright>=1.50'
+	@touch $@
+
+test-app: $(APP_STAMP) ## Run the tests of the web page in a headless Chromium; apt-get installs it if it is missing.
+	tools/chromium.sh
+	CLUSTRS_TEST_APP=1 $(PYTEST) tests/app
 
 lint: setup ## Check style, formatting, the order of imports between rooms, and types.
 	$(BIN)/ruff check .

@@ -6,6 +6,10 @@ Machines are noisy, so look at the ratios: all the times behind them were taken 
 repetition gets a fresh copy of the tokens, as a model would hand them over, and the allocator starts out as a model
 leaves it: after a large block was freed, it no longer returns smaller ones to the system at once.
 
+What a selection costs on an accelerator is mostly the number of launches, so these are counted, too, by torch's
+profiler: kernels on CUDA, top-level operations on a CPU. `--device cuda` times an accelerator; there ClustRS is
+measured with its fused kernels, without them ("clustrs, plain") and compiled ("clustrs, compiled").
+
 Writes selection.json, selection.md and selection.png to the output folder.
 """
 
@@ -23,9 +27,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 
 from clustrs import EncoderStates, Pruner, get_method, list_methods, palette
+from clustrs.ops import fused
 
 HIDDEN, KEYS = 1024, 64
 FLOOR, LOOP = "floor", "divprune's loop"
@@ -52,13 +58,44 @@ def methods(k: int) -> list[Pruner]:
     return [get_method(name, keep=k) for name in list_methods() if name != "none"]
 
 
-def measure(n: int, width: int, batch: int, keeps: list[int], seconds: float, bar: "tqdm[Any]") -> list[Row]:
-    """Median milliseconds of the yardsticks and of every method, in turns."""
+def accelerator_calls(k: int, attention: Tensor) -> dict[str, Callable[[Tensor], object]]:
+    """ClustRS without its fused kernels, and compiled: what they are compared with on an accelerator."""
+    method = get_method("clustrs", keep=k)
+
+    def plain(tokens: Tensor) -> object:
+        with fused.switch("off"):
+            return method.select(tokens, attention)
+
+    return {"clustrs, plain": plain, "clustrs, compiled": partial(method.compile().select, attention=attention)}
+
+
+def count_launches(call: Callable[[Tensor], object], tokens: Tensor) -> int:
+    """Kernels that a call launches; on a CPU its top-level operations."""
+    cuda = tokens.device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    with profile(activities=activities) as record:
+        call(tokens)
+        synchronize(tokens)
+    if cuda:
+        return sum("LaunchKernel" in event.name for event in record.events())
+    top = [event.name for event in record.events() if event.cpu_parent is None]
+    return sum(name.startswith(("aten::", "mkldnn::")) for name in top)
+
+
+def synchronize(tokens: Tensor) -> None:
+    if tokens.device.type != "cpu":
+        torch.accelerator.synchronize()
+
+
+def measure(
+    n: int, width: int, batch: int, keeps: list[int], seconds: float, bar: "tqdm[Any]", device: str
+) -> list[Row]:
+    """Median milliseconds of the yardsticks and of every method, in turns, and their launches."""
     generator = torch.Generator().manual_seed(0)
-    source = torch.randn(batch, n, width, generator=generator)
-    attention = torch.rand(batch, n, generator=generator)
-    projector = torch.randn(HIDDEN, width, generator=generator)
-    hidden, keys = (torch.randn(batch, n + 1, size, generator=generator) for size in (HIDDEN, KEYS))
+    source = torch.randn(batch, n, width, generator=generator).to(device)
+    attention = torch.rand(batch, n, generator=generator).to(device)
+    projector = torch.randn(HIDDEN, width, generator=generator).to(device)
+    hidden, keys = (torch.randn(batch, n + 1, size, generator=generator).to(device) for size in (HIDDEN, KEYS))
     states = EncoderStates(hidden, keys, lambda x: x @ projector)
     rows = []
     for k in keeps:
@@ -66,17 +103,21 @@ def measure(n: int, width: int, batch: int, keeps: list[int], seconds: float, ba
         calls[LOOP] = partial(published_loop, k=k)
         for method in methods(k):
             calls[method.name] = partial(method.select, attention=attention, states=states)
+        calls |= accelerator_calls(k, attention) if device != "cpu" else {}
         times: dict[str, list[float]] = {name: [] for name in calls}
         start = time.perf_counter()
         while len(times[FLOOR]) < 4 or (len(times[FLOOR]) < 41 and time.perf_counter() - start < seconds):
             for name, call in calls.items():
                 tokens = source.clone()
+                synchronize(tokens)
                 before = time.perf_counter()
                 call(tokens)
+                synchronize(tokens)
                 times[name].append(time.perf_counter() - before)
         medians = {name: statistics.median(taken[1:]) * 1e3 for name, taken in times.items()}
         for name, ms in medians.items():
             row: Row = {"n": n, "d": width, "batch": batch, "keep": k, "method": name, "ms": ms}
+            row["launches"] = count_launches(calls[name], source)
             row |= {"to_floor": ms / medians[FLOOR], "to_loop": ms / medians[LOOP], "repeats": len(times[name]) - 1}
             rows.append(row)
         bar.update()
@@ -104,11 +145,11 @@ def measure_naive(n: int, width: int, keeps: list[int], bar: "tqdm[Any]") -> dic
 
 
 def table(rows: list[Row]) -> str:
-    head = "| N | D | B | k | method | ms | x floor | x DivPrune's loop | reference ms |"
-    lines = [head, "|--:|--:|--:|--:|:--|--:|--:|--:|--:|"]
+    head = "| N | D | B | k | method | ms | x floor | x DivPrune's loop | launches | reference ms |"
+    lines = [head, "|--:|--:|--:|--:|:--|--:|--:|--:|--:|--:|"]
     for row in rows:
         naive = f"{row['naive_ms']:.0f}" if "naive_ms" in row else ""
-        numbers = f"{row['ms']:.2f} | {row['to_floor']:.2f} | {row['to_loop']:.2f} | {naive}"
+        numbers = f"{row['ms']:.2f} | {row['to_floor']:.2f} | {row['to_loop']:.2f} | {row['launches']} | {naive}"
         lines.append(f"| {row['n']} | {row['d']} | {row['batch']} | {row['keep']} | {row['method']} | {numbers} |")
     return "\n".join(lines)
 
@@ -184,6 +225,7 @@ def main() -> None:
     )
     parser.add_argument("--keep", type=int, nargs="+", default=[16, 50, 144, 180], help="budgets")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="images at once")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch (default: 2)")
     parser.add_argument("--seconds", type=float, default=6.0, help="time for one size, batch and budget, about")
     parser.add_argument("--naive-up-to", type=int, default=729, help="time the slow references up to this N")
@@ -198,7 +240,7 @@ def main() -> None:
     with torch.inference_mode(), tqdm(total=steps, desc="selection", unit="cell", disable=None) as bar:
         for n, width in options.sizes:
             for batch in options.batch:
-                rows += measure(n, width, batch, options.keep, options.seconds, bar)
+                rows += measure(n, width, batch, options.keep, options.seconds, bar, options.device)
         for n, width in small:
             naive = measure_naive(n, width, options.keep, bar)
             for row in rows:
@@ -207,7 +249,13 @@ def main() -> None:
 
     options.out.mkdir(parents=True, exist_ok=True)
     cpu = torch.backends.cpu.get_cpu_capability()
-    machine = {"machine": platform.machine(), "kernels": cpu, "threads": options.threads, "torch": torch.__version__}
+    machine = {
+        "machine": platform.machine(),
+        "device": options.device,
+        "kernels": cpu,
+        "threads": options.threads,
+        "torch": torch.__version__,
+    }
     (options.out / "selection.json").write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
     text = "\n".join([", ".join(f"{k} {v}" for k, v in machine.items()), "", table(rows), "", *verdicts(rows)])
     (options.out / "selection.md").write_text(text + "\n")

@@ -9,6 +9,8 @@ from judge_server import Reply, Server
 
 # Tests need no network: a model that is not on this machine is missing at once, without attempts to download it.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Triton reads this when it is first imported: its kernels are interpreted where there is no GPU to run them.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # The same examples on every run; HYPOTHESIS_PROFILE=explore looks for new ones.
 common = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -43,11 +43,14 @@ def lower_bounds() -> dict[str, str]:
     ("page", "expected"),
     [
         ("README.md", {"demo", "test"}),
-        ("CONTRIBUTING.md", {"test", "test-fast", "test-oldest", "lint", "format", "graph", "help", "bench"}),
+        (
+            "CONTRIBUTING.md",
+            {"test", "test-fast", "test-oldest", "test-app", "lint", "format", "graph", "help", "bench"},
+        ),
         (".github/pull_request_template.md", {"lint", "test", "graph", "bench"}),
         (".github/workflows/lint.yml", {"lint"}),
         (".github/workflows/tests.yml", {"test", "test-oldest"}),
-        (".ci/run", {"lint", "test"}),
+        (".ci/run", {"lint", "test", "test-app"}),
         ("docs/embedded.md", {"train"}),
         ("docs/benchmarks.md", {"bench"}),
     ],

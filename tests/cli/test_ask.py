@@ -230,7 +230,7 @@ def test_models(run: Run) -> None:
     code, out, err = run("models")
     assert (code, err) == (0, "")
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.split("\n\n")[0].splitlines()]
-    assert cells[0] == ["model_type", "class", "tested"]
+    assert cells[0] == ["model_type", "class", "tokens_per_image", "tested"]
     lines = {row[0]: row[1:] for row in cells[2:]}
     assert sorted(lines) == list_model_types()
     assert lines["llava_next"][0] == "LlavaNextForConditionalGeneration"

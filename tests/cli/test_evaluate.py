@@ -109,7 +109,7 @@ def test_judge(run: Run, root: Path, tmp_path: Path, serve: Callable[..., Server
     assert code == 0
     assert "failed 0" in out
     assert "50.0" in out
-    assert all("a-secret-key" not in path.read_text() for path in tmp_path.iterdir())
+    assert all(b"a-secret-key" not in path.read_bytes() for path in tmp_path.iterdir())
     assert "a-secret-key" not in out + err
 
 

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from clustrs.ops.precision import exporting
+
 
 @dataclass(frozen=True)
 class Clusters:
@@ -21,12 +23,18 @@ class Clusters:
 
 def partition(labels: Tensor, k: int) -> Clusters:
     """The clusters that `labels` describe. Inside a cluster the tokens stay in their order."""
-    sizes = labels.new_zeros(len(labels), k).scatter_add_(-1, labels, torch.ones_like(labels))
+    sizes = labels.new_zeros(labels.shape[0], k).scatter_add_(-1, labels, torch.ones_like(labels))
     return Clusters(labels, sizes, labels.argsort(dim=-1, stable=True))
 
 
 def weighted_sums(clusters: Clusters, tokens: Tensor, factors: Tensor) -> Tensor:
-    """Sums of `factors` [B, N] times `tokens` [B, N, D] over each cluster, [B, k, D]."""
+    """Sums of `factors` [B, N] times `tokens` [B, N, D] over each cluster, [B, k, D].
+
+    In an exported graph they are one product: other runtimes loop over the bags.
+    """
+    if exporting():
+        cluster = torch.arange(clusters.sizes.shape[-1], device=tokens.device)[:, None]
+        return torch.where(clusters.labels[:, None] == cluster, factors[:, None], 0) @ tokens
     batch, n, width = tokens.shape
     slots = clusters.order + torch.arange(batch, device=tokens.device)[:, None] * n
     sizes = clusters.sizes.flatten()

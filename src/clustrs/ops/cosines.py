@@ -13,9 +13,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from clustrs.ops.geometry import stack_images
+from clustrs.ops.geometry import map_images
 from clustrs.ops.matmul import BLOCK
-from clustrs.ops.precision import upcast_half
+from clustrs.ops.precision import exporting, upcast_half
 
 HIGH_BITS, LOW_BITS = 26, 20
 LOW_UNIT = 2.0**-LOW_BITS
@@ -28,10 +28,11 @@ def cosines(left: Tensor, right: Tensor | None = None) -> Tensor:
 
     Without `right`, between all rows of `left`. A row of zeros has cosine 0 with everything.
     """
-    if right is None:
-        return stack_images([_self_cosines(*fixed_point(rows)) for rows in left.unbind(0)])
-    pairs = zip(left.unbind(0), right.unbind(0), strict=True)
-    return stack_images([_cross_cosines(fixed_point(a), fixed_point(b)) for a, b in pairs])
+    if right is None and not exporting():
+        return map_images(lambda rows: _self_cosines(*fixed_point(rows)), left)
+    return map_images(
+        lambda a, b: _cross_cosines(fixed_point(a), fixed_point(b)), left, left if right is None else right
+    )
 
 
 def paired_cosines(left: Tensor, right: Tensor) -> Tensor:
@@ -76,8 +77,8 @@ def _cross_cosines(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) ->
 
 def _products(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> Tensor:
     """Inner products [M, N] of rows in fixed point; the sum of the two mixed terms is the same from either side."""
-    mixed = left[0] @ right[1].T + left[1] @ right[0].T
-    return (left[0] @ right[0].T).add_(mixed.mul_(LOW_UNIT))
+    mixed = left[0] @ right[1].mT + left[1] @ right[0].mT
+    return (left[0] @ right[0].mT).add_(mixed.mul_(LOW_UNIT))
 
 
 def _squared_norms(high: Tensor, low: Tensor) -> Tensor:
@@ -87,5 +88,5 @@ def _squared_norms(high: Tensor, low: Tensor) -> Tensor:
 
 def _divide(products: Tensor, left: Tensor, right: Tensor) -> Tensor:
     """The products [M, N] over both norms; the square root of a square is exact, so a duplicate has cosine 1."""
-    norms = (left[:, None] * right).sqrt_()
+    norms = (left[..., None] * right[..., None, :]).sqrt_()
     return products.div_(norms.masked_fill_(norms == 0, 1))

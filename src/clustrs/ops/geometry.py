@@ -1,9 +1,12 @@
 """Squared distances between the tokens of an image, with rounding kept from posing as a difference."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from clustrs.ops.matmul import gram
+from clustrs.ops.precision import exporting
 
 ROUNDING = 2.0**-18
 """Relative size below which a difference of squared distances is taken for rounding."""
@@ -11,16 +14,21 @@ CENTRE_SAMPLE = 16
 
 
 def centre(tokens: Tensor) -> Tensor:
-    """Average of a few evenly spaced tokens of one image, [N, D] to [D].
+    """Average of a few evenly spaced tokens of one image, [N, D] to [1, D].
 
     Distances do not depend on it; moving the origin into the cloud only keeps their rounding small. It is a
-    chain of elementwise sums, because a reduction over N may round differently from one thread count to another.
+    tree of elementwise sums, because a reduction over N may round differently from one thread count to another.
     """
-    sample = tokens[:: max(1, len(tokens) // CENTRE_SAMPLE)][:CENTRE_SAMPLE].unbind(0)
-    total = sample[0]
-    for token in sample[1:]:
-        total = total + token
-    return total / len(sample)
+    step = max(1, tokens.shape[-2] // CENTRE_SAMPLE)
+    sums = tokens[..., : CENTRE_SAMPLE * step : step, :]
+    count = sums.shape[-2]
+    while sums.shape[-2] % 2 == 0:
+        left, right = sums.chunk(2, -2)
+        sums = left + right
+    total, *others = sums.split(1, -2)
+    for other in others:
+        total = total + other
+    return total / count
 
 
 def squared_distances(tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -28,15 +36,27 @@ def squared_distances(tokens: Tensor) -> tuple[Tensor, Tensor]:
 
     [B, N, D] gives [B, N, N] and [B, N].
     """
-    matrices, means = [], []
-    for image in tokens.unbind(0):
-        matrix = gram(image - centre(image))
-        norms = matrix.diagonal().clone()
-        matrices.append(matrix.mul_(-2).add_(norms[:, None]).add_(norms).clamp_(min=0))
-        means.append(matrix.mean(-1))
-    return stack_images(matrices), stack_images(means)
+    distances = map_images(_squared_distances, tokens)
+    return distances, map_images(lambda matrix: matrix.mean(-1), distances)
+
+
+def _squared_distances(tokens: Tensor) -> Tensor:
+    matrix = gram(tokens - centre(tokens))
+    norms = matrix.diagonal(dim1=-2, dim2=-1).clone()
+    return matrix.mul_(-2).add_(norms.unsqueeze(-1)).add_(norms.unsqueeze(-2)).clamp_(min=0)
+
+
+def map_images(function: Callable[..., Tensor], *batches: Tensor) -> Tensor:
+    """Apply a function to each image of a batch by itself, so that none notices its neighbours; stack the results.
+
+    An exported graph gets the function of whole batches, so that it has each operator once, for any number of images.
+    """
+    if exporting():
+        return function(*batches)
+    images = zip(*(batch.unbind(0) for batch in batches), strict=True)
+    return stack_images([function(*image) for image in images])
 
 
 def stack_images(images: list[Tensor]) -> Tensor:
     """Stack as `torch.stack` does, but without a copy for a batch of one."""
-    return torch.stack(images) if len(images) > 1 else images[0][None]
+    return torch.stack(images) if len(images) > 1 else images[0].unsqueeze(0)

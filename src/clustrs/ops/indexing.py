@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from clustrs.ops.precision import exporting
+
 
 def stable_topk(score: Tensor, k: int) -> Tensor:
     """Indices [B, k] of the k largest scores of [B, N], best first."""
@@ -23,5 +25,7 @@ def fill_invalid(chosen: Tensor, valid: Tensor, score: Tensor) -> Tensor:
 def gather_tokens(tokens: Tensor, indices: Tensor) -> Tensor:
     """Tokens of [B, N, D] at [B, k]: [B, k, D]."""
     batch, n, width = tokens.shape
+    if not exporting() and batch == 1:
+        return tokens.squeeze(0).index_select(0, indices.squeeze(0)).unsqueeze(0)
     flat = indices + torch.arange(batch, device=tokens.device)[:, None] * n
     return tokens.reshape(batch * n, width).index_select(0, flat.flatten()).view(batch, -1, width)

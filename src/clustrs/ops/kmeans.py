@@ -9,12 +9,14 @@ import math
 import torch
 from torch import Tensor
 
-from clustrs.ops.geometry import ROUNDING, stack_images
+from clustrs.ops.geometry import ROUNDING, map_images
 from clustrs.ops.huber import huber
 from clustrs.ops.indexing import fill_invalid, gather_tokens
 from clustrs.ops.matmul import deterministic_matmul
 from clustrs.ops.noise import waiting_times
 
+AT_ONCE = 8
+"""From this share of the tokens on, 1 / AT_ONCE, the costs to all tokens are computed at once, not seed by seed."""
 LIGHTEST = 1e-36
 """What counts as no weight at all, next to a largest weight of about 1."""
 
@@ -25,8 +27,9 @@ def unit_scale(weight: Tensor) -> Tensor:
     All functions below want such weights: sums neither overflow nor vanish, and tokens without weight count for
     nothing beside others that have some, but equally among themselves.
     """
-    exponent = weight.amax(-1, keepdim=True).frexp().exponent.to(weight.dtype).clamp(-126, 126)
-    return (weight * torch.exp2(-exponent)).clamp_(min=LIGHTEST)
+    # From the logarithm, because frexp does not export. Where it rounds at a power of two, either is right.
+    exponent = weight.amax(-1, keepdim=True).log2().floor().clamp(-127, 125)
+    return (weight * torch.exp2(-1 - exponent)).clamp_(min=LIGHTEST)
 
 
 def seeding(distances: Tensor, scale: Tensor, weight: Tensor, k: int, *, tau: float | None, seed: int) -> Tensor:
@@ -39,37 +42,44 @@ def seeding(distances: Tensor, scale: Tensor, weight: Tensor, k: int, *, tau: fl
     batch, n, _ = distances.shape
     rows = distances.reshape(batch * n, n)
     offset = torch.arange(batch, device=distances.device) * n
-    rates = weight[:, None] / waiting_times(seed, k - 1, n, like=distances)
-    seeds = [weight.argmax(-1)]
     slack = ROUNDING * scale
-    zero = torch.zeros_like(weight)
-    cost = torch.full_like(weight, torch.inf)
-    for rate in rates.unbind(1):
+    zero = slack.new_zeros(())
+    at_once = k * AT_ONCE >= n
+    if at_once:
+        rows = costs(distances, slack.unsqueeze(1), tau, zero).view(batch * n, n)
+    seeds = [weight.argmax(-1)]
+    cost = None
+    for rate in (weight.unsqueeze(1) / waiting_times(seed, k - 1, n, like=distances)).unbind(1):
         row = rows.index_select(0, seeds[-1] + offset if batch > 1 else seeds[-1])
-        row.masked_fill_(row <= slack, 0)
-        cost = torch.minimum(cost, row if tau is None else huber(row.sqrt_(), tau, zero))
+        row = row if at_once else costs(row, slack, tau, zero)
+        cost = row if cost is None else torch.minimum(cost, row)
         seeds.append((cost * rate).argmax(-1))
     drawn = torch.stack(seeds, -1)
-    between = gather_tokens(distances, drawn).gather(-1, drawn[:, None].expand(-1, k, -1))
-    repeated = (between <= slack.gather(-1, drawn)[:, None]).triu(1).any(1)
+    between = gather_tokens(distances, drawn).gather(-1, drawn.unsqueeze(1).expand(-1, k, -1))
+    repeated = (between <= slack.gather(-1, drawn).unsqueeze(1)).triu(1).any(1)
     return fill_invalid(drawn, ~repeated & (weight.gather(-1, drawn) > LIGHTEST), weight)
+
+
+def costs(distances: Tensor, slack: Tensor, tau: float | None, zero: Tensor) -> Tensor:
+    """What it costs to be that far from a seed: h_tau of the distance, its square if tau is None, 0 up to rounding."""
+    far = distances.masked_fill(distances <= slack, 0)
+    return far if tau is None else huber(far.sqrt_(), tau, zero)
 
 
 def membership(labels: Tensor, k: int) -> Tensor:
     """Whether a cluster has a token: labels [B, N] give [B, k, N]."""
-    return labels[:, None] == torch.arange(k, device=labels.device)[:, None]
+    return labels.unsqueeze(1) == torch.arange(k, device=labels.device).unsqueeze(1)
 
 
 def mean_shares(members: Tensor, weight: Tensor) -> Tensor:
     """The share [B, k, N] of each token in the weighted mean of its cluster; an empty cluster has zeros."""
-    part = members * weight[:, None]
+    part = members * weight.unsqueeze(1)
     return part.div_(part.sum(-1, keepdim=True).clamp_(min=LIGHTEST))
 
 
 def to_means(distances: Tensor, shares: Tensor) -> Tensor:
     """Squared distances [B, k, N] from the means of the clusters to all tokens; infinite from an empty cluster."""
-    pairs = zip(shares.unbind(0), distances.unbind(0), strict=True)
-    mixed = stack_images([deterministic_matmul(share, distance) for share, distance in pairs])
+    mixed = map_images(deterministic_matmul, shares, distances)
     spread = (shares * mixed).sum(-1, keepdim=True).div_(2)
     empty = shares.amax(-1, keepdim=True) == 0
     return mixed.sub_(spread.masked_fill_(empty, -torch.inf)).clamp_(min=0)
@@ -79,13 +89,13 @@ def nearest(to_centres: Tensor, slack: Tensor) -> Tensor:
     """The nearest centre [B, N] of each token: the first of those that differ by `slack` [B, 1, N] at most."""
     k = to_centres.shape[1]
     limit = to_centres.amin(1, keepdim=True) + slack
-    index = torch.arange(k, device=slack.device, dtype=slack.dtype)[:, None]
+    index = torch.arange(k, device=slack.device, dtype=slack.dtype).unsqueeze(1)
     return torch.where(to_centres <= limit, index, k - 1).amin(1).long()
 
 
 def gather_own(to_centres: Tensor, labels: Tensor) -> Tensor:
     """Of [B, k, N], the entries [B, N] of each token's own cluster."""
-    return to_centres.gather(1, labels[:, None])[:, 0]
+    return to_centres.gather(1, labels.unsqueeze(1)).squeeze(1)
 
 
 def centres(labels: Tensor, to_centres: Tensor, weight: Tensor, huber_tau: float | None) -> Tensor:
@@ -110,11 +120,11 @@ def refine(
     An image is done when fewer than tolerance * N of its tokens changed cluster; its labels then stay.
     A cluster that lost all its members has no centre, and gets no tokens back.
     """
-    slack = (ROUNDING * scale)[:, None]
+    slack = (ROUNDING * scale).unsqueeze(1)
     few = math.ceil(tolerance * distances.shape[-1])
     to_centres = gather_tokens(distances, seeds)
     labels = nearest(to_centres, slack)
-    done = torch.zeros_like(seeds[:, :1], dtype=torch.bool)
+    done = labels.new_zeros(labels.shape[0], 1, dtype=torch.bool)
     for _ in range(iterations - 1):
         to_centres = to_means(distances, centres(labels, to_centres, weight, huber_tau))
         update = nearest(to_centres, slack)
@@ -129,7 +139,7 @@ def representatives(labels: Tensor, score: Tensor, k: int) -> tuple[Tensor, Tens
 
     An empty cluster gives its slot to the best token not kept yet, which leaves its old cluster for one of its own.
     """
-    best = torch.where(membership(labels, k), score[:, None], -1).max(-1)
+    best = torch.where(membership(labels, k), score.unsqueeze(1), -1).max(-1)
     alive = best.values >= 0
     kept = fill_invalid(best.indices, alive, score)
     index = torch.arange(k, device=labels.device)

@@ -38,10 +38,10 @@ def max_min(similarity: Tensor, k: int) -> Tensor:
     """
     batch, n, _ = similarity.shape
     offset = torch.arange(batch, device=similarity.device) * n
-    itself = similarity.nan_to_num_(nan=NOT_A_NUMBER).diagonal(dim1=1, dim2=2)
-    itself.fill_(-torch.inf)
+    itself = torch.eye(n, dtype=torch.bool, device=similarity.device)
+    similarity.nan_to_num_(nan=NOT_A_NUMBER).masked_fill_(itself, -torch.inf)
     chosen = [similarity.amax(-1).argmin(-1)]
-    itself.fill_(torch.inf)
+    similarity.masked_fill_(itself, torch.inf)
     rows = similarity.view(-1, n)
     closeness = similarity.new_full((batch, n), -torch.inf)
     for _ in range(k - 1):

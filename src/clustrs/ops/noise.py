@@ -1,7 +1,11 @@
 """Random numbers as a function of (seed, step, token): the same in every batch, process, thread and device."""
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
+
+from clustrs.ops.precision import is_ordinary
 
 MASK = 0xFFFFFFFF
 GOLDEN = 0x9E3779B9
@@ -24,8 +28,16 @@ def uniform(seed: int, steps: int, tokens: int, like: Tensor) -> Tensor:
 
 
 def waiting_times(seed: int, steps: int, tokens: int, like: Tensor) -> Tensor:
-    """[steps, tokens] exponential waiting times t.
+    """[steps, tokens] exponential waiting times t, on the device and in the type of `like`; not to be written to.
 
     The argmax of w / t falls on token i with probability w_i / sum(w): it is the first to arrive, at rate w_i.
+    They depend on no image, so those of the last few sizes are kept.
     """
+    if is_ordinary(like):
+        return _kept_waiting_times(seed, steps, tokens, like.dtype, like.device)
     return uniform(seed, steps, tokens, like).log_().neg_()
+
+
+@lru_cache(maxsize=8)
+def _kept_waiting_times(seed: int, steps: int, tokens: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return uniform(seed, steps, tokens, torch.empty((), dtype=dtype, device=device)).log_().neg_()

@@ -1,4 +1,4 @@
-"""What a tensor allows: the precision to compute in, and whether one may look at its values."""
+"""What a tensor allows: the precision to compute in, whether one may look at its values, who is tracing it."""
 
 import torch
 from torch import Tensor
@@ -11,6 +11,17 @@ def upcast_half(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in HALF else tensor
 
 
+def is_ordinary(tensor: Tensor) -> bool:
+    """Whether a tensor has values now: not under a compiler or exporter, which trace with tensors that have none."""
+    return type(tensor) is Tensor and tensor.device.type != "meta" and not torch.compiler.is_compiling()
+
+
 def values_are_free(tensor: Tensor) -> bool:
     """Whether looking at values costs nothing: it would stop a compiler and make an accelerator wait."""
-    return type(tensor) is Tensor and tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+    return is_ordinary(tensor) and tensor.device.type == "cpu"
+
+
+def exporting() -> bool:
+    """Whether `torch.export` is tracing: what is the quickest eagerly may be slow in the graph of another runtime, or
+    missing there."""
+    return torch.compiler.is_exporting()

@@ -52,5 +52,5 @@ def shrink_to_means(
     centroids = weighted_sums(clusters, features, share)
     kept = gather_tokens(tokens, indices)
     if clip is not None:
-        kept = upcast_half(kept).lerp_(centroids, 1 - alpha[..., None]).to(tokens.dtype)
+        kept = upcast_half(kept).lerp_(centroids, 1 - alpha.unsqueeze(-1)).to(tokens.dtype)
     return kept, centroids.to(tokens.dtype), alpha, share

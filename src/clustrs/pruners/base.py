@@ -1,7 +1,8 @@
 """What every method has in common: its budget, its checks, its name in the registry."""
 
+from copy import copy
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -91,6 +92,25 @@ class Pruner:
         if check:
             checks.selection(self.name, selection, inputs.tokens.shape[1], k)
         return selection if tokens.dim() == 3 else selection.image(0)
+
+    def compile(self, **options: Any) -> Self:
+        """The same method with `select` compiled by `torch.compile`, for images of one size (static shapes).
+
+        Attached to a model it selects compiled as well. On CUDA it uses CUDA graphs (mode "reduce-overhead") and copies
+        what they return. `options` go to `torch.compile`. Values are not checked. Every further size of image, batch
+        and budget compiles anew, up to torch's limit of recompilations.
+        """
+        graphs = torch.cuda.is_available() and not {"mode", "options", "backend"} & options.keys()
+        defaults = {"fullgraph": True, "dynamic": False} | ({"mode": "reduce-overhead"} if graphs else {})
+        compiled = torch.compile(self.select, **{**defaults, **options})
+
+        def select(*args: Any, **keywords: Any) -> Selection:
+            selection: Selection = compiled(*args, **keywords)
+            return selection.map(torch.clone) if graphs else selection
+
+        twin = copy(self)
+        object.__setattr__(twin, "select", select)
+        return twin
 
     def attach(
         self,

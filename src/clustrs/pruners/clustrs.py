@@ -7,11 +7,9 @@ import torch
 from torch import Tensor
 
 from clustrs import validation
-from clustrs.ops import kmeans
-from clustrs.ops.geometry import squared_distances
+from clustrs.ops import fused, kmeans
 from clustrs.ops.precision import upcast_half
 from clustrs.ops.salience import salience
-from clustrs.ops.shrinkage import shrink_to_means
 from clustrs.pruners import checks
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.registry import register
@@ -57,14 +55,15 @@ class ClustRS(Pruner):
         validation.integer("seed", self.seed, 0)
 
     def _select(self, inputs: PrunerInputs, k: int, check: bool) -> Selection:
+        steps = fused.steps(inputs.tokens)
         with torch.no_grad():
             weight = token_weights(inputs, self.salience)
-            distances, scale = squared_distances(upcast_half(inputs.tokens))
+            distances, scale = steps.squared_distances(upcast_half(inputs.tokens))
             if check:
                 checks.finite("tokens", inputs.tokens, norms=scale.sqrt())
             tau = self.tau if self.distance == "huber" else None
-            seeds = kmeans.seeding(distances, scale, weight, k, tau=tau, seed=self.seed)
-            labels, _ = kmeans.refine(
+            seeds = steps.seeding(distances, scale, weight, k, tau=tau, seed=self.seed)
+            labels, _ = steps.refine(
                 distances,
                 scale,
                 weight,
@@ -73,9 +72,10 @@ class ClustRS(Pruner):
                 tolerance=self.tolerance,
                 huber_tau=self.tau if self.centroid == "huber" else None,
             )
-            indices, labels = kmeans.representatives(labels, weight, k)
+            indices, labels = steps.representatives(labels, weight, k)
         clip = self.clip if self.shrink else None
-        kept, centroids, alpha, shares = shrink_to_means(inputs.tokens, indices, labels, weight, distances, scale, clip)
+        moved = steps.shrink_to_means(inputs.tokens, indices, labels, weight, distances, scale, clip)
+        kept, centroids, alpha, shares = moved
         return Selection(kept, indices, labels, centroids, alpha, shares=shares)
 
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from clustrs import validation
-from clustrs.ops.geometry import ROUNDING, squared_distances
+from clustrs.ops import fused
+from clustrs.ops.geometry import ROUNDING
 from clustrs.ops.indexing import gather_tokens
 from clustrs.ops.kmeans import nearest
 from clustrs.ops.precision import upcast_half
-from clustrs.ops.shrinkage import shrink_to_means
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.clustrs import token_weights
 from clustrs.pruners.registry import from_dict, parse_method, register
@@ -58,13 +58,14 @@ class Denoise(Pruner):
     def _select(self, inputs: PrunerInputs, k: int, check: bool) -> Selection:
         chosen = self.inner._select(inputs, k, check)
         with_salience = getattr(self.inner, "salience", None) if self.salience is None else self.salience
+        steps = fused.steps(inputs.tokens)
         with torch.no_grad():
             weight = token_weights(inputs, with_salience)
-            distances, scale = squared_distances(upcast_half(inputs.tokens))
+            distances, scale = steps.squared_distances(upcast_half(inputs.tokens))
             labels = chosen.labels
             if labels is None:
                 labels = nearest_kept(distances, scale, chosen.indices)
-        kept, centroids, alpha, shares = shrink_to_means(
+        kept, centroids, alpha, shares = steps.shrink_to_means(
             inputs.tokens, chosen.indices, labels, weight, distances, scale, self.clip
         )
         return Selection(kept, chosen.indices, labels, centroids, alpha, shares=shares)

@@ -80,7 +80,11 @@ class Selection:
     merged: Tensor | None = None
     shares: Tensor | None = None
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Selection":
+        """The selection with every part replaced by what the function makes of it."""
+        parts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: function(part) for name, part in parts.items() if part is not None})
+
     def image(self, index: int) -> "Selection":
         """One image of a batch."""
-        parts = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: part[index] for name, part in parts.items() if part is not None})
+        return self.map(lambda part: part[index])

@@ -1,0 +1,43 @@
+"""The model behind the page: loaded once, warmed up, and used by one visitor at a time."""
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from clustrs import embedded
+from clustrs.images.open import open_image
+from clustrs.models import shared_encoding
+from clustrs.models.load import LoadOptions, load_model, quiet_transformers
+from clustrs.models.prompts import chat_prompt
+from clustrs.pruners import get_method
+
+WARM_UP_QUESTION = "How many objects are there?"
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model, its processor, and how many visual tokens the first sample image has without pruning.
+
+    A method is attached to the whole model, so whoever uses it holds `lock`.
+    """
+
+    name: str
+    model: Any
+    processor: Any
+    visual_tokens: int
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the model is one of those that come with the package, which know drawn scenes only."""
+        return self.name in embedded.MODELS
+
+
+def load_warm(name: str = embedded.DEFAULT, options: LoadOptions | None = None) -> LoadedModel:
+    """Load whatever `clustrs ask` takes, and let it answer once: the first call pays for what is set up once."""
+    quiet_transformers()
+    model, processor = load_model(name, options or LoadOptions())
+    image = open_image(embedded.samples()[0].path)
+    batch = shared_encoding.encode(model, processor, [image], [(0, chat_prompt(processor, WARM_UP_QUESTION))])
+    reply = shared_encoding.reply(model, processor, batch, get_method("none"), max_new_tokens=2)[0]
+    return LoadedModel(name, model, processor, reply.image.placeholders)

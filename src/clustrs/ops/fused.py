@@ -1,0 +1,194 @@
+"""The steps of the clustering in a few launches on an accelerator: the same choices as the operations of `plain`.
+
+There the time of a selection is the number of launches, and every seed costs several. With Triton one launch draws all
+seeds, and two with a matrix product make a round of refinement. Used on CUDA and ROCm when Triton is installed, in
+float32 (half precision is computed in it, too) and for up to `LARGEST` tokens; `CLUSTRS_FUSED=0` in the environment, or
+`with fused.switch("off")`, turns it off.
+"""
+
+import math
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from clustrs.ops import plain
+from clustrs.ops.geometry import centre, map_images
+from clustrs.ops.indexing import gather_tokens
+from clustrs.ops.kmeans import LIGHTEST, gather_own
+from clustrs.ops.matmul import deterministic_matmul
+from clustrs.ops.precision import is_ordinary, upcast_half
+
+Mode = Literal["auto", "off", "on"]
+LARGEST = 8192
+"""Tokens that one program can hold."""
+_mode: ContextVar[Mode] = ContextVar("fused", default="off" if os.environ.get("CLUSTRS_FUSED") == "0" else "auto")
+
+
+@contextmanager
+def switch(mode: Mode) -> Iterator[None]:
+    """Within the block use the kernels where they can run ("auto"), never ("off"), or on every device ("on").
+
+    "on" is for Triton's interpreter, which runs them on a CPU: set TRITON_INTERPRET=1 before Triton is imported.
+    """
+    if mode not in ("auto", "off", "on"):
+        raise ValueError(f"mode {mode!r}: give 'auto', 'off' or 'on'")
+    token = _mode.set(mode)
+    try:
+        yield
+    finally:
+        _mode.reset(token)
+
+
+def steps(tokens: Tensor) -> ModuleType:
+    """The module whose functions do the steps for `tokens` [B, N, D]: this one or `plain`."""
+    return sys.modules[__name__] if usable(tokens) else plain
+
+
+def usable(tokens: Tensor) -> bool:
+    """Whether the kernels can take over. A compiler gets the plain operations, which it fuses by itself."""
+    if not is_ordinary(tokens) or tokens.dtype == torch.float64 or tokens.shape[1] > LARGEST:
+        return False
+    mode = _mode.get()
+    if mode == "off":
+        return False
+    return mode == "on" or (tokens.device.type == "cuda" and _triton_is_installed())
+
+
+@cache
+def _triton_is_installed() -> bool:
+    return find_spec("triton") is not None
+
+
+def _kernels() -> ModuleType:
+    from clustrs.ops import kernels
+
+    return kernels
+
+
+def block(n: int) -> int:
+    """The power of two that a program computes with."""
+    return max(16, 1 << (n - 1).bit_length())
+
+
+def squared_distances(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """See `geometry.squared_distances`."""
+    batch, n, _ = tokens.shape
+    gram = map_images(_gram, tokens)
+    out = torch.empty_like(gram)
+    rows = 1 if tokens.device.type == "cuda" else 64  # the interpreter pays for programs, not for numbers
+    _kernels().distances_kernel[(-(-n // rows), batch)](gram, out, n, ROWS=rows, BLOCK=block(n))
+    return out, out.mean(-1)
+
+
+def log_uniform(seed: int, draws: int, n: int, like: Tensor) -> Tensor:
+    """The logarithms of `noise.uniform`: waiting times with the other sign."""
+    out = torch.empty(draws, n, dtype=like.dtype, device=like.device)
+    if draws:
+        _kernels().uniform_kernel[(draws,)](out, seed & 0xFFFFFFFF, seed >> 32, n, BLOCK=block(n))
+    return out.log_()
+
+
+def seeding(distances: Tensor, scale: Tensor, weight: Tensor, k: int, *, tau: float | None, seed: int) -> Tensor:
+    """See `kmeans.seeding`."""
+    batch, n = weight.shape
+    logs = log_uniform(seed, k - 1, n, weight)
+    seeds = torch.empty(batch, k, dtype=torch.long, device=weight.device)
+    arguments = (distances, logs, weight, scale, seeds, n, k, tau or 1.0, LIGHTEST)
+    _kernels().seeding_kernel[(batch,)](*arguments, HUBER=tau is not None, BLOCK=block(n))
+    return seeds
+
+
+def refine(
+    distances: Tensor,
+    scale: Tensor,
+    weight: Tensor,
+    seeds: Tensor,
+    *,
+    iterations: int,
+    tolerance: float,
+    huber_tau: float | None,
+) -> tuple[Tensor, Tensor]:
+    """See `kmeans.refine`."""
+    batch, n = weight.shape
+    k = seeds.shape[1]
+    labels = torch.empty(batch, n, dtype=torch.long, device=weight.device)
+    done = torch.zeros(batch, dtype=torch.int32, device=weight.device)
+    own = torch.empty_like(weight)
+    tail = (scale, labels, own, done, n, k, math.ceil(tolerance * n))
+    assign = _kernels().assign_kernel[(batch,)]
+    assign(distances, seeds, own, *tail, FIRST=True, BLOCK=block(n))
+    if iterations == 1:
+        return labels, gather_tokens(distances, seeds)
+    for _ in range(iterations - 1):
+        share = _shares(labels, weight, k, own, huber_tau)
+        to_centres = map_images(deterministic_matmul, share, distances)
+        assign(to_centres, seeds, share, *tail, FIRST=False, BLOCK=block(n))
+    return labels, to_centres
+
+
+def representatives(labels: Tensor, score: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """See `kmeans.representatives`."""
+    batch, n = labels.shape
+    kept, slots = (torch.empty(batch, k, dtype=torch.long, device=labels.device) for _ in range(2))
+    numbered = torch.empty_like(labels)
+    _kernels().representatives_kernel[(batch,)](labels, score, kept, numbered, slots, n, k, BLOCK=block(n))
+    return kept, numbered
+
+
+def shrink_to_means(
+    tokens: Tensor,
+    indices: Tensor,
+    labels: Tensor,
+    weight: Tensor,
+    distances: Tensor,
+    scale: Tensor,
+    clip: tuple[float, float] | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """See `shrinkage.shrink_to_means`. The means are one matrix product, and round otherwise in their last bits."""
+    features = upcast_half(tokens)
+    with torch.no_grad():
+        share = _shares(labels, weight, indices.shape[1], weight, None)
+        if clip is None:
+            alpha = torch.ones_like(indices, dtype=features.dtype)
+        else:
+            alpha = _shrink_factors(distances, share, labels, indices, scale, clip)
+    centroids = map_images(torch.matmul, share, features)
+    kept = gather_tokens(tokens, indices)
+    if clip is not None:
+        kept = upcast_half(kept).lerp_(centroids, 1 - alpha.unsqueeze(-1)).to(tokens.dtype)
+    return kept, centroids.to(tokens.dtype), alpha, gather_own(share, labels)
+
+
+def _gram(tokens: Tensor) -> Tensor:
+    centred = tokens - centre(tokens)
+    return deterministic_matmul(centred, centred)
+
+
+def _shares(labels: Tensor, weight: Tensor, k: int, own: Tensor, huber_tau: float | None) -> Tensor:
+    """The shares [B, k, N] of the tokens in the centres; `own` are the squared distances to the centres before."""
+    batch, n = weight.shape
+    out = torch.empty(batch, k, n, dtype=weight.dtype, device=weight.device)
+    arguments = (labels, weight, own, out, n, k, huber_tau or 1.0, LIGHTEST)
+    _kernels().shares_kernel[(k, batch)](*arguments, HUBER=huber_tau is not None, BLOCK=block(n))
+    return out
+
+
+def _shrink_factors(
+    distances: Tensor, share: Tensor, labels: Tensor, kept: Tensor, scale: Tensor, clip: tuple[float, float]
+) -> Tensor:
+    batch, n = labels.shape
+    k = kept.shape[1]
+    mixed = map_images(deterministic_matmul, share, distances)
+    alpha = torch.empty(batch, k, dtype=share.dtype, device=share.device)
+    arguments = (mixed, share, labels, kept, scale, alpha, n, k, *clip)
+    _kernels().alpha_kernel[(k, batch)](*arguments, BLOCK=block(n))
+    return alpha

@@ -1,0 +1,328 @@
+"""The page as a person uses it, in a real Chromium: upload, corrupt, prune, read, click, open a run, disagree."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("app")]
+
+Visit = Callable[..., Any]
+
+
+def choose(page: Any, field: str, option: str) -> None:
+    """Choose an option of a drop-down list."""
+    page.locator(f"#{field} input").click()
+    page.get_by_role("option", name=option, exact=True).click()
+
+
+def corrupt(page: Any, name: str) -> None:
+    choose(page, "corruption", name)
+    page.locator("#preview figcaption", has_text=name).wait_for()
+
+
+def ask(page: Any) -> None:
+    page.locator("#ask").click()
+    page.locator(".cl-status", has_text=re.compile("expected answer|no answer is known")).wait_for()
+
+
+def open_tab(page: Any, name: str) -> None:
+    page.get_by_role("tab", name=name).click()
+
+
+def inspect(page: Any) -> None:
+    open_tab(page, "Inspect")
+    page.locator(".cl-image").first.wait_for()
+
+
+def open_results(page: Any) -> None:
+    open_tab(page, "Results")
+    page.locator("#cells button").first.wait_for()
+
+
+def test_sample_is_asked_and_the_answers_are_marked(visit: Visit) -> None:
+    page = visit()
+    ask(page)
+    assert page.locator(".cl-status").inner_text() == "expected answer: 5"
+    cards = page.locator("#answers .cl-card")
+    assert [card.get_attribute("data-method") for card in cards.all()] == ["none", "clustrs", "fastervlm", "divprune"]
+    first = cards.nth(0).inner_text()
+    assert "5" in first
+    assert "right" in first
+    assert "576 of 576" in first
+    for card in cards.all()[1:]:
+        text = card.inner_text()
+        assert "16 of 576" in text
+        assert re.search(r"Prefill\s+[\d.]+ ms", text)
+        assert re.search(r"Selection\s+[\d.]+ ms", text)
+        assert re.search(r"KV cache\s+[\d.]+ kB\s+.95%", text)
+        assert card.locator("img").evaluate("image => image.naturalWidth") > 200
+        assert ("right" in text) != ("wrong" in text)
+
+
+def test_methods_and_k_are_chosen(visit: Visit) -> None:
+    page = visit()
+    for name in ("DivPrune", "FasterVLM"):
+        page.get_by_label(name, exact=True).uncheck()
+    page.locator("#keep input[type=number]").fill("64")
+    page.locator("#keep input[type=number]").press("Enter")
+    ask(page)
+    cards = page.locator("#answers .cl-card:visible")
+    assert cards.count() == 2
+    assert "64 of 576" in cards.nth(1).inner_text()
+
+
+def test_upload_is_corrupted_pruned_and_answered(visit: Visit, tmp_path: Path) -> None:
+    Image.new("RGB", (200, 120), "teal").save(tmp_path / "mine.png")
+    page = visit()
+    page.locator("#upload input[type=file]").set_input_files(tmp_path / "mine.png")
+    page.locator("#preview figcaption", has_text="mine.png").wait_for()
+    clean = page.locator("#preview img").get_attribute("src")
+    corrupt(page, "salt_pepper")
+    assert page.locator("#preview figcaption").inner_text() == "mine.png, salt_pepper:0.1, seed 0"
+    assert page.locator("#preview img").get_attribute("src") != clean
+    page.locator("#level input[type=number]").fill("0.3")
+    page.locator("#level input[type=number]").press("Enter")
+    page.locator("#preview figcaption", has_text="salt_pepper:0.3").wait_for()
+    page.locator("#question textarea").fill("What colour is it?")
+    ask(page)
+    assert page.locator(".cl-status").inner_text() == "no answer is known for this question"
+    assert page.locator("#answers .cl-mark").count() == 0
+    assert all(text.strip() for text in page.locator("#answers .cl-text").all_inner_texts())
+
+
+def test_upload_that_is_no_image_is_refused_and_the_image_stays(visit: Visit, tmp_path: Path) -> None:
+    (tmp_path / "notes.png").write_text("these are notes")
+    page = visit()
+    page.locator("#upload input[type=file]").set_input_files(tmp_path / "notes.png")
+    notice = page.locator("#notice .cl-notice")
+    notice.wait_for()
+    assert notice.inner_text().startswith("This file was refused. Image 'notes.png': not an image in any format")
+    assert "/tmp" not in notice.inner_text()
+    assert page.locator("#preview figcaption").inner_text() == "scene-1.png"
+
+
+def test_enormous_upload_is_refused(visit: Visit, tmp_path: Path) -> None:
+    Image.new("1", (9000, 9000)).save(tmp_path / "huge.png")
+    page = visit()
+    page.locator("#upload input[type=file]").set_input_files(tmp_path / "huge.png")
+    notice = page.locator("#notice .cl-notice")
+    notice.wait_for()
+    assert "too large, 9000 x 9000" in notice.inner_text()
+
+
+def test_file_of_too_many_bytes_is_refused_with_a_line(visit: Visit, tmp_path: Path) -> None:
+    (tmp_path / "big.png").write_bytes(b"\x89PNG" + bytes(21_000_000))
+    page = visit()
+    page.locator("#upload input[type=file]").set_input_files(tmp_path / "big.png")
+    toast = page.locator("[data-testid=toast-body]").first
+    toast.wait_for()
+    assert re.search("size|large", toast.inner_text())
+    assert page.locator("#preview figcaption").inner_text() == "scene-1.png"
+
+
+def test_empty_question_is_answered_with_a_line(visit: Visit) -> None:
+    page = visit()
+    page.locator("#question textarea").fill("")
+    page.locator("#ask").click()
+    toast = page.locator("[data-testid=toast-body]").first
+    toast.wait_for()
+    assert "the question is empty" in toast.inner_text()
+
+
+def test_stored_answers_are_text_and_not_programs(visit: Visit) -> None:
+    """Neither HTML nor the expressions of Gradio's own templates in a run's files come alive."""
+    page = visit()
+    open_results(page)
+    choose(page, "run", "hostile")
+    page.locator("#disagreements button").first.wait_for()
+    page.locator("#disagreements button").first.click()
+    page.locator("#disagreement .cl-card").first.wait_for()
+    for part in ("#disagreements", "#disagreement"):
+        text = page.locator(part).inner_text()
+        assert "${window.touched = 1}" in text
+        assert "{{value}}" in text
+        assert "<img src=x" in text
+    assert page.evaluate("window.touched") is None
+
+
+def test_clicked_token_lights_its_cluster_in_both_images(visit: Visit) -> None:
+    page = visit()
+    corrupt(page, "gaussian")
+    inspect(page)
+    views = page.locator(".cl-view")
+    assert views.count() == 2
+    columns = json.loads(views.nth(0).get_attribute("data-tokens"))
+    sizes = [columns["cluster"].count(cluster) for cluster in columns["cluster"]]
+    kept = [i for i, is_kept in enumerate(columns["kept"]) if is_kept]
+    index = max(kept, key=lambda i: sizes[i])
+    views.nth(0).locator(f".cl-image [data-i='{index}']").click()
+    members = [i for i, cluster in enumerate(columns["cluster"]) if cluster == columns["cluster"][index]]
+    assert len(members) > 1
+    for drawing in (".cl-image", ".cl-plane"):
+        lit = views.nth(0).locator(f"{drawing} .member").evaluate_all("all => all.map(one => Number(one.dataset.i))")
+        assert sorted(lit) == members
+    box = page.locator(".cl-chosen > div").nth(0)
+    assert f"cluster of {len(members)}" in box.inner_text()
+    rows = box.locator("tbody tr")
+    assert rows.count() == len(members)
+    cells = rows.nth(0).locator("td").all_inner_texts()
+    assert cells[0].endswith("(kept)")
+    for text, name in zip(cells[1:], ("score", "distance", "alpha"), strict=True):
+        assert float(text) == pytest.approx(columns[name][index], rel=1e-2)
+    assert views.nth(1).locator(".chosen").count() == 2
+    assert page.locator(".cl-chosen > div").count() == 2
+
+
+def test_point_of_the_plane_is_linked_to_the_image(visit: Visit) -> None:
+    page = visit()
+    inspect(page)
+    point = page.locator(".cl-plane .kept").last
+    index = point.get_attribute("data-i")
+    point.hover(force=True)
+    assert page.locator(f".cl-image [data-i='{index}'].hover").count() == 1
+    point.click(force=True)
+    assert page.locator(f".cl-image [data-i='{index}'].chosen").count() == 1
+
+
+def test_methods_of_the_inspection_change(visit: Visit) -> None:
+    page = visit()
+    inspect(page)
+    choose(page, "inspect-method", "DivPrune")
+    page.locator(".cl-chosen", has_text="DivPrune forms no clusters").wait_for()
+    page.locator(".cl-image .kept").first.click()
+    assert page.locator(".cl-image .member").count() == 1
+
+
+def test_token_is_chosen_with_the_keyboard_alone(visit: Visit) -> None:
+    page = visit()
+    inspect(page)
+    page.locator(".cl-choose").focus()
+    page.keyboard.press("Tab")
+    focused = "document.activeElement.dataset.i"
+    before = page.evaluate(focused)
+    assert before is not None
+    page.keyboard.press("ArrowDown")
+    after = page.evaluate(focused)
+    assert after != before
+    page.keyboard.press("Enter")
+    assert page.locator(f".cl-image [data-i='{after}'].chosen").count() == 1
+    page.locator(".cl-choose").select_option(index=2)
+    assert page.locator(".cl-image .chosen").count() == 1
+
+
+def test_whole_trial_works_without_a_mouse(visit: Visit) -> None:
+    page = visit()
+    page.locator("#question textarea").focus()
+    page.keyboard.press("Enter")
+    page.locator(".cl-status", has_text="expected answer").wait_for()
+    reached = set()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.closest('[id]')?.id"))
+    inner = "['#samples', '#upload', '#corruption', '#known', '#methods', '#keep', '#ask']"
+    page.locator("#samples button").first.focus()
+    for _ in range(60):
+        for name in page.evaluate(f"{inner}.filter(one => document.activeElement.closest(one))"):
+            reached.add(name)
+        page.keyboard.press("Tab")
+    assert {"#samples", "#upload", "#corruption", "#known", "#methods", "#keep", "#ask"} <= reached
+
+
+def test_run_is_opened_and_a_disagreement_found(visit: Visit) -> None:
+    page = visit()
+    open_results(page)
+    assert page.locator("#curves .cl-chart").count() == 1
+    assert page.locator("#cells button").count() == 2 * 3
+    page.locator("#cells button[aria-label^='unpruned under clean']").click()
+    page.locator("#cells button[aria-pressed=true]").wait_for()
+    page.locator("#disagreements", has_text="under clean").wait_for()
+    assert page.locator("#first input").input_value() == "unpruned"
+    assert page.locator("#second input").input_value() == "clustrs"
+    page.locator("#disagreements button").first.click()
+    cards = page.locator("#disagreement .cl-card")
+    cards.first.wait_for()
+    assert cards.count() == 2
+    assert [card.locator("h3").inner_text() for card in cards.all()] == ["unpruned", "clustrs"]
+    for card in cards.all():
+        assert card.locator("img").evaluate("image => image.naturalWidth") > 200
+        assert re.search("score [01]", card.inner_text())
+    assert "clean" in page.locator(".cl-question").inner_text()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [420, 1400])
+def test_nothing_is_wider_than_the_window(visit: Visit, width: int, scheme: str) -> None:
+    page = visit(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    wide = "document.documentElement.scrollWidth - window.innerWidth"
+    assert page.evaluate(wide) <= 0
+    inspect(page)
+    assert page.evaluate(wide) <= 0
+    open_results(page)
+    assert page.evaluate(wide) <= 0
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    brightness = sum(map(int, re.findall(r"\d+", background)[:3]))
+    assert brightness > 600 if scheme == "light" else brightness < 200
+
+
+def test_no_request_leaves_the_machine(visit: Visit, chromium: Any, address: str) -> None:
+    context = chromium.new_context()
+    context.set_default_timeout(120_000)
+    asked: list[str] = []
+    context.on("request", lambda request: asked.append(request.url))
+
+    def local_only(route: Any) -> None:
+        route.continue_() if route.request.url.startswith((address, "data:", "blob:")) else route.abort()
+
+    context.route("**/*", local_only)
+    page = context.new_page()
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto(address)
+    page.locator("#ask").wait_for()
+    ask(page)
+    inspect(page)
+    open_results(page)
+    context.close()
+    assert len(asked) > 10
+    assert {url for url in asked if not url.startswith((address, "data:", "blob:"))} == set()
+    assert problems == []
+
+
+def test_page_may_load_from_its_own_server_alone(visit: Visit) -> None:
+    """Whatever a page is made to ask for, the policy keeps a browser from asking others."""
+    page = visit()
+    refused = page.evaluate("""async () => {
+        const refused = [];
+        addEventListener('securitypolicyviolation', event => refused.push(event.blockedURI));
+        const image = new Image();
+        image.src = 'http://example.com/x.png';
+        await fetch('http://example.com/').catch(() => null);
+        await new Promise(done => setTimeout(done, 300));
+        return refused;
+    }""")
+    assert any("example.com" in uri for uri in refused)
+    assert len(refused) >= 2
+
+
+def test_visitors_wait_in_line_and_are_told(visit: Visit, loaded: Any) -> None:
+    first, second = visit(), visit()
+    with loaded.lock:
+        first.locator("#ask").click()
+        first.locator("#answers .cl-card").first.wait_for()
+        second.locator("#ask").click()
+        told = second.locator("#status", has_text=re.compile("queue", re.IGNORECASE))
+        told.wait_for()
+    for page in (first, second):
+        page.locator(".cl-status", has_text="expected answer").wait_for()
+
+
+def test_files_outside_of_the_page_are_not_served(visit: Visit, address: str, library_folder: Path) -> None:
+    page = visit()
+    for path in ("/etc/passwd", str(library_folder / "scenes-run" / "config.json"), str(Path(__file__))):
+        response = page.request.get(f"{address}gradio_api/file={path}")
+        assert response.status in (403, 404)

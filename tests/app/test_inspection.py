@@ -1,0 +1,127 @@
+"""Clusters, scores, distances and the plane that the Inspect tab shows, against the selection itself."""
+
+import json
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from clustrs.app import markup
+from clustrs.app.inspection import Inspection, inspect
+from clustrs.app.loaded_model import LoadedModel
+from clustrs.app.source import corrupted, sample_sources
+from clustrs.models import shared_encoding
+from clustrs.models.prompts import chat_prompt
+from clustrs.pruners import get_method
+
+
+@pytest.fixture(scope="module")
+def images() -> list[tuple[str, Image.Image]]:
+    source = sample_sources()[0]
+    return [("clean", source.open()), ("noisy", corrupted(source, "gaussian", 0.5, 0))]
+
+
+@pytest.fixture(scope="module")
+def inspected(loaded: LoadedModel, images: list[tuple[str, Image.Image]]) -> Inspection:
+    return inspect(loaded, get_method("clustrs", keep=12), images)
+
+
+def test_every_token_is_there_and_k_are_kept(inspected: Inspection) -> None:
+    for view in inspected.views:
+        assert len(view.tokens) == 576
+        assert view.grid == (24, 24)
+        assert sum(token.kept for token in view.tokens) == 12
+        assert {(t.y, t.x) for t in view.tokens} == {(y, x) for y in range(24) for x in range(24)}
+
+
+def test_every_cluster_has_one_kept_token_and_only_that_has_an_alpha(inspected: Inspection) -> None:
+    for view in inspected.views:
+        clusters: dict[int | None, list[bool]] = {}
+        for token in view.tokens:
+            clusters.setdefault(token.cluster, []).append(token.kept)
+            assert (token.alpha is not None) == token.kept
+        assert None not in clusters
+        assert len(clusters) == 12
+        assert all(sum(kept) == 1 for kept in clusters.values())
+
+
+def test_distances_and_scores_are_those_of_the_selection(
+    loaded: LoadedModel, images: list[tuple[str, Image.Image]], inspected: Inspection
+) -> None:
+    prompt = chat_prompt(loaded.processor, "What?")
+    encoded = shared_encoding.encode(loaded.model, loaded.processor, [images[0][1]], [(0, prompt)]).images[0]
+    selection = get_method("clustrs", keep=12).select(encoded.tokens, encoded.scores, layout=encoded.layout)
+    assert selection.labels is not None
+    assert selection.centroids is not None
+    for index in range(0, 576, 37):
+        token = inspected.views[0].tokens[index]
+        expected = (encoded.tokens[index] - selection.centroids[selection.labels[index]]).norm()
+        assert token.cluster == selection.labels[index]
+        assert token.distance == pytest.approx(float(expected), rel=1e-4)
+        assert token.score == pytest.approx(float(encoded.scores[index]))
+
+
+def test_plane_is_that_of_the_clean_image(inspected: Inspection) -> None:
+    clean = np.array([(t.px, t.py) for t in inspected.views[0].tokens])
+    noisy = np.array([(t.px, t.py) for t in inspected.views[1].tokens])
+    assert np.allclose(clean.mean(0), 0, atol=1e-6)
+    assert clean[:, 0].var() >= clean[:, 1].var()
+    assert abs(np.corrcoef(clean.T)[0, 1]) < 1e-6
+    assert not np.allclose(noisy.mean(0), 0, atol=0.1)
+
+
+def test_method_without_clusters_says_so(loaded: LoadedModel, images: list[tuple[str, Image.Image]]) -> None:
+    found = inspect(loaded, get_method("divprune", keep=8), images[:1])
+    assert not found.clusters
+    assert all(t.cluster is None and t.alpha is None and t.distance is None for t in found.views[0].tokens)
+    assert "DivPrune forms no clusters" in markup.inspection(found)
+
+
+def test_note_says_what_the_image_cannot_show(loaded: LoadedModel, images: list[tuple[str, Image.Image]]) -> None:
+    view = inspect(loaded, get_method("visionzip", keep=16), images[:1]).views[0]
+    assert "CLS token" in view.note
+    assert "mixtures" in view.note
+
+
+class Marks(HTMLParser):
+    """Collects the tokens that the page draws and the data beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rects: list[dict[str, str | None]] = []
+        self.circles: list[dict[str, str | None]] = []
+        self.columns: list[dict[str, list[float]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        if "data-tokens" in found:
+            self.columns.append(json.loads(found["data-tokens"] or ""))
+        if "data-i" in found:
+            (self.rects if tag == "rect" else self.circles).append(found)
+
+
+def test_page_draws_every_token_twice_and_lets_the_keyboard_in_once(inspected: Inspection) -> None:
+    marks = Marks()
+    marks.feed(markup.inspection(inspected))
+    assert len(marks.rects) == len(marks.circles) == 2 * 576
+    assert [len(columns["score"]) for columns in marks.columns] == [576, 576]
+    assert sum(rect.get("tabindex") == "0" for rect in marks.rects) == 2
+    assert sum(rect.get("tabindex") == "-1" for rect in marks.rects) == 2 * 11
+    for circle in marks.circles:
+        assert 0 <= float(circle["cx"] or -1) <= 400
+        assert 0 <= float(circle["cy"] or -1) <= 400
+
+
+def test_attention_map_is_brightest_where_the_score_is_highest(inspected: Inspection) -> None:
+    view = inspected.views[0]
+    heat, brightest = markup.attention_map(view)
+    scores = np.array([token.score for token in view.tokens])
+    assert brightest == pytest.approx(np.quantile(scores, 0.99))
+    best, worst = view.tokens[int(scores.argmax())], view.tokens[int(scores.argmin())]
+    side = heat.width / 24
+    tones = [
+        sum(heat.getpixel((int((t.x + 0.5) * side), int((t.y + 0.5) * side))))  # type: ignore[arg-type]
+        for t in (best, worst)
+    ]
+    assert tones[0] > tones[1] + 200

@@ -1,0 +1,36 @@
+"""Where the page listens, and what it says when it cannot."""
+
+import socket
+from pathlib import Path
+
+import pytest
+from app_tools import need
+
+from clustrs import app
+
+
+def test_port_that_is_taken_is_named(loaded: object, tmp_path: Path) -> None:
+    need("gradio")
+    from clustrs.app.server import serve
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=rf"host='127\.0\.0\.1', port={port}: .*; give another port or host"):
+            serve(loaded, tmp_path, port=port)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("port", [0, 70000, -1])
+def test_port_that_cannot_be_is_refused(loaded: object, tmp_path: Path, port: int) -> None:
+    need("gradio")
+    from clustrs.app.server import serve
+
+    with pytest.raises(ValueError, match=f"port={port}: give a number from 1 to 65535"):
+        serve(loaded, tmp_path, port=port)  # type: ignore[arg-type]
+
+
+def test_missing_gradio_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=r"the page needs Gradio, .*: pip install 'clustrs\[app\]'"):
+        app.launch  # noqa: B018

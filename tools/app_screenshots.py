@@ -1,0 +1,87 @@
+"""Take the screenshots of docs/app.md: every tab at two widths, light and dark.
+
+    python tools/app_screenshots.py RUNS
+
+RUNS is a folder with a run of the embedded model, for example that of `make demo`. Needs what `make test-app` sets up.
+"""
+
+import io
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+from clustrs.app import launch
+
+OUTPUT = Path(__file__).parent.parent / "docs" / "images"
+LARGEST = 250_000
+"""Bytes of a file."""
+
+
+def main(runs: str) -> None:
+    page, address = launch(runs=runs, port=None, browser=False, block=False)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for width in (1400, 420):
+            for scheme in ("light", "dark"):
+                shoot(browser, address, width, scheme)
+        browser.close()
+    page.close()
+
+
+def shoot(browser: Any, address: str, width: int, scheme: str) -> None:
+    """Walk through the tabs as a visitor would."""
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    context.set_default_timeout(120_000)
+    page = context.new_page()
+    page.goto(address)
+    page.locator("#corruption input").click()
+    page.get_by_role("option", name="gaussian", exact=True).click()
+    page.locator("#preview figcaption", has_text="gaussian:0.5").wait_for()
+    page.locator("#ask").click()
+    page.locator(".cl-status", has_text="expected answer").wait_for()
+    store(page, f"app-try-{width}-{scheme}")
+    page.get_by_role("tab", name="Inspect").click()
+    page.locator(".cl-image").first.wait_for()
+    largest_cluster(page).click()
+    page.mouse.move(0, 0)
+    store(page, f"app-inspect-{width}-{scheme}")
+    page.get_by_role("tab", name="Results").click()
+    page.locator("#disagreements button").first.click()
+    page.locator("#disagreement img").first.wait_for()
+    store(page, f"app-results-{width}-{scheme}")
+    context.close()
+
+
+def largest_cluster(page: Any) -> Any:
+    """The kept token of the corrupted image whose cluster has most members, but for the background's."""
+    index = page.evaluate("""() => {
+        const tokens = JSON.parse(document.querySelectorAll('.cl-view')[1].dataset.tokens);
+        const size = (i) => tokens.cluster.filter((one) => one === tokens.cluster[i]).length;
+        const kept = tokens.kept.flatMap((is, i) => (is && size(i) < 40 ? [i] : []));
+        return kept.sort((a, b) => size(b) - size(a))[0];
+    }""")
+    return page.locator(".cl-view").nth(1).locator(f".cl-image [data-i='{index}']")
+
+
+def store(page: Any, name: str) -> None:
+    """Write a screenshot of the whole page, as large as the bytes allow; rare colours (of methods) are kept."""
+    page.wait_for_timeout(500)
+    image = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert("RGB")
+    path = OUTPUT / f"{name}.png"
+    for share in (1.0, 0.8, 0.65, 0.5):
+        shown = image.resize((round(image.width * share), round(image.height * share)), Image.Resampling.LANCZOS)
+        shown.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
+        if path.stat().st_size <= LARGEST:
+            print(f"{path.name}: {path.stat().st_size} bytes, {share:.0%}")
+            return
+    raise ValueError(f"{path}: {path.stat().st_size} bytes are more than {LARGEST}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    main(sys.argv[1])
