@@ -18,7 +18,7 @@ from clustrs.models.clock import Clock
 
 @dataclass(frozen=True)
 class CropTokens:
-    """One crop for each image: tokens [B, N, D], scores [B, N], hidden states [B, N, H], or [B, 1 + N, H] with `cls`."""
+    """One crop per image: tokens [B, N, D], scores [B, N], hidden states [B, N, H] (with `cls`, [B, 1 + N, H])."""
 
     tokens: Tensor
     scores: Tensor
@@ -28,10 +28,12 @@ class CropTokens:
 
 @dataclass(frozen=True)
 class Encoder:
-    """How the crops of one family are encoded: the parts of the model that it needs, and a function of pixels."""
+    """How the crops of one family are encoded: the parts of the model that it needs, a function of pixels, and what
+    that function takes besides: tensors that are the same for every image."""
 
     parts: tuple[str, ...]
-    encode: Callable[[Any, Tensor], CropTokens]
+    encode: Callable[..., CropTokens]
+    constants: Callable[[Any], dict[str, Tensor]] = lambda adapter: {}
 
 
 def encode_llava(adapter: Any, pixels: Tensor) -> CropTokens:
@@ -60,16 +62,15 @@ def encode_internvl(adapter: Any, pixels: Tensor) -> CropTokens:
     return CropTokens(tiles.features, tiles.scores, torch.cat([tiles.cls_hidden, tiles.hidden], 1), True)
 
 
-def encode_idefics3(adapter: Any, pixels: Tensor) -> CropTokens:
+def encode_idefics3(adapter: Any, pixels: Tensor, position_ids: Tensor) -> CropTokens:
     """A crop of SmolVLM or Idefics3 that fills its square.
 
-    The model's own code looks for padding in the pixels; a crop from its processor has none.
+    The model's own code looks for padding in the pixels; such a crop has none.
     """
     tower = adapter.inner.vision_model
     embeddings = tower.embeddings
-    cell = full_positions(tower, pixels)
     with scoring.listen(adapter.listened_layer(), adapter.reduction, Clock(pixels.device)) as listener:
-        patches = embeddings.patch_embedding(pixels).flatten(2).mT + embeddings.position_embedding(cell)
+        patches = embeddings.patch_embedding(pixels).flatten(2).mT + embeddings.position_embedding(position_ids)
         hidden = tower.post_layernorm(tower.encoder(inputs_embeds=patches, attention_mask=None).last_hidden_state)
     scores, _ = towers.heard(listener)
     return CropTokens(
@@ -77,16 +78,28 @@ def encode_idefics3(adapter: Any, pixels: Tensor) -> CropTokens:
     )
 
 
-def full_positions(tower: Any, pixels: Tensor) -> Tensor:
-    """The position ids [P] of a crop without padding: as many as there are patches, in raster order."""
-    side = tower.config.image_size // tower.config.patch_size
-    return torch.arange(side * side, device=pixels.device)
+def full_positions(adapter: Any) -> dict[str, Tensor]:
+    """The position ids [P] that the model's own code gives the patches of a crop without padding.
+
+    They are not always 0 .. P-1: it computes them from fractions of the side, with rounding.
+    """
+    embeddings = adapter.inner.vision_model.embeddings
+    weight, side = embeddings.patch_embedding.weight, embeddings.num_patches_per_side
+    seen: list[Tensor] = []
+    hook = embeddings.position_embedding.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0][0]))
+    pixels = weight.new_zeros(1, 3, embeddings.image_size, embeddings.image_size)
+    try:
+        with torch.no_grad():
+            embeddings(pixels, patch_attention_mask=torch.ones(1, side, side, dtype=torch.bool, device=weight.device))
+    finally:
+        hook.remove()
+    return {"position_ids": seen[0]}
 
 
 LLAVA = Encoder(("vision_tower", "multi_modal_projector"), encode_llava)
 GEMMA = Encoder(("vision_tower", "multi_modal_projector"), encode_gemma)
 INTERNVL = Encoder(("vision_tower", "multi_modal_projector"), encode_internvl)
-IDEFICS3 = Encoder(("vision_model", "connector"), encode_idefics3)
+IDEFICS3 = Encoder(("vision_model", "connector"), encode_idefics3, full_positions)
 ENCODERS = {
     "llava": LLAVA,
     "llava_next": LLAVA,

@@ -39,6 +39,10 @@ class PrunedVision(nn.Module):
         self.method, self.adapter = method, get_adapter(model)
         self.encoder = encoder_of(self.adapter)
         self.parts = vision_parts(self.adapter).eval()
+        constants = self.encoder.constants(self.adapter)
+        self.constants = tuple(constants)
+        for name, value in constants.items():
+            self.register_buffer(name, value, persistent=False)
 
     @property
     def model_type(self) -> str:
@@ -47,7 +51,8 @@ class PrunedVision(nn.Module):
 
     def encode(self, pixel_values: Tensor) -> CropTokens:
         """All tokens of the crops, and their scores."""
-        return self.encoder.encode(self.adapter, pixel_values)
+        constants = {name: getattr(self, name) for name in self.constants}
+        return self.encoder.encode(self.adapter, pixel_values, **constants)
 
     def forward(self, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
         crops = self.encode(pixel_values)
@@ -71,7 +76,7 @@ class TokenSelection(nn.Module):
     """The selection alone: tokens [B, N, D] and the encoder's attention to them [B, N] to tokens [B, k, D] and their
     indices [B, k].
 
-    tokens: N. dim: D. hidden_dim: width of the hidden states [B, N, H] that VisPruner compares; other methods take none.
+    tokens: N. dim: D. hidden_dim: width of the hidden states [B, N, H] that VisPruner compares; others take none.
     cls: whether the attention is that of a CLS token; if not, ClustRS adds salience.
     """
 
