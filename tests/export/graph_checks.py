@@ -31,7 +31,7 @@ def run(graph: Any, **inputs: Tensor) -> tuple[NDArray[np.float32], NDArray[np.i
 
 
 def check_graph(path: Path) -> None:
-    """Plain operators of opset 18: no control flow, functions or domains of vendors, and no size but the batch's open."""
+    """Plain operators of opset 18: no control flow, functions or vendors' domains, and no size but the batch's open."""
     model = onnx.load(path)
     onnx.checker.check_model(model, full_check=True)
     assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", OPSET)]
