@@ -17,6 +17,7 @@ EXTRAS = {
     **dict.fromkeys(("transformers", "PIL"), "models"),
     "matplotlib": "plot",
     "ray": "ray",
+    **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "onnx"),
 }
 """Which extra of the package installs an optional module."""
 LONGEST_WORD = 300
