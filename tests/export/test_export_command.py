@@ -40,6 +40,7 @@ def test_vision_encoder(run: Run, tmp_path: Path) -> None:
         (["mini-llava", "mini-onevision"], "mini-llava mini-onevision: give one model"),
         (["--tokens", 24, "--dim", 8, "--dtype", "float16"], "--dtype float16: the selection alone takes float32"),
         (["--tokens", 24, "--dim", 8, "--method", "tome"], "method 'tome' can't be exported: give one of"),
+        (["--tokens", 24, "--dim", 8, "--keep", 3, 4], "--keep 3 4: a graph has one budget, give one"),
         (["--tokens", 24, "--dim", 8, "--set", "keep=3"], "--set keep=3: give --keep 3"),
     ],
 )

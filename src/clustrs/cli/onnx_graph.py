@@ -23,7 +23,7 @@ class ExportOnnxOptions:
 
     model: tuple[str, ...] = positional("a folder, a Hugging Face id, or an embedded model", "[MODEL]")
     method: str = option("clustrs", "how to choose the tokens", metavar="METHOD")
-    keep: int | float | None = option(None, "a count (16) or a fraction (0.25) (default: 16)", metavar="K")
+    keep: tuple[int | float, ...] | None = option(None, "a count (16) or a fraction (0.25) (default: 16)", metavar="K")
     set: dict[str, Any] = option({}, "parameters of the method, see clustrs methods", metavar="KEY=VALUE")
     dtype: Literal["float32", "float16"] = option("float32", "type of the weights, the pixels and the features")
     tokens: int | None = option(None, "without a model: how many tokens an image has", metavar="N", panel=PRUNING)
@@ -43,7 +43,10 @@ def run_export_onnx(options: ExportOnnxOptions) -> None:
     check_settings(options.set)
     check_file("--output", options.output)
     alone = check_source(options)
-    method = make_method(options.method, options.keep, options.set)
+    budgets = options.keep or (None,)
+    if len(budgets) > 1:
+        raise ValueError(f"--keep {' '.join(map(str, budgets))}: a graph has one budget, give one")
+    method = make_method(options.method, budgets[0], options.set)
     if alone is not None:
         from clustrs.export import export_selection
 
