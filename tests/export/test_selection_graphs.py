@@ -23,6 +23,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("vispruner", {"important": 0.4}),
     ("random", {"seed": 5}),
     ("grid", {"columns": 8}),
+    ("none", {}),
     ("denoise", {"inner": "divprune"}),
 ]
 
@@ -53,7 +54,8 @@ def inputs_of(method: Pruner, batch: list[Any]) -> tuple[dict[str, torch.Tensor]
     ("name", "parameters"), CASES, ids=lambda part: part if isinstance(part, str) else "-".join(part)
 )
 def test_onnxruntime_chooses_what_pytorch_chooses(name: str, parameters: dict[str, Any], tmp_path: Path) -> None:
-    method = get_method(name, **({"keep": K} | parameters))
+    budget = {} if name == "none" else {"keep": K}
+    method = get_method(name, **budget, **parameters)
     path = tmp_path / "select.onnx"
     hidden_dim = H if "hidden" in method.requirements() else None
     export_selection(method, path, tokens=N, dim=D, hidden_dim=hidden_dim)
