@@ -9,7 +9,7 @@ import torch
 from export.graph_checks import assert_same, check_graph, run, session
 from method_cases import draw_image, tensors
 
-from clustrs import ClustRS, FasterVLM, Pruner, VisPruner, get_method, list_methods
+from clustrs import ClustRS, FasterVLM, NoPruning, Pruner, VisPruner, get_method, list_methods
 from clustrs.export import METHODS, TokenSelection, export_selection, trace
 
 N, D, H, K = 40, 24, 10, 6
@@ -23,7 +23,6 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("vispruner", {"important": 0.4}),
     ("random", {"seed": 5}),
     ("grid", {"columns": 8}),
-    ("none", {}),
     ("denoise", {"inner": "divprune"}),
 ]
 
@@ -54,8 +53,7 @@ def inputs_of(method: Pruner, batch: list[Any]) -> tuple[dict[str, torch.Tensor]
     ("name", "parameters"), CASES, ids=lambda part: part if isinstance(part, str) else "-".join(part)
 )
 def test_onnxruntime_chooses_what_pytorch_chooses(name: str, parameters: dict[str, Any], tmp_path: Path) -> None:
-    budget = {} if name == "none" else {"keep": K}
-    method = get_method(name, **budget, **parameters)
+    method = get_method(name, **({"keep": K} | parameters))
     path = tmp_path / "select.onnx"
     hidden_dim = H if "hidden" in method.requirements() else None
     export_selection(method, path, tokens=N, dim=D, hidden_dim=hidden_dim)
@@ -116,6 +114,8 @@ def test_methods_that_cannot_be_exported_are_refused() -> None:
         (FasterVLM(keep=K), {"hidden_dim": 8}, "hidden_dim=8: fastervlm compares no hidden states, leave it out"),
         (FasterVLM(keep=K), {"tokens": 0}, "tokens=0: give an integer of at least 1"),
         (FasterVLM(keep=K), {"dim": -3}, "dim=-3: give an integer of at least 1"),
+        (FasterVLM(keep=K), {"tokens": 5}, "keep=6: of 5 tokens that is all, there is nothing to select; keep fewer"),
+        (NoPruning(), {}, "keep=1.0: of 40 tokens that is all"),
         (FasterVLM(keep=K), {"path": "select.bin"}, "path='select.bin': give a name that ends in .onnx"),
     ],
 )

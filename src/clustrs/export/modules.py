@@ -87,6 +87,10 @@ class TokenSelection(nn.Module):
         check_exportable(method)
         validation.integer("tokens", tokens, 1)
         validation.integer("dim", dim, 1)
+        if method.count(tokens) == tokens:
+            raise ValueError(
+                f"keep={method.keep!r}: of {tokens} tokens that is all, there is nothing to select; keep fewer"
+            )
         needs_hidden = "hidden" in method.requirements()
         if needs_hidden != (hidden_dim is not None):
             wanted = "give the width of the hidden states" if needs_hidden else "leave it out"
