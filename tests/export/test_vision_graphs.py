@@ -111,16 +111,15 @@ def test_file_beside_the_graph(mini_graph: Path) -> None:
     assert "transformers" in written["versions"]
 
 
-def test_openvino_keeps_what_pytorch_keeps(mini: tuple[Any, Any], mini_graph: Path) -> None:
+def test_openvino_chooses_what_pytorch_chooses(mini: tuple[Any, Any], mini_graph: Path) -> None:
     openvino = pytest.importorskip("openvino", reason="openvino is not installed: pip install 'clustrs[openvino]'")
     model, processor = mini
     compiled = openvino.compile_model(mini_graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     vision = PrunedVision(model, ClustRS(keep=16))
     for batch in pixels_of(processor, scenes(12)).split([1, 11]):
         with torch.no_grad():
-            tokens, indices = vision(batch)
-        out = compiled({"pixel_values": batch.numpy()})
-        assert_same(out["image_features"], out["indices"], tokens, indices)
+            _, indices = vision(batch)
+        np.testing.assert_array_equal(compiled({"pixel_values": batch.numpy()})["indices"], indices.numpy())
 
 
 @pytest.mark.slow
