@@ -18,6 +18,7 @@ EXTRAS = {
     "matplotlib": "plot",
     "ray": "ray",
     "gradio": "app",
+    **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "onnx"),
 }
 """Which extra of the package installs an optional module."""
 LONGEST_WORD = 300

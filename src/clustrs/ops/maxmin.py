@@ -14,6 +14,8 @@ from clustrs.ops.precision import upcast_half, values_are_free
 
 NOT_A_NUMBER = 2.0
 """What a cosine that is NaN counts as: more than any other, so that its tokens come last."""
+LARGEST = 2.0**127
+"""What an infinite similarity counts as: less than that of a token to itself. Every exporter can write it."""
 CHUNK = 512
 """Features that are added up in float32 at once: the fewer, the smaller the error."""
 SMALL = 128 * 256
@@ -39,7 +41,7 @@ def max_min(similarity: Tensor, k: int) -> Tensor:
     batch, n, _ = similarity.shape
     offset = torch.arange(batch, device=similarity.device) * n
     itself = torch.eye(n, dtype=torch.bool, device=similarity.device)
-    similarity.nan_to_num_(nan=NOT_A_NUMBER).masked_fill_(itself, -torch.inf)
+    similarity.nan_to_num_(NOT_A_NUMBER, LARGEST, -LARGEST).masked_fill_(itself, -torch.inf)
     chosen = [similarity.amax(-1).argmin(-1)]
     similarity.masked_fill_(itself, torch.inf)
     rows = similarity.view(-1, n)

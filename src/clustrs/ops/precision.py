@@ -22,6 +22,8 @@ def values_are_free(tensor: Tensor) -> bool:
 
 
 def exporting() -> bool:
-    """Whether `torch.export` is tracing: what is the quickest eagerly may be slow in the graph of another runtime, or
-    missing there."""
-    return torch.compiler.is_exporting()
+    """Whether `torch.export` is tracing: what is quickest eagerly may be slow in another runtime, or missing there.
+
+    torch 2.6 can only tell that something traces.
+    """
+    return bool(getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)())

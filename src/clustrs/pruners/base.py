@@ -139,7 +139,7 @@ class Pruner:
         """The selection when nothing has to go."""
         if check:
             checks.finite("tokens", tokens)
-        indices = torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1)
+        indices = torch.arange(tokens.shape[1], device=tokens.device).repeat(tokens.shape[0], 1)
         if not self.clusters:
             return Selection(tokens, indices)
         alpha = torch.ones(tokens.shape[:2], dtype=upcast_half(tokens[:, :1]).dtype, device=tokens.device)

@@ -1,0 +1,19 @@
+"""Graphs for other runtimes: pixels in, k visual tokens out, without Python.
+
+`export_onnx` writes the vision part of a model with its pruning as one ONNX file, `export_selection` the selection
+alone. `PrunedVision` and `TokenSelection` are the modules behind them, for `torch.export` and what builds on it.
+"""
+
+from clustrs.export.modules import METHODS, PrunedVision, TokenSelection, trace
+from clustrs.export.onnx_files import OPSET, GraphInfo, export_onnx, export_selection
+
+__all__ = [
+    "METHODS",
+    "OPSET",
+    "GraphInfo",
+    "PrunedVision",
+    "TokenSelection",
+    "export_onnx",
+    "export_selection",
+    "trace",
+]

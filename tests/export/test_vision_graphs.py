@@ -1,0 +1,173 @@
+"""Vision towers with their pruning as ONNX graphs: every family, in onnxruntime and in OpenVINO."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from export.graph_checks import assert_same, check_graph, run, session
+from export.vision_cases import FAMILIES, Case, build
+from PIL import Image
+from qwen_models import build as build_qwen
+from torch import Tensor
+
+from clustrs import ClustRS, DivPrune, Grid, NoPruning, Pruner, Random, VisPruner
+from clustrs.export import PrunedVision, export_onnx
+from clustrs.images.corruptions import Corruption
+from clustrs.images.scenes import examples
+from clustrs.models.load import load_model
+
+K = 5
+CORRUPTIONS = ("gaussian:0.5", "salt_pepper:0.2", "brightness:1.5", "motion_blur:15", "jpeg:30")
+
+
+@pytest.fixture(scope="module")
+def case(
+    request: pytest.FixtureRequest, folder_of: Callable[[str, str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Case:
+    return build(request.param, folder_of, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.mark.parametrize("case", FAMILIES, indirect=True)
+@pytest.mark.parametrize("method", [ClustRS(keep=K), VisPruner(keep=K), Grid(keep=K)], ids=lambda method: method.name)
+def test_the_module_keeps_what_an_attached_method_keeps(case: Case, method: Pruner) -> None:
+    vision = PrunedVision(case.model, method)
+    for seed in range(3):
+        inputs = case.inputs(seed)
+        expected = case.attached(method, inputs)
+        with torch.no_grad():
+            tokens, indices = vision(case.crop(inputs))
+        assert torch.equal(indices[0], expected.indices)
+        torch.testing.assert_close(tokens[0], expected.tokens, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", FAMILIES, indirect=True)
+def test_onnxruntime_keeps_what_pytorch_keeps(case: Case, tmp_path: Path) -> None:
+    method = ClustRS(keep=K)
+    path = tmp_path / "vision.onnx"
+    info = export_onnx(case.model, method, path)
+    check_graph(path)
+    assert info.model_type == case.model.config.model_type
+    assert info.tokens == 16
+    vision, graph = PrunedVision(case.model, method), session(path)
+    crops = torch.cat([case.crop(case.inputs(seed)) for seed in range(8)])
+    for batch in (crops[:1], crops[1:]):
+        compare(vision, graph, batch)
+
+
+def compare(vision: PrunedVision, graph: Any, pixels: Tensor) -> None:
+    with torch.no_grad():
+        tokens, indices = vision(pixels)
+    assert_same(*run(graph, pixel_values=pixels), tokens, indices)
+
+
+def scenes(count: int, corruptions: tuple[str, ...] = CORRUPTIONS) -> list[Image.Image]:
+    """Drawn scenes, each clean or corrupted in one of several ways, in turns."""
+    drawn = [Image.fromarray(example.drawing.pixels) for example in examples(count, 1)]
+    effects = [None, *map(Corruption.parse, corruptions)]
+    return [
+        image if (effect := effects[i % len(effects)]) is None else effect.apply(image, f"scene-{i}")
+        for i, image in enumerate(drawn)
+    ]
+
+
+@pytest.fixture(scope="module")
+def mini() -> tuple[Any, Any]:
+    return load_model("mini-llava")
+
+
+@pytest.fixture(scope="module")
+def mini_graph(mini: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("mini") / "vision-16.onnx"
+    export_onnx(mini[0], ClustRS(keep=16), path)
+    return path
+
+
+def pixels_of(processor: Any, images: list[Image.Image]) -> Tensor:
+    pixels: Tensor = processor.image_processor(images, return_tensors="pt")["pixel_values"]
+    return pixels
+
+
+def test_embedded_model_clean_and_corrupted(mini: tuple[Any, Any], mini_graph: Path) -> None:
+    """The whole tower of a trained model, on images that it was trained for, and on corrupted ones."""
+    model, processor = mini
+    check_graph(mini_graph)
+    vision, graph = PrunedVision(model, ClustRS(keep=16)), session(mini_graph)
+    pixels = pixels_of(processor, scenes(24))
+    for batch in pixels.split([1, 1, 2, 20]):
+        compare(vision, graph, batch)
+
+
+def test_file_beside_the_graph(mini_graph: Path) -> None:
+    written = json.loads(mini_graph.with_suffix(".json").read_text())
+    assert written["method"]["name"] == "clustrs"
+    assert (written["kept"], written["model_type"], written["dtype"]) == (16, "llava", "float32")
+    assert written["inputs"].keys() == {"pixel_values"}
+    assert list(written["outputs"]) == ["image_features", "indices"]
+    assert written["tokens"] > 16
+    assert "transformers" in written["versions"]
+
+
+def test_openvino_chooses_what_pytorch_chooses(mini: tuple[Any, Any], mini_graph: Path) -> None:
+    openvino = pytest.importorskip("openvino", reason="openvino is not installed: pip install 'clustrs[openvino]'")
+    model, processor = mini
+    compiled = openvino.compile_model(mini_graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    vision = PrunedVision(model, ClustRS(keep=16))
+    for batch in pixels_of(processor, scenes(12)).split([1, 11]):
+        with torch.no_grad():
+            _, indices = vision(batch)
+        np.testing.assert_array_equal(compiled({"pixel_values": batch.numpy()})["indices"], indices.numpy())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [DivPrune(keep=16), Random(keep=16), NoPruning()], ids=lambda method: method.name)
+def test_other_methods_on_the_embedded_model(mini: tuple[Any, Any], method: Pruner, tmp_path: Path) -> None:
+    model, processor = mini
+    path = tmp_path / "vision.onnx"
+    export_onnx(model, method, path)
+    check_graph(path)
+    compare(PrunedVision(model, method), session(path), pixels_of(processor, scenes(12)))
+
+
+@pytest.mark.slow
+def test_half_precision_has_inputs_and_outputs_of_its_own_type(tmp_path: Path) -> None:
+    model, processor = load_model("mini-llava")
+    method = ClustRS(keep=16)
+    pixels = pixels_of(processor, scenes(3))
+    with torch.no_grad():
+        expected, _ = PrunedVision(model, method)(pixels)
+    path = tmp_path / "vision.onnx"
+    info = export_onnx(model.half(), method, path)
+    check_graph(path)
+    assert info.dtype == "float16"
+    features, indices = run(session(path), pixel_values=pixels.half())
+    assert features.dtype == np.float16
+    assert features.shape == expected.shape
+    assert all(len(set(row)) == 16 for row in indices.tolist())
+
+
+def test_models_without_a_fixed_size_are_refused(tmp_path: Path) -> None:
+    build_qwen("qwen2_5_vl", tmp_path)
+    model, _ = load_model(str(tmp_path))
+    with pytest.raises(ValueError, match="a model of type 'qwen2_5_vl' has no crops of one fixed size to export"):
+        PrunedVision(model, ClustRS(keep=K))
+
+
+def test_attached_models_are_refused(mini: tuple[Any, Any]) -> None:
+    model, _ = mini
+    with ClustRS(keep=K)(model), pytest.raises(ValueError, match="a method is attached to this model: remove it first"):
+        PrunedVision(model, ClustRS(keep=K))
+
+
+def test_exporting_leaves_the_model_as_it_was(mini: tuple[Any, Any], mini_graph: Path) -> None:
+    """The listening function is gone, and the model can be pruned as before."""
+    model, processor = mini
+    layer = PrunedVision(model, ClustRS(keep=K)).adapter.listened_layer()
+    assert type(layer.config).__name__ != "ListeningConfig"
+    with ClustRS(keep=K)(model) as handle, torch.no_grad():
+        inputs = processor(images=scenes(1), text=["<image> What?"], return_tensors="pt")
+        model(**inputs)
+    assert len(handle.last[0].selection.indices) == K
