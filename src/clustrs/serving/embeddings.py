@@ -1,0 +1,64 @@
+"""Images encoded and pruned on one machine, for a server on another: the door into vLLM that needs no plugin.
+
+`vllm serve ... --enable-mm-embeds` takes ready embeddings [1, k, D] in the place of an image. k tokens are much less to
+send than an image's features, and the server runs no vision tower for them.
+"""
+
+import base64
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from clustrs import validation
+from clustrs.models.adapters import get_adapter
+from clustrs.models.clock import Clock
+from clustrs.models.select import select_tokens
+from clustrs.pruners.base import Pruner
+
+NAME = "image_embeds"
+"""What the tensor is called in a file, and the part of a chat message that carries one."""
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+ARCHITECTURES = ("LlavaForConditionalGeneration", "LlavaOnevisionForConditionalGeneration")
+"""Models of which vLLM takes embeddings [1, k, D] of any k; those of others come with positions."""
+
+
+@torch.inference_mode()
+def encode_image(model: Any, processor: Any, image: Image.Image, method: Pruner) -> tuple[Tensor, int]:
+    """What a model would be fed for an image, pruned [1, k, D], and how many tokens it would be without pruning."""
+    architecture = type(model).__name__
+    if architecture not in ARCHITECTURES:
+        raise ValueError(
+            f"model {architecture}: vLLM takes its images as pixels only; give {' or '.join(ARCHITECTURES)}"
+        )
+    adapter = get_adapter(model)
+    inputs = processor(images=adapter.batch_images([image]), text=[processor.image_token], return_tensors="pt")
+    (encoded,) = adapter.encode(dict(inputs.to(model.device, model.dtype)), Clock(model.device))
+    ((selection, everything),) = select_tokens(method, [encoded], "image")
+    return (encoded.features if everything else selection.tokens)[None], encoded.slots
+
+
+def save_embeddings(path: Path, embeddings: Tensor, dtype: str, **facts: Any) -> None:
+    """Write [1, k, D] as safetensors, with what is to be known about it as metadata."""
+    from safetensors.torch import save_file
+
+    validation.choice("dtype", dtype, DTYPES)
+    metadata = {name: value if isinstance(value, str) else json.dumps(value) for name, value in facts.items()}
+    save_file({NAME: embeddings.to("cpu", DTYPES[dtype]).contiguous()}, path, metadata)
+
+
+def message_part(path: str | os.PathLike[str]) -> dict[str, str]:
+    """The part of a chat message that carries the embeddings in a file, in the place of an image."""
+    from safetensors.torch import load_file
+
+    tensor = load_file(path)[NAME]
+    numbers = tensor.float() if tensor.dtype == torch.bfloat16 else tensor  # NumPy has no bfloat16
+    written = io.BytesIO()
+    np.save(written, numbers.numpy(), allow_pickle=False)
+    return {"type": NAME, NAME: base64.b64encode(written.getvalue()).decode()}
