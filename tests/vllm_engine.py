@@ -78,6 +78,7 @@ class Engine:
         prompt = self.prompt(text, len(images))
         self.llm.reset_mm_cache()
         self.llm.reset_prefix_cache()
+        self.llm.llm_engine.reset_encoder_cache()
         with recorded() as seen:
             sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
             request = {"prompt": prompt, "multi_modal_data": {"image": images}}
