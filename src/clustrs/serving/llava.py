@@ -23,7 +23,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from clustrs.models.adapters.llava import EncodedCrops
 from clustrs.models.adapters.llava_anyres import channel_map, unpack_channels
 from clustrs.models.adapters.towers import HAS_CLS
-from clustrs.pruners.selection import Layout
+from clustrs.pruners.selection import EncoderStates, Layout
 from clustrs.serving.pruning import PrunedInfo, PrunedProcessor, pruned_method
 from clustrs.serving.scores import TowerScores, last_attention
 
@@ -37,10 +37,10 @@ class PrunedTower:
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
         config = self.config
         self.method = pruned_method(config)
+        cls = HAS_CLS[config.vision_config.model_type]
+        self.states = EncoderStates(cls=cls)  # methods weigh tokens otherwise where there is no CLS token
         self.side = config.vision_config.image_size // config.vision_config.patch_size
-        self.scores = TowerScores(
-            last_attention(self.vision_tower), "cls" if HAS_CLS[config.vision_config.model_type] else "received"
-        )
+        self.scores = TowerScores(last_attention(self.vision_tower), "cls" if cls else "received")
         # As many crops at once as without pruning: the scheduler counts what is kept, and would take many more.
         self.crops_at_once = max(1, vllm_config.scheduler_config.max_num_encoder_input_tokens // self.side**2)
 
@@ -77,7 +77,8 @@ class PrunedLlava(PrunedTower, LlavaForConditionalGeneration):
         if image_input["type"] == "image_embeds":
             return super()._process_image_input(image_input)
         features, scores = self.encode_crops(image_input["pixel_values"])
-        return self.method.select(features, scores, layout=grid_layout(features, self.side), check=False).tokens
+        layout = grid_layout(features, self.side)
+        return self.method.select(features, scores, self.states, layout=layout, check=False).tokens
 
 
 class UnlinedInfo(LlavaOnevisionProcessingInfo):
@@ -126,7 +127,7 @@ class PrunedOnevision(PrunedTower, LlavaOnevisionForConditionalGeneration):
         whole = self.pack(features, size, self.image_newline)
         if self.method.count(len(candidates)) == len(candidates):
             return whole
-        return self.method.select(whole[candidates], some, layout=layout, check=False).tokens
+        return self.method.select(whole[candidates], some, self.states, layout=layout, check=False).tokens
 
     def pack(self, crops: Tensor, size: Tensor, newline: Tensor) -> Tensor:
         """vLLM's own packing of an image's crops: unpadded, scaled down, with newlines."""
