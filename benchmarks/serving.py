@@ -39,6 +39,7 @@ from PIL import Image
 from clustrs.embedded import model_folder
 from clustrs.images.scenes import examples
 from clustrs.models.cost import count_cost
+from clustrs.serving.server import server_words
 
 KEEPS: tuple[int | float | None, ...] = (None, 16, 64, 144, 1.0)
 """None: vLLM's own server. 1.0: all tokens, through the plugin."""
@@ -119,7 +120,7 @@ def server(model: str, keep: int | float | None, log: Path) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     here = [sys.executable, "-m"]
-    command = ["vllm.entrypoints.cli.main", "serve", model]
+    command = list(server_words(model))
     if keep is not None:
         command = ["clustrs.cli", "serve", model, "--keep", str(keep)]
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")}

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """What would have been started, with a vLLM that is tested and has the plugin."""
     commands: list[list[str]] = []
     monkeypatch.setattr(server, "vllm_version", lambda: "0.32.0")
+    monkeypatch.setattr(server, "version", lambda name: "0.32.0")
     monkeypatch.setattr(server, "entry_points", lambda group: [type("Entry", (), {"name": "clustrs"})])
     monkeypatch.setattr(os, "execv", lambda path, arguments: commands.append(arguments))
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
@@ -54,6 +56,14 @@ def test_serve_starts_vllm_and_says_what_is_pruned(run: Run, started: list[list[
         "architectures": ["ClustrsLlavaForConditionalGeneration"],
         "clustrs": {"method": "clustrs", "keep": 16, "tau": 2},
     }
+
+
+def test_serve_starts_builds_of_another_name_by_their_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(server, "version", missing)
+    assert server.server_words("M") == ("vllm.entrypoints.openai.api_server", "--model", "M")
 
 
 def test_serve_passes_all_other_words_on_in_their_order(run: Run, started: list[list[str]]) -> None:

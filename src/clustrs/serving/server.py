@@ -39,7 +39,7 @@ def prepare(model_id: str, settings: dict[str, Any], options: Sequence[str] = ()
     overrides |= {"architectures": [config.PREFIX + architecture], config.KEY: settings}
     named = any(option.partition("=")[0] == SERVED_NAME for option in rest)
     arguments = [
-        *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", source),
+        *(sys.executable, "-m", *server_words(source)),
         *(OVERRIDES, json.dumps(overrides)),
         *(() if named or source == model_id else (SERVED_NAME, model_id)),
         *rest,
@@ -61,6 +61,15 @@ def check_installation() -> None:
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is not None and config.KEY not in [name.strip() for name in allowed.split(",")]:
         raise ValueError(f"VLLM_PLUGINS={allowed!r} leaves out the plugin: add {config.KEY!r}, or unset it")
+
+
+def server_words(source: str) -> tuple[str, ...]:
+    """vLLM's server for a model: `vllm serve`, or its module in builds of another name, where that command fails."""
+    try:
+        version("vllm")
+    except PackageNotFoundError:
+        return "vllm.entrypoints.openai.api_server", "--model", source
+    return "vllm.entrypoints.cli.main", "serve", source
 
 
 def vllm_version() -> str:
