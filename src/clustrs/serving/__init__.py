@@ -1,0 +1,10 @@
+"""Pruned models in vLLM: the plugin that vLLM finds by its entry point, and the command that starts a server.
+
+    config.py   what the key `clustrs` of a model's config may say; needs no vLLM
+    plugin.py   registers the pruned models, and sends a config with that key to them
+    scores.py   the attention scores of vLLM's vision towers, whole where heads are split over ranks
+    pruning.py  what all pruned models share: placeholders, selection, metrics
+    llava.py    LLaVA-1.5
+
+Modules that import vLLM are imported by vLLM alone.
+"""

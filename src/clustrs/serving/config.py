@@ -1,0 +1,63 @@
+"""What the key `clustrs` of a model's config says, and whether it can be served. Nothing here needs vLLM.
+
+The key comes with `--hf-overrides '{"clustrs": {"method": "clustrs", "keep": 64, "tau": 2}}'`, or stands in config.json.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from clustrs import validation
+from clustrs.pruners.base import Pruner
+from clustrs.pruners.registry import get_method
+
+KEY = "clustrs"
+DEFAULT_METHOD = "clustrs"
+PREFIX = "Clustrs"
+"""Before the name of vLLM's architecture in that of the pruned one."""
+ARCHITECTURES = {
+    "LlavaForConditionalGeneration": "clustrs.serving.llava:PrunedLlava",
+}
+"""The architectures that can be served, and where vLLM finds the pruned one."""
+AVAILABLE = ("attention", "layout")
+"""What a method may need besides the tokens: what can be had from a vision tower whose heads are split over ranks."""
+TESTED = (0, 32)
+"""Major and minor number of the vLLM releases that are tested."""
+
+
+def read_method(settings: Any) -> Pruner:
+    """The method that the key describes: {"method": name, "keep": count or fraction, any parameter: value}."""
+    if not isinstance(settings, Mapping):
+        raise ValueError(f'{KEY}={settings!r}: give an object, for example {{"method": "clustrs", "keep": 64}}')
+    parameters = dict(settings)
+    name = parameters.pop("method", DEFAULT_METHOD)
+    if not isinstance(name, str):
+        raise ValueError(f"method={name!r}: give the name of a method, for example {DEFAULT_METHOD!r}")
+    if "keep" not in parameters:
+        raise ValueError("keep is missing: give a count (64) or a fraction (0.25) of an image's visual tokens")
+    validation.keep(parameters["keep"])
+    method = get_method(name, **parameters)
+    lacking = [need for need in method.requirements() if need not in AVAILABLE]
+    if lacking:
+        raise ValueError(
+            f"method={name!r} can't be served: it needs {' and '.join(lacking)} of the vision tower; "
+            f"give a method that needs only tokens, {' and '.join(AVAILABLE)}"
+        )
+    return method
+
+
+def check_architectures(architectures: Sequence[str] | None) -> str:
+    """The architecture of a model that can be served pruned."""
+    for name in architectures or ():
+        if name in ARCHITECTURES:
+            return name
+    given = ", ".join(architectures or ()) or "none"
+    raise ValueError(f"architecture {given} can't be served pruned: give a model of {', '.join(ARCHITECTURES)}")
+
+
+def check_version(version: str) -> None:
+    """Accept the vLLM releases that are tested."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None or tuple(map(int, found.groups())) != TESTED:
+        tested = ".".join(map(str, TESTED))
+        raise ValueError(f"vLLM {version} is not tested with this version of clustrs: install vllm=={tested}.*")
