@@ -17,6 +17,8 @@ PREFIX = "Clustrs"
 """Before the name of vLLM's architecture in that of the pruned one."""
 ARCHITECTURES = {
     "LlavaForConditionalGeneration": "clustrs.serving.llava:PrunedLlava",
+    "Qwen2_5_VLForConditionalGeneration": "clustrs.serving.qwen_vl:PrunedQwen25VL",
+    "Qwen3VLForConditionalGeneration": "clustrs.serving.qwen_vl:PrunedQwen3VL",
 }
 """The architectures that can be served, and where vLLM finds the pruned one."""
 AVAILABLE = ("attention", "layout")

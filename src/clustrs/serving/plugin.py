@@ -50,6 +50,8 @@ def redirect(model_config: Any) -> None:
     architectures = list(getattr(hf_config, "architectures", None) or ())
     if settings is None or any(name.startswith(config.PREFIX) for name in architectures):
         return
+    if hasattr(model_config, "model_arch_config"):  # a copy for a part of the model, such as its language model
+        return
     import vllm
 
     config.check_version(vllm.__version__)

@@ -21,7 +21,7 @@ from vllm.model_executor.models.qwen3_vl import (
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from clustrs.models.scoring import attention_scores
-from clustrs.pruners.selection import Layout
+from clustrs.pruners.selection import EncoderStates, Layout
 from clustrs.serving import mrope
 from clustrs.serving.pruning import PrunedInfo, pruned_method
 from clustrs.serving.scores import mean_over_ranks
@@ -34,7 +34,7 @@ class PrunedQwenInfo(PrunedInfo):
     """Goes before a Qwen model's processing info: images only, with as many placeholders as tokens are kept."""
 
     def get_supported_mm_limits(self) -> dict[str, int | None]:
-        return {"image": None}
+        return {"image": None, "video": 0}
 
     def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Any) -> dict[str, int]:
         """What the largest image is to the tower: all its tokens. So vLLM profiles the tower with as many images as
@@ -129,7 +129,7 @@ class PrunedQwen(nn.Module):
         width = grid[2] // self.visual.spatial_merge_size
         cell = torch.arange(len(rows), device=rows.device)
         layout = Layout(torch.zeros_like(cell), cell // width, cell % width)
-        selection = self.method.select(features, scores, layout=layout, check=False)
+        selection = self.method.select(features, scores, EncoderStates(cls=False), layout=layout, check=False)
         kept = selection.indices
         cells = mrope.cell_channels(layout.y[kept], layout.x[kept], rows.dtype)
         return torch.cat([selection.tokens, later[kept], cells], -1)
