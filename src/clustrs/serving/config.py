@@ -1,6 +1,6 @@
 """What the key `clustrs` of a model's config says, and whether it can be served. Nothing here needs vLLM.
 
-The key comes with `--hf-overrides '{"clustrs": {"method": "clustrs", "keep": 64, "tau": 2}}'`, or stands in config.json.
+The key comes with `--hf-overrides '{"clustrs": {"method": "clustrs", "keep": 64, "tau": 2}}'` or stands in config.json.
 """
 
 import re
@@ -17,6 +17,7 @@ PREFIX = "Clustrs"
 """Before the name of vLLM's architecture in that of the pruned one."""
 ARCHITECTURES = {
     "LlavaForConditionalGeneration": "clustrs.serving.llava:PrunedLlava",
+    "LlavaOnevisionForConditionalGeneration": "clustrs.serving.llava:PrunedOnevision",
     "Qwen2_5_VLForConditionalGeneration": "clustrs.serving.qwen_vl:PrunedQwen25VL",
     "Qwen3VLForConditionalGeneration": "clustrs.serving.qwen_vl:PrunedQwen3VL",
 }

@@ -23,7 +23,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from clustrs.models.scoring import attention_scores
 from clustrs.pruners.selection import EncoderStates, Layout
 from clustrs.serving import mrope
-from clustrs.serving.pruning import PrunedInfo, pruned_method
+from clustrs.serving.pruning import PrunedInfo, PrunedProcessor, pruned_method
 from clustrs.serving.scores import mean_over_ranks
 
 Grid = list[int]
@@ -34,19 +34,23 @@ class PrunedQwenInfo(PrunedInfo):
     """Goes before a Qwen model's processing info: images only, with as many placeholders as tokens are kept."""
 
     def get_supported_mm_limits(self) -> dict[str, int | None]:
-        return {"image": None, "video": 0}
+        """No videos: they would not be pruned. They are named, because vLLM asks for the options of their processor."""
+        return {**super().get_supported_mm_limits(), "video": 0}
+
+    def count_unpruned(self, **size: Any) -> int:
+        """How many placeholders it has without pruning, with the processor's settings unless others are given."""
+        defaults = {"image_processor": self.get_image_processor(), "mm_kwargs": {}}  # type: ignore[attr-defined]
+        return super().count_unpruned(**(defaults | size))
 
     def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Any) -> dict[str, int]:
         """What the largest image is to the tower: all its tokens. So vLLM profiles the tower with as many images as
         it would unpruned, and the model encodes no more at once."""
         width, height = self.get_image_size_with_most_features()  # type: ignore[attr-defined]
-        unit = self.get_hf_config().vision_config  # type: ignore[attr-defined]
-        side = unit.patch_size * unit.spatial_merge_size
-        return {"image": (width // side) * (height // side)}
+        return {"image": self.count_unpruned(image_width=width, image_height=height)}
 
 
-class PrunedQwenProcessor:
-    """Goes before a Qwen model's processor: it cuts the run of placeholders of each image."""
+class PrunedQwenProcessor(PrunedProcessor):
+    """Goes before a Qwen model's processor: cuts the run of placeholders of each image."""
 
     def _get_prompt_updates(self, mm_items: Any, hf_processor_mm_kwargs: Any, out_mm_kwargs: Any) -> list[Any]:
         updates = super()._get_prompt_updates(mm_items, hf_processor_mm_kwargs, out_mm_kwargs)  # type: ignore[misc]

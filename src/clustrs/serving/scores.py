@@ -1,7 +1,8 @@
 """How much a vision tower of vLLM attends to each token.
 
 vLLM builds a tower only up to the layer that the projector reads, so its last attention layer is the one that counts.
-A hook on that layer's projection sees queries and keys; the scores come from the same function as with transformers.
+A hook before that layer's attention sees queries and keys, whatever made them (LoRA, quantisation); the scores come
+from the same function as with transformers.
 """
 
 from typing import Any
@@ -12,26 +13,24 @@ from clustrs.models.scoring import Reduction, attention_scores
 
 
 class TowerScores:
-    """Collects the scores [B, N] of a tower's next call: `take` hands them over, once."""
+    """Collects the scores [B, N] of a tower's calls. `layer` is an attention layer of vLLM's CLIP or SigLIP."""
 
-    def __init__(self, attention: Any, reduction: Reduction) -> None:
-        self.attention, self.reduction = attention, reduction
+    def __init__(self, layer: Any, reduction: Reduction) -> None:
+        self.heads, self.scale, self.ranks = layer.num_heads_per_partition, layer.scale, layer.tp_size
+        self.reduction = reduction
         self._scores: list[Tensor] = []
-        attention.qkv_proj.register_forward_hook(self._hear)
+        layer.attn.register_forward_pre_hook(self._hear)
 
-    def _hear(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        qkv = output[0] if isinstance(output, tuple) else output
-        attention = self.attention
-        query, key, _ = qkv.unflatten(-1, (3, attention.num_heads_per_partition, attention.head_dim)).unbind(-3)
-        scores = attention_scores(query.transpose(1, 2), key.transpose(1, 2), attention.scale, self.reduction)
-        self._scores.append(mean_over_ranks(scores, attention.tp_size))
+    def _hear(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        query, key = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in inputs[:2])
+        self._scores.append(mean_over_ranks(attention_scores(query, key, self.scale, self.reduction), self.ranks))
 
     def clear(self) -> None:
-        """Forget what was heard in calls that nobody asked about."""
+        """Forget calls that nobody asked about."""
         self._scores.clear()
 
     def take(self) -> Tensor:
-        """The scores of the only call since the last one that was taken."""
+        """The scores of the only call since the last `clear`."""
         if len(self._scores) != 1:
             raise RuntimeError(f"the vision tower was heard {len(self._scores)} times, once is expected")
         return self._scores.pop()
