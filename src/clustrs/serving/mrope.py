@@ -1,7 +1,7 @@
 """The positions of a pruned prompt where tokens have three of them (M-RoPE): time, height and width.
 
-A survivor keeps the positions that it had in the whole prompt, and so does the text. The text's follow from the sizes of
-the images and are known when a request arrives; which tokens survive is known only when its images are encoded. So
+A survivor keeps the positions that it had in the whole prompt, and so does the text. The text's follow from the sizes
+of the images and are known when a request arrives; which tokens survive is known only when these are encoded. So
 every placeholder first gets the position at which its image starts, and each survivor's features carry its y and x, in
 channels of their own, to the step of the engine that feeds them to the language model.
 """

@@ -112,7 +112,7 @@ class PrunedQwen(nn.Module):
         """The survivors of some images, each [k, features and the channels of its y and x]."""
         self.heard.clear()
         features: Tensor = self.visual(pixels, grid_thw=grids)
-        (query, key), = self.heard
+        ((query, key),) = self.heard
         self.heard.clear()
         sizes = [t * h * w for t, h, w in grids]
         counts = [size // self.visual.spatial_merge_unit for size in sizes]
