@@ -202,9 +202,9 @@ def published(name: str) -> str:
 
 def save_video_processor(images: Any, folder: Path) -> None:
     """What readers of the whole LLaVA-OneVision processor ask for, though the model has seen no video."""
-    shared = ("do_convert_rgb", "do_normalize", "do_rescale", "do_resize", "image_mean", "image_std", "resample", "size")
+    shared = ("do_convert_rgb", "do_normalize", "do_rescale", "do_resize", "image_mean", "image_std", "resample")
     given = json.loads(images.to_json_string())
-    settings = {name: given[name] for name in (*shared, "rescale_factor")}
+    settings = {name: given[name] for name in (*shared, "rescale_factor", "size")}
     settings["video_processor_type"] = "LlavaOnevisionVideoProcessor"
     (folder / "video_preprocessor_config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
 

@@ -36,7 +36,6 @@ class PrunedTower:
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
         config = self.config
-        check_tower(config)
         self.method = pruned_method(config)
         self.side = config.vision_config.image_size // config.vision_config.patch_size
         self.scores = TowerScores(
@@ -132,19 +131,6 @@ class PrunedOnevision(PrunedTower, LlavaOnevisionForConditionalGeneration):
     def pack(self, crops: Tensor, size: Tensor, newline: Tensor) -> Tensor:
         """vLLM's own packing of an image's crops: unpadded, scaled down, with newlines."""
         return self._merge_image_patch_embeddings(size, crops, image_newline=newline, strategy="spatial_unpad")
-
-
-def check_tower(config: Any) -> None:
-    """Refuse what vLLM's LLaVA reads differently, or what has no scores."""
-    tower = config.vision_config.model_type
-    if tower not in ("clip_vision_model", "siglip_vision_model"):
-        raise ValueError(f"vision tower {tower!r} can't be served pruned: give clip_vision_model, siglip_vision_model")
-    if not isinstance(config.vision_feature_layer, int):
-        raise ValueError(f"vision_feature_layer={config.vision_feature_layer!r}: give one layer (an int)")
-    expected = "default" if HAS_CLS[tower] else "full"
-    if config.vision_feature_select_strategy != expected:
-        strategy = config.vision_feature_select_strategy
-        raise ValueError(f"vision_feature_select_strategy={strategy!r} does not suit {tower}: give {expected!r}")
 
 
 def grid_layout(features: Tensor, side: int) -> Layout:

@@ -45,10 +45,8 @@ def _redirecting(resolve: Any) -> Any:
 
 def redirect(model_config: Any) -> None:
     """Send a model whose config has our key to its pruned architecture; an error if it can't be served."""
-    hf_config = model_config.hf_config
-    settings = getattr(hf_config, config.KEY, None)
-    architectures = list(getattr(hf_config, "architectures", None) or ())
-    if settings is None or any(name.startswith(config.PREFIX) for name in architectures):
+    settings = getattr(model_config.hf_config, config.KEY, None)
+    if settings is None:
         return
     if hasattr(model_config, "model_arch_config"):  # a copy for a part of the model, such as its language model
         return
@@ -56,6 +54,7 @@ def redirect(model_config: Any) -> None:
 
     config.check_version(vllm.__version__)
     config.read_method(settings)
+    architecture = config.check_model(model_config.hf_config)
     if model_config.model_impl not in ("auto", "vllm"):
         raise ValueError(f"model_impl={model_config.model_impl!r} can't be served pruned: give 'auto' or 'vllm'")
-    hf_config.architectures = [config.PREFIX + config.check_architectures(architectures)]
+    model_config.hf_config.architectures = [config.PREFIX + architecture]
