@@ -55,7 +55,7 @@ def model_config(family: str, words: Any) -> Any:
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 4, 4]}
     text: dict[str, Any] = {"vocab_size": len(words), "hidden_size": 64, "intermediate_size": 64}
     text |= {"num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1, "rope_parameters": rope}
-    text |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 2048}
+    text |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 512}
     if family == "qwen2_5_vl":  # the last block attends within windows, so the scores are those of the one before
         vision |= {"window_size": WINDOW * TOKEN, "fullatt_block_indexes": [0, 1], "tokens_per_second": 2}
     else:
@@ -76,7 +76,11 @@ def build(family: str, folder: Path) -> Path:
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
                 parameter.mul_(8 if "visual" in name and "qkv" in name else 4)
-    sizes = {"patch_size": PATCH, "merge_size": MERGE, "size": {"shortest_edge": TOKEN**2, "longest_edge": 100 * TOKEN**2}}
+    sizes = {
+        "patch_size": PATCH,
+        "merge_size": MERGE,
+        "size": {"shortest_edge": TOKEN**2, "longest_edge": 100 * TOKEN**2},
+    }
     _, processor, videos = CLASSES[family]
     parts = {"image_processor": tf.Qwen2VLImageProcessor(**sizes), "video_processor": videos(**sizes)}
     processor(tokenizer=words, chat_template="{{ messages }}", **parts).save_pretrained(folder)
@@ -119,8 +123,8 @@ class Engine:
     def __init__(self, folder: Path, **options: Any) -> None:
         from vllm import LLM
 
-        shared = {"dtype": "float32", "enforce_eager": True, "max_model_len": 1024, "max_num_seqs": 8, "seed": 0}
-        self.llm = LLM(str(folder), limit_mm_per_prompt={"image": 4}, **shared, **options)
+        shared = {"dtype": "float32", "enforce_eager": True, "max_model_len": 512, "max_num_seqs": 8, "seed": 0}
+        self.llm = LLM(str(folder), limit_mm_per_prompt={"image": 20}, **shared, **options)
 
     def close(self) -> None:
         from vllm.distributed import cleanup_dist_env_and_memory

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from vllm.model_executor.layers.rotary_embedding.mrope import MRotaryEmbedding
 from vllm.model_executor.models.qwen2_5_vl import (
     Qwen2_5_VLDummyInputsBuilder,
     Qwen2_5_VLForConditionalGeneration,
@@ -26,6 +27,8 @@ from clustrs.serving import mrope
 from clustrs.serving.pruning import PrunedInfo, PrunedProcessor, pruned_method
 from clustrs.serving.scores import mean_over_ranks
 
+ANGLES = 4
+"""How many positions there are angles for, in multiples of what the model was made for: as vLLM has it for videos."""
 Grid = list[int]
 """Frames, height and width of an image in patches."""
 
@@ -33,24 +36,51 @@ Grid = list[int]
 class PrunedQwenInfo(PrunedInfo):
     """Goes before a Qwen model's processing info: images only, with as many placeholders as tokens are kept."""
 
+    ctx: Any
+    get_hf_config: Any
+    get_image_processor: Any
+    get_image_size_with_most_features: Any
+    _get_vision_info: Any
+
     def get_supported_mm_limits(self) -> dict[str, int | None]:
         """No videos: they would not be pruned. They are named, because vLLM asks for the options of their processor."""
         return {**super().get_supported_mm_limits(), "video": 0}
 
     def count_unpruned(self, **size: Any) -> int:
         """How many placeholders it has without pruning, with the processor's settings unless others are given."""
-        defaults = {"image_processor": self.get_image_processor(), "mm_kwargs": {}}  # type: ignore[attr-defined]
+        defaults = {"image_processor": self.get_image_processor(), "mm_kwargs": {}}
         return super().count_unpruned(**(defaults | size))
 
     def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Any) -> dict[str, int]:
         """What the largest image is to the tower: all its tokens. So vLLM profiles the tower with as many images as
         it would unpruned, and the model encodes no more at once."""
-        width, height = self.get_image_size_with_most_features()  # type: ignore[attr-defined]
+        width, height = self.get_image_size_with_most_features()
         return {"image": self.count_unpruned(image_width=width, image_height=height)}
+
+    def check_extent(self, images: Any, mm_kwargs: Any) -> None:
+        """Refuse a prompt whose positions would outrun the table of angles: pruned, it may hold very many images."""
+        hf_config, processor, extent = self.get_hf_config(), self.get_image_processor(), 0
+        for index in range(len(images)):
+            if images.get(index) is not None:  # none: the client sent the key of an image that it sent before
+                size = images.get_image_size(index)
+                given = {"image_width": size.width, "image_height": size.height, "mm_kwargs": mm_kwargs}
+                extent += max(self._get_vision_info(**given, image_processor=processor)[0])
+        vision, length = hf_config.vision_config, self.ctx.model_config.max_model_len
+        extent //= vision.patch_size * vision.spatial_merge_size
+        most = ANGLES * hf_config.get_text_config().max_position_embeddings - length
+        if extent > most:
+            raise ValueError(f"the images of a prompt span {extent} positions: at most {most} with {length} tokens")
 
 
 class PrunedQwenProcessor(PrunedProcessor):
     """Goes before a Qwen model's processor: cuts the run of placeholders of each image."""
+
+    info: Any
+
+    def apply(self, inputs: Any, timing_ctx: Any) -> Any:
+        if "image" in inputs.mm_data_items:
+            self.info.check_extent(inputs.mm_data_items["image"], inputs.hf_processor_mm_kwargs)
+        return super().apply(inputs, timing_ctx)
 
     def _get_prompt_updates(self, mm_items: Any, hf_processor_mm_kwargs: Any, out_mm_kwargs: Any) -> list[Any]:
         updates = super()._get_prompt_updates(mm_items, hf_processor_mm_kwargs, out_mm_kwargs)  # type: ignore[misc]
@@ -59,7 +89,7 @@ class PrunedQwenProcessor(PrunedProcessor):
     def _cut(self, update: Any) -> Any:
         def replacement(index: int) -> list[int]:
             whole: list[int] = update.replacement(index)
-            return whole[: self.info.method.count(len(whole))]  # type: ignore[attr-defined]
+            return whole[: self.info.method.count(len(whole))]
 
         return replace(update, replacement=replacement)
 
@@ -76,6 +106,7 @@ class PrunedQwen(nn.Module):
         self.most_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self.heard: list[tuple[Tensor, Tensor]] = []
         self.listened_attention().register_forward_pre_hook(self._hear, with_kwargs=True)
+        widen_rotary_table(self, ANGLES * self.config.get_text_config().max_position_embeddings)
         self.register_buffer("offsets", torch.zeros(3, self.most_tokens, dtype=torch.long), persistent=False)
 
     def listened_attention(self) -> Any:
@@ -117,26 +148,28 @@ class PrunedQwen(nn.Module):
         sizes = [t * h * w for t, h, w in grids]
         counts = [size // self.visual.spatial_merge_unit for size in sizes]
         parts = zip(grids, features.split(counts), query.split(sizes, 1), key.split(sizes, 1), strict=True)
-        return [self._survivors(grid, rows, self._scores(grid, q, k)) for grid, rows, q, k in parts]
+        return [self._survivors(*part) for part in parts]
 
-    def _scores(self, grid: Grid, query: Tensor, key: Tensor) -> Tensor:
-        """The scores [N] of an image's tokens in raster order, from queries and keys [1, patches, heads, d]."""
-        attention = self.listened_attention()
-        scores = attention_scores(query.transpose(1, 2), key.transpose(1, 2), attention.scale, "received")[0]
-        scores = mean_over_ranks(scores, self.visual.tp_size).unflatten(0, (-1, self.visual.spatial_merge_unit)).mean(1)
-        order = self.tower_order(grid)
-        return scores if order is None else torch.empty_like(scores).index_copy_(0, order.to(scores.device), scores)
-
-    def _survivors(self, grid: Grid, rows: Tensor, scores: Tensor) -> Tensor:
-        """What is kept of an image [k, ...], from the rows [N, ...] of its features and of those for later layers."""
+    def _survivors(self, grid: Grid, rows: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """What is kept of an image [k, ...], from the rows [N, ...] of its features and of those for later layers, and
+        from queries and keys [1, patches, heads, d]."""
         features, later = rows.tensor_split([self.config.vision_config.out_hidden_size], -1)
         width = grid[2] // self.visual.spatial_merge_size
         cell = torch.arange(len(rows), device=rows.device)
         layout = Layout(torch.zeros_like(cell), cell // width, cell % width)
-        selection = self.method.select(features, scores, EncoderStates(cls=False), layout=layout, check=False)
+        query, key = query.transpose(1, 2), key.transpose(1, 2)
+        scores = attention_scores(query, key, self.listened_attention().scale, "received")
+        states = EncoderStates(keys=self._pool(key.float().mean(1), grid), cls=False)
+        selection = self.method.select(features, self._pool(scores, grid), states, layout=layout, check=False)
         kept = selection.indices
         cells = mrope.cell_channels(layout.y[kept], layout.x[kept], rows.dtype)
         return torch.cat([selection.tokens, later[kept], cells], -1)
+
+    def _pool(self, patches: Tensor, grid: Grid) -> Tensor:
+        """One value per token [N, ...] in raster order, over all heads, from each rank's [1, patches, ...]."""
+        tokens = mean_over_ranks(patches[0], self.visual.tp_size).unflatten(0, (-1, self.visual.spatial_merge_unit))
+        pooled, order = tokens.mean(1), self.tower_order(grid)
+        return pooled if order is None else torch.empty_like(pooled).index_copy_(0, order.to(pooled.device), pooled)
 
     def get_mrope_input_positions(self, input_tokens: list[int], mm_features: list[Any]) -> tuple[Tensor, int]:
         side = self.config.vision_config.spatial_merge_size
@@ -182,6 +215,17 @@ def check_options(vllm_config: Any) -> None:
     given = [name for name, is_given in refused.items() if is_given]
     if given:
         raise ValueError(f"{' and '.join(given)} can't be combined with a pruned Qwen model: leave out what is named")
+
+
+def widen_rotary_table(model: nn.Module, rows: int) -> None:
+    """Give the table of M-RoPE's angles at least some rows: positions outrun the length of a pruned prompt."""
+    for rope in model.modules():
+        if isinstance(rope, MRotaryEmbedding) and len(rope.cos_sin_cache) < rows:
+            rope.max_position_embeddings = rows
+            table = rope._compute_cos_sin_cache().to(rope.cos_sin_cache)
+            rope.register_buffer("cos_sin_cache", table, persistent=False)
+            if getattr(rope, "cos_sin_cache_bf16", None) is not None:
+                rope.cos_sin_cache_bf16 = table.to(torch.bfloat16)
 
 
 class PrunedQwen25Info(PrunedQwenInfo, Qwen2_5_VLProcessingInfo):
