@@ -5,7 +5,8 @@ import json
 import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 
 def is_number(value: Any) -> bool:
@@ -81,3 +82,9 @@ def nearest(value: Any, options: Iterable[Any]) -> str:
     """' (did you mean ...?)', or nothing."""
     close = get_close_matches(str(value).lower(), [str(option) for option in options], n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def plain_hint(hint: Any) -> Any:
+    """A type without the None that it may be instead."""
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType]
+    return kinds[0] if NoneType in get_args(hint) and len(kinds) == 1 else hint

@@ -124,14 +124,14 @@ def test_full_disks(run: Run, tmp_path: Path) -> None:
 
 def test_other_errors_of_the_system(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(error: BaseException) -> Callable[..., None]:
-        def run_samples(*_: Any) -> None:
+        def samples(*_: Any) -> None:
             raise error
 
-        return run_samples
+        return samples
 
-    monkeypatch.setattr("clustrs.cli.catalog.run_samples", fail(OSError(28, "No space left on device", "a/file")))
+    monkeypatch.setattr("clustrs.cli.catalog.samples", fail(OSError(28, "No space left on device", "a/file")))
     assert refused(run, "samples") == "clustrs: a/file: No space left on device\n"
-    monkeypatch.setattr("clustrs.cli.catalog.run_samples", fail(MemoryError()))
+    monkeypatch.setattr("clustrs.cli.catalog.samples", fail(MemoryError()))
     assert refused(run, "samples").startswith("clustrs: out of memory")
 
 

@@ -82,24 +82,24 @@ def test_differences_say_what_changed() -> None:
 
 
 def test_every_ready_configuration_is_valid() -> None:
-    from clustrs.cli import parser
+    from clustrs.cli.app import parse
     from clustrs.cli.evaluate import configuration
 
     ready = [Path(name) for name in sorted(shipped_configs())]
     assert len(ready) >= 8
     for name in ready:
-        made = configuration(parser().parse_args(["eval", "--config", str(name)]))
+        made = configuration(parse(["eval", "--config", str(name)]))
         assert made.methods
         assert made.corruptions
 
 
 def test_a_configuration_file(tmp_path: Path) -> None:
-    from clustrs.cli import parser
+    from clustrs.cli.app import parse
     from clustrs.cli.evaluate import configuration
 
     file = tmp_path / "mine.yaml"
     file.write_text("task: scenes\nmethods: [none, clustrs tau=2]\nkeep: [16, 0.5]\ncorrupt: gaussian\nbatch-size: 5\n")
-    made = configuration(parser().parse_args(["eval", "--config", str(file), "--limit", "3", "--keep", "8,9"]))
+    made = configuration(parse(["eval", "--config", str(file), "--limit", "3", "--keep", "8,9"]))
     assert (made.batch_size, made.limit, len(made.corruptions)) == (5, 3, 5)
     assert [method["keep"] for method in made.methods] == [1.0, 8, 9]
     for text, message in (
@@ -109,7 +109,7 @@ def test_a_configuration_file(tmp_path: Path) -> None:
     ):
         file.write_text(text)
         with pytest.raises(ValueError, match=message):
-            configuration(parser().parse_args(["eval", "--config", str(file)]))
+            configuration(parse(["eval", "--config", str(file)]))
     with pytest.raises(ValueError, match="ready ones are"):
         read_settings(Path("nothing"))
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from recorded_run import write_run
 
-from clustrs.cli import parser
+from clustrs.cli.app import parse
 from clustrs.cli.evaluate import configuration
 from clustrs.evaluation.report import write_report
 from clustrs.evaluation.report.analysis.summary import Summary
@@ -23,7 +23,7 @@ PROPOSED: dict[str, Any] = {"tau": 1.0, "clip": [0.1, 0.95], "distance": "huber"
 
 def run_of(folder: Path, name: str, **settings: Any) -> Path:
     """A run with made-up answers of a ready configuration of the paper."""
-    config = configuration(parser().parse_args(["eval", "--config", f"paper/{name}"])).to_json()
+    config = configuration(parse(["eval", "--config", f"paper/{name}"])).to_json()
     return write_run(folder, **{**config, "judged": False, "scale": 1.0, "items": 3, **settings})
 
 
@@ -113,7 +113,7 @@ def test_studies_and_report_agree(tmp_path: Path, study: Any) -> None:
     table = study if study == "ablation" else f"sensitivity_{study}"
     variants = ablation.VARIANTS if study == "ablation" else sensitivity.VALUES[study]
     keeps = (16, 50, 144)
-    full = configuration(parser().parse_args(["eval", "--config", f"paper/{table.replace('_', '-')}"])).to_json()
+    full = configuration(parse(["eval", "--config", f"paper/{table.replace('_', '-')}"])).to_json()
     methods = [method for method in full["methods"] if method["name"] != "none"]
     run = load_run(run_of(tmp_path, table.replace("_", "-"), methods=methods))
     grid = Grid(run, tuple(variants.values()), keeps, run.scores.reshape(len(variants), 3, *run.scores.shape[1:]))
@@ -130,7 +130,7 @@ def test_studies_and_report_agree(tmp_path: Path, study: Any) -> None:
 
 
 def test_the_ablation_study_has_the_papers_gain_column(tmp_path: Path) -> None:
-    full = configuration(parser().parse_args(["eval", "--config", "paper/ablation"])).to_json()
+    full = configuration(parse(["eval", "--config", "paper/ablation"])).to_json()
     run = load_run(run_of(tmp_path, "ablation", methods=full["methods"][1:]))
     scores = run.scores.reshape(3, 3, *run.scores.shape[1:])
     rows = ablation.table(Grid(run, tuple(ablation.VARIANTS.values()), (16, 50, 144), scores))
@@ -161,9 +161,9 @@ def test_the_report_says_what_was_sent(tmp_path: Path, settings: dict[str, Any],
 
 @pytest.mark.parametrize("name", ["ablation", "mmvet-gaussian", "scienceqa-salt-pepper", "onevision-gaussian"])
 def test_ready_configurations_have_the_protocol_of_their_model(name: str) -> None:
-    config = configuration(parser().parse_args(["eval", "--config", f"paper/{name}"]))
+    config = configuration(parse(["eval", "--config", f"paper/{name}"]))
     llava = "onevision" not in name
     assert config.prompt_template == ("vicuna_v1" if llava else "checkpoint")
     assert config.image_padding == ("square" if llava else "checkpoint")
-    other = configuration(parser().parse_args(["eval", "--config", f"paper/{name}", "--image-padding", "checkpoint"]))
+    other = configuration(parse(["eval", "--config", f"paper/{name}", "--image-padding", "checkpoint"]))
     assert other.image_padding == "checkpoint"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from clustrs.cli import parser
+from clustrs.cli.app import parse
 from clustrs.cli.evaluate import configuration
 from clustrs.evaluation.config import Config, describe_method, make_method, parse_corruption
 from clustrs.paper import SCORE_TABLES, TABLES, PaperCell, PaperReference, find_reference, paper_table
@@ -13,7 +13,7 @@ from clustrs.paper.lookup import MAIN, SERIES, RunCell
 
 
 def ready(table: str, *words: str) -> Config:
-    return configuration(parser().parse_args(["eval", "--config", f"paper/{table.replace('_', '-')}", *words]))
+    return configuration(parse(["eval", "--config", f"paper/{table.replace('_', '-')}", *words]))
 
 
 def cells_of(config: Config) -> list[RunCell]:

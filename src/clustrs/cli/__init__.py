@@ -1,48 +1,26 @@
 """The `clustrs` command: words to calls, nothing else.
 
-Building the parser imports nothing heavy: what a command needs is imported when it runs.
+To add a command: one file here, named in `app.COMMANDS`, with a frozen dataclass of its options (fields made by
+`arguments.option` and `positional`; shared groups are in `options.py`) and a function that takes one, decorated with
+`@command("name", panel=...)`. Its docstring is the help text, what it returns is the exit code, a ValueError is told in
+one line with exit code 2. What it needs is imported inside it, so that `--help` stays quick. A field made by
+`arguments.everything_else` collects the words that the command does not know, to pass them on to another program.
 """
 
-import argparse
 import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
-from clustrs import __version__
-from clustrs.cli import ask, catalog, evaluate, study
-
-EPILOG = """\
-start here:
-  clustrs samples                                               images to try, and questions to ask about them
-  clustrs ask sample:scene-1 "How many objects are there?"
-  clustrs compare sample:scene-1 "How many objects are there?" --corrupt gaussian:0.5
-  clustrs eval --methods none clustrs --corrupt clean gaussian  measure accuracy under noise, and write a report
-  clustrs study stability                                       what noise does to the ranking of tokens
-
-what there is, with other packages' additions:
-  clustrs methods                                               pruning methods and their parameters
-  clustrs models                                                families of models that methods attach to
-  clustrs corruptions                                           ways to corrupt an image, and their levels
-  clustrs tasks                                                 tasks for clustrs eval
-
-a model of yours:
-  clustrs ask cat.jpg "What is this?" --model llava-hf/llava-1.5-7b-hf --keep 64
-
-lists are given with spaces or commas, everywhere: --keep 16 50 is --keep 16,50
-exit codes: 0 is success, 2 a mistake that is told in one line on standard error, 130 stopped with Ctrl-C
-"""
-OPTIONAL = ("transformers", "PIL", "matplotlib", "tqdm", "yaml", "ray")
+EXTRAS = {
+    **dict.fromkeys(("typer", "rich", "tqdm", "yaml", "msgspec", "filelock", "openai", "jinja2"), "cli"),
+    **dict.fromkeys(("transformers", "PIL"), "models"),
+    "matplotlib": "plot",
+    "ray": "ray",
+}
+"""Which extra of the package installs an optional module."""
 LONGEST_WORD = 300
 """Longer words (paths, names, numbers) are abbreviated in error messages."""
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser that leaves it to `main` to say what is wrong."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message} (see {self.prog} --help)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,15 +28,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     try:
         check_words(words)
-        options = parser().parse_args(words)
-        return options.run(options) or 0
+        from clustrs.cli.app import call
+
+        return call(words) or 0
     except ValueError as error:
         return complain(str(error))
     except ModuleNotFoundError as error:
-        if not error.name or error.name.partition(".")[0] not in OPTIONAL:
+        module = (error.name or "").partition(".")[0]
+        if module not in EXTRAS:
             raise
-        extra = "ray" if error.name.startswith("ray") else "cli"
-        return complain(f"{error.name} is not installed: pip install 'clustrs[{extra}]'")
+        return complain(f"{error.name} is not installed: pip install 'clustrs[{EXTRAS[module]}]'")
     except KeyboardInterrupt:
         complain("stopped; what was recorded is kept, the same command resumes")
         return 130
@@ -91,17 +70,3 @@ def complain(message: str) -> int:
     line = re.sub(rf"\S{{{LONGEST_WORD},}}", abbreviated, " ".join(message.split()))
     print("clustrs:", line, file=sys.stderr)
     return 2
-
-
-def parser() -> argparse.ArgumentParser:
-    top = Parser(
-        prog="clustrs",
-        description="Fewer and cleaner visual tokens for vision-language models, without training.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    top.add_argument("--version", action="version", version=f"clustrs {__version__}", help="print the version and stop")
-    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (ask, evaluate, study, catalog):
-        module.add_commands(commands)
-    return top

@@ -1,73 +1,62 @@
 """`clustrs samples`, `methods`, `models`, `tasks` and `corruptions`: what there is, with other packages' additions."""
 
-import argparse
 import json
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
-from clustrs.embedded import samples
+from clustrs.cli import terminal
+from clustrs.cli.arguments import option
+from clustrs.cli.commands import command
+from clustrs.embedded import SAMPLE, samples
 
+PANEL = "What there is"
 TESTED = (
     "Tested on models of these classes with small random weights, with transformers 5.18 and 5.22; not on published "
     "checkpoints."
 )
 
 
-def add_commands(commands: Any) -> None:
-    listings: dict[str, tuple[Any, str, str]] = {
-        "samples": (
-            run_samples,
-            "sample images",
-            "List the images that come with the package, with questions for the drawn ones and the right answers. "
-            "Give sample:NAME wherever an image is asked for.",
-        ),
-        "methods": (run_methods, "pruning methods", "List the methods and their parameters."),
-        "models": (
-            run_models,
-            "families of models",
-            "List the families of models that a method can be attached to: the model_type of their config, their class "
-            "in transformers, and what was tested.",
-        ),
-        "tasks": (run_tasks, "tasks of clustrs eval", "List the tasks that clustrs eval --task takes."),
-        "corruptions": (
-            run_corruptions,
-            "corruptions",
-            "List the corruptions, the levels they are measured at, and those they accept. Give NAME:LEVEL to "
-            "--corrupt.",
-        ),
-    }
-    for name, (run, what, description) in listings.items():
-        command = commands.add_parser(name, help=f"list the {what}", description=description)
-        command.add_argument("--json", action="store_true", help="print JSON")
-        command.set_defaults(run=run)
+@dataclass(frozen=True, kw_only=True)
+class ListOptions:
+    """The options of every list."""
+
+    json: bool = option(False, "print JSON")
 
 
-def run_samples(options: argparse.Namespace) -> None:
+@command("samples", panel=PANEL)
+def run_samples(options: ListOptions) -> None:
+    """List the sample images.
+
+    They come with the package, with questions for the drawn ones and the right answers. Give sample:NAME wherever an
+    image is asked for.
+    """
     if options.json:
-        print(json.dumps([{**asdict(sample), "path": str(sample.path)} for sample in samples()], indent=2))
+        terminal.print_json([{**asdict(sample), "path": str(sample.path)} for sample in samples()])
         return
-    for sample in samples():
-        print(f"sample:{sample.name}  ({sample.licence})  {sample.path}")
-        for question, answer in sample.questions:
-            print(f"    {question}  {answer}")
+    rows = [
+        [f"{SAMPLE}{sample.name}", sample.licence, question, answer]
+        for sample in samples()
+        for question, answer in sample.questions or [("", "")]
+    ]
+    terminal.print_table(["image", "licence", "question", "answer"], rows)
 
 
-def run_methods(options: argparse.Namespace) -> None:
+@command("methods", panel=PANEL)
+def run_methods(options: ListOptions) -> None:
+    """List the pruning methods and their parameters."""
     from clustrs.pruners import list_methods
 
     listed = [describe(name) for name in list_methods()]
     if options.json:
-        print(json.dumps(listed, indent=2))
+        terminal.print_json(listed)
         return
-    width = max(len(method["name"]) for method in listed)
+    rows = []
     for method in listed:
         parameters = [
             key if value == "required" else f"{key}={json.dumps(value)}" for key, value in method["parameters"].items()
         ]
-        print(f"{method['name']:{width}} {method['summary']}")
-        print(f"{'':{width}} {', '.join(parameters)}")
-        if method["paper"]:
-            print(f"{'':{width}} {method['paper']}")
+        rows.append([method["name"], method["summary"], ", ".join(parameters), method["paper"] or ""])
+    terminal.print_table(["method", "what it keeps", "parameters", "paper"], rows)
 
 
 def describe(name: str) -> dict[str, Any]:
@@ -80,16 +69,20 @@ def describe(name: str) -> dict[str, Any]:
     return {"name": name, "summary": summary, "parameters": defaults, "paper": method.paper}
 
 
-def run_models(options: argparse.Namespace) -> None:
+@command("models", panel=PANEL)
+def run_models(options: ListOptions) -> None:
+    """List the families of models that a method can be attached to.
+
+    Prints the model_type of their config, their class in transformers, and what was tested.
+    """
     from clustrs.models.adapters import list_model_types
 
     listed = [describe_family(model_type) for model_type in list_model_types()]
     if options.json:
-        print(json.dumps(listed, indent=2))
+        terminal.print_json(listed)
         return
-    widths = [max(len(family[key]) for family in listed) for key in ("model_type", "class")]
-    for family in listed:
-        print(f"{family['model_type']:{widths[0]}} {family['class']:{widths[1]}} {family['tested']}")
+    rows = [[family["model_type"], family["class"], family["tested"]] for family in listed]
+    terminal.print_table(["model_type", "class", "tested"], rows)
     print(f"\n{TESTED}")
 
 
@@ -109,24 +102,33 @@ def describe_family(model_type: str) -> dict[str, str]:
     }
 
 
-def run_tasks(options: argparse.Namespace) -> None:
+@command("tasks", panel=PANEL)
+def run_tasks(options: ListOptions) -> None:
+    """List the tasks that clustrs eval --task takes."""
     from clustrs.evaluation.tasks import list_tasks
 
-    names = list_tasks()
-    print(json.dumps([{"name": name} for name in names], indent=2) if options.json else "\n".join(names))
+    if options.json:
+        terminal.print_json([{"name": name} for name in list_tasks()])
+    else:
+        print("\n".join(list_tasks()))
 
 
-def run_corruptions(options: argparse.Namespace) -> None:
+@command("corruptions", panel=PANEL)
+def run_corruptions(options: ListOptions) -> None:
+    """List the corruptions, the levels they are measured at, and those they accept.
+
+    Give NAME:LEVEL to --corrupt.
+    """
     from clustrs.images.corruptions import corruption_rule, list_corruptions
 
     rules = {name: corruption_rule(name) for name in list_corruptions()}
     if options.json:
-        listed = [
-            {"name": name, "group": rule.group, "levels": list(rule.levels), "accepted": rule.accepted}
-            for name, rule in rules.items()
-        ]
-        print(json.dumps(listed, indent=2))
+        terminal.print_json(
+            [
+                {"name": name, "group": rule.group, "levels": list(rule.levels), "accepted": rule.accepted}
+                for name, rule in rules.items()
+            ]
+        )
         return
-    width = max(map(len, rules))
-    for name, rule in rules.items():
-        print(f"{name:{width}} {' '.join(f'{level:g}' for level in rule.levels)}  ({rule.accepted})")
+    rows = [[name, " ".join(f"{level:g}" for level in rule.levels), rule.accepted] for name, rule in rules.items()]
+    terminal.print_table(["corruption", "levels", "accepted"], rows)

@@ -48,7 +48,7 @@ class EncodeOptions(ModelOptions, PruneOptions):
     """The options of `clustrs encode`."""
 
     images: tuple[str, ...] = positional("image files, or sample:NAME (see clustrs samples)", "IMAGE...")
-    dtype: Literal["float16", "bfloat16", "float32"] = option("float16", "type of the numbers that are written")
+    save_dtype: Literal["float16", "bfloat16", "float32"] = option("float16", "type of the numbers that are written")
     output: Path = option(..., "folder for one .safetensors file per image", "-o", "--output", metavar="FOLDER")
 
 
@@ -81,6 +81,6 @@ def run_encode(options: EncodeOptions) -> None:
     files = embeddings.output_files([image_path(image) for image in options.images], options.output)
     quiet_transformers()
     with terminal.status(f"loading {options.model}"):
-        model, processor = load_model(options.model)
-    for line in embeddings.encode_files(model, processor, files, method, options.dtype, options.model):
+        model, processor = load_model(options.model, options)
+    for line in embeddings.encode_files(model, processor, files, method, options.save_dtype, options.model):
         print(line)

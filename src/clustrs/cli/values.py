@@ -4,7 +4,6 @@ A list is given with spaces or with commas: `--keep 16 50` is `--keep 16,50`. Co
 as in `--methods "clustrs clip=[0.2,0.9]" none`.
 """
 
-import argparse
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -90,44 +89,19 @@ def split(values: Sequence[str]) -> list[str]:
     return stripped
 
 
-class One(argparse.Action):
-    """An option with one value."""
-
-    def __init__(self, *args: Any, read: Reader, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.read = read
-
-    def __call__(self, parser: Any, namespace: argparse.Namespace, given: Any, option: str | None = None) -> None:
-        setattr(namespace, self.dest, self.value(option or self.dest, given))
-
-    def value(self, option: str, given: Any) -> Any:
-        return read_value(option, given, self.read)
+def several(option: str, given: Sequence[str], read: Reader) -> tuple[Any, ...]:
+    """The values of a list, none of them twice."""
+    words = read_value(option, given, split)
+    values = tuple(read_value(option, word, read) for word in words)
+    for value in values:
+        if values.count(value) > 1:
+            raise ValueError(f"{option} {' '.join(given)}: give each once")
+    return values
 
 
-class Several(One):
-    """An option with several values, none of them twice."""
-
-    def __init__(self, *args: Any, nargs: str = "+", **options: Any) -> None:
-        super().__init__(*args, nargs=nargs, **options)
-
-    def value(self, option: str, given: Any) -> list[Any]:
-        words = read_value(option, given, split)
-        values = [read_value(option, word, self.read) for word in words]
-        for value in values:
-            if values.count(value) > 1:
-                raise ValueError(f"{option} {' '.join(given)}: give each once")
-        return values
-
-
-class Settings(One):
-    """KEY=VALUE pairs, as many as one likes, in one option or in several."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, nargs="+", read=key_value, **options)
-
-    def __call__(self, parser: Any, namespace: argparse.Namespace, given: Any, option: str | None = None) -> None:
-        pairs = dict(read_value(option or self.dest, word, key_value) for word in given)
-        setattr(namespace, self.dest, {**(getattr(namespace, self.dest) or {}), **pairs})
+def settings(option: str, given: Sequence[str]) -> dict[str, Any]:
+    """KEY=VALUE pairs; the last one wins where a key comes twice."""
+    return dict(read_value(option, word, key_value) for word in given)
 
 
 def read_value(option: str, given: Any, read: Callable[[Any], Any]) -> Any:

@@ -1,21 +1,70 @@
 """Draw which tokens were kept over the image."""
 
+import math
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageColor, ImageDraw, ImageEnhance
 
 if TYPE_CHECKING:
     from clustrs.models.attach import ImageSelection
+
+Box = tuple[int, int, int, int]
+"""Left, top, right and bottom in pixels; right and bottom are outside."""
 
 FORMATS = (".png", ".pdf", ".svg")
 OKABE_ITO = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7")
 """Colors for clusters, which color-blind people can tell apart."""
 SHADES = (0.0, 0.45, -0.35)
 """After seven clusters the colors come again, lighter; after fourteen, darker; after 21 they repeat."""
+BRIGHTNESS, SATURATION = 0.6, 0.5
+"""What dropped tokens keep of their brightness and of their colour."""
+DEFAULT_SIZE = 640
+CELL = 16
+"""Pixels of a token's cell that drawings have room for, unless told otherwise."""
+SMALLEST_CELL = 8
+"""Smaller cells are drawn larger and then reduced: an outline needs room."""
+DPI = 110
+
+
+def overlay_kept(
+    image: Image.Image, result: "ImageSelection", *, clusters: bool = False, size: int | None = None
+) -> Image.Image:
+    """Draw what was kept of the base crop, which shows `image`: dropped tokens dimmed, kept ones lit and outlined.
+
+    A dashed outline marks a token that other tokens were merged into. `clusters` adds a thin outline around each
+    cluster's cells, in the color of its kept token's outline. `size` is the longer side of the drawing in pixels; by
+    default every token has room. Where nothing was dropped, the image is shown as it is. All methods look alike, so
+    that drawings of several can be compared.
+    """
+    grid = result.grids[0]
+    size = _longer_side(size, grid)
+    scale = size / max(image.size)
+    width, height = (max(1, round(side * scale)) for side in image.size)
+    room = math.ceil(max(1.0, SMALLEST_CELL / min(width / grid[1], height / grid[0])))
+    drawing = image.convert("RGB").resize((room * width, room * height), Image.Resampling.LANCZOS)
+    tokens = _base_tokens(result)
+    if not all(token.kept for token in tokens.values()) or any(token.merged for token in tokens.values()):
+        _dim(drawing, grid, tokens)
+        line = max(1, round(min(drawing.width / grid[1], drawing.height / grid[0]) / 9))
+        if clusters:
+            _outline_clusters(drawing, grid, tokens, line)
+        for (y, x), token in tokens.items():
+            if token.kept:
+                edge = _cluster_color(token.cluster) if clusters and token.cluster >= 0 else "white"
+                _outline(drawing, cell_box(drawing.size, grid, y, x), line, edge, token.merged)
+    return drawing.reduce(room) if room > 1 else drawing
+
+
+def cell_box(size: tuple[int, int], grid: tuple[int, int], y: int, x: int) -> Box:
+    """The pixels of one token's cell in a drawing of that width and height; cells meet without gaps."""
+    (width, height), (rows, columns) = size, grid
+    left, right = (round(i * width / columns) for i in (x, x + 1))
+    top, bottom = (round(i * height / rows) for i in (y, y + 1))
+    return left, top, right, bottom
 
 
 def check_path(path: str | os.PathLike[str]) -> None:
@@ -25,22 +74,19 @@ def check_path(path: str | os.PathLike[str]) -> None:
 
 
 def draw_kept(image: Image.Image, result: "ImageSelection", path: str | os.PathLike[str], title: str = "") -> None:
-    """Draw the kept tokens of the base crop, colored by cluster, and next to them the attention that the encoder pays.
+    """Draw the kept tokens of the base crop, its clusters where the method has some, and the encoder's attention.
 
     `image` is what the base crop shows.
     """
     check_path(path)
-    plt = _pyplot()
-    fig, (left, right) = plt.subplots(1, 2, figsize=(11, _height(5, image) + 0.8), layout="constrained")
-    _draw_tokens(left, image, result)
-    left.set_title(_count(result), fontsize=11)
-    _draw_attention(fig, right, image, result)
-    right.set_title("attention before pruning", fontsize=11)
-    if title:
-        fig.suptitle(title, fontsize=13, wrap=True, parse_math=False)
-    note = _other_crops(result)
-    if note:
-        fig.supxlabel(note, fontsize=9, wrap=True)
+    size = _panel_size(image, 480)
+    kept = overlay_kept(image, result, size=size)
+    panels = {_count(result): kept}
+    if result.selection.labels is not None and result.kept < len(result.layout.tile):
+        panels["clusters"] = overlay_kept(image, result, clusters=True, size=size)
+    panels["attention before pruning"] = image.convert("L").resize(kept.size, Image.Resampling.LANCZOS)
+    fig, axes = _panels(panels, len(panels), title, _other_crops(result), legend=96)
+    _draw_attention(fig, axes[-1], kept.size, result)
     _save(fig, path)
 
 
@@ -51,25 +97,145 @@ def draw_comparison(
     if not selections:
         raise ValueError("selections is empty: give that of at least one method")
     check_path(path)
-    plt = _pyplot()
-    columns = min(4, len(selections))
-    rows = -(-len(selections) // columns)
-    size = (max(4.5, 3.6 * columns), (_height(3.4, image) + 0.7) * rows + 0.4)
-    fig, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
-    for axis in axes.flat[len(selections) :]:
-        axis.set_axis_off()
-    for axis, (name, result) in zip(axes.flat, selections.items(), strict=False):
-        _draw_tokens(axis, image, result)
-        axis.set_title(f"{name}\n{_count(result)}", fontsize=10, parse_math=False)
+    panels = {
+        f"{name}\n{_count(result)}": overlay_kept(image, result, size=_panel_size(image, 360))
+        for name, result in selections.items()
+    }
+    fig, axes = _panels(panels, 4, title)
+    for axis, result in zip(axes, selections.values(), strict=True):
         axis.set_xlabel(_other_crops(result), fontsize=8, wrap=True)
-    if title:
-        fig.suptitle(title, fontsize=13, wrap=True, parse_math=False)
     _save(fig, path)
 
 
-def _height(width: float, image: Image.Image) -> float:
-    """The height of a panel of that width; very long images get less than they would need."""
-    return width * min(1.5, max(0.4, image.height / image.width))
+@dataclass(frozen=True)
+class _Token:
+    """What became of one token of the base crop. `cluster` is the index of its output token, -1 without one."""
+
+    kept: bool = False
+    merged: bool = False
+    cluster: int = -1
+
+
+def _base_tokens(result: "ImageSelection") -> dict[tuple[int, int], _Token]:
+    """The tokens of the base crop, by their y and x in its grid."""
+    selection, layout = result.selection, result.layout
+    indices = selection.indices.tolist()
+    mixed = selection.merged.tolist() if selection.merged is not None else [False] * len(indices)
+    kept = {i: (position, merged) for position, (i, merged) in enumerate(zip(indices, mixed, strict=True))}
+    labels = selection.labels.tolist() if selection.labels is not None else None
+    tokens = {}
+    for i, (tile, y, x) in enumerate(zip(layout.tile.tolist(), layout.y.tolist(), layout.x.tolist(), strict=True)):
+        if tile == 0:
+            cluster = -1 if labels is None else labels[i]
+            tokens[y, x] = _Token(i in kept, i in kept and kept[i][1], cluster)
+    return tokens
+
+
+def _longer_side(size: int | None, grid: tuple[int, int]) -> int:
+    if size is None:
+        return max(DEFAULT_SIZE, CELL * max(grid))
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ValueError(f"size={size!r}: give the longer side of the drawing in pixels, an integer of at least 1")
+    return size
+
+
+def _dim(drawing: Image.Image, grid: tuple[int, int], tokens: dict[tuple[int, int], _Token]) -> None:
+    """Darken the cells of dropped tokens, and take some of their color away."""
+    dropped = Image.new("L", drawing.size, 0)
+    pen = ImageDraw.Draw(dropped)
+    for (y, x), token in tokens.items():
+        if not token.kept:
+            left, top, right, bottom = cell_box(drawing.size, grid, y, x)
+            pen.rectangle((left, top, right - 1, bottom - 1), fill=255)
+    dark = ImageEnhance.Brightness(ImageEnhance.Color(drawing).enhance(SATURATION)).enhance(BRIGHTNESS)
+    drawing.paste(dark, mask=dropped)
+
+
+def _outline(drawing: Image.Image, box: Box, line: int, edge: str, dashed: bool) -> None:
+    """Outline a cell: a thin black frame outside, which shows on white, and inside it one in the given color."""
+    pen = ImageDraw.Draw(drawing)
+    left, top, right, bottom = box
+    halo = max(1, line // 2)
+    pen.rectangle((left - halo, top - halo, right + halo - 1, bottom + halo - 1), outline="black", width=halo)
+    pen.rectangle((left, top, right - 1, bottom - 1), outline=edge, width=line)
+    if not dashed:
+        return
+    for start, end in _gaps(right - left, line):
+        for y in (top, bottom - line):
+            pen.rectangle((left + start, y, left + end - 1, y + line - 1), fill="black")
+    for start, end in _gaps(bottom - top, line):
+        for x in (left, right - line):
+            pen.rectangle((x, top + start, x + line - 1, top + end - 1), fill="black")
+
+
+def _gaps(length: int, line: int) -> list[tuple[int, int]]:
+    """Where a dashed line is interrupted: starts and ends between dashes of about three times its width."""
+    count = 2 * max(1, round(length / (6 * line))) + 1
+    edges = [round(i * length / count) for i in range(count + 1)]
+    return list(zip(edges[1:-1:2], edges[2::2], strict=False))
+
+
+def _outline_clusters(
+    drawing: Image.Image, grid: tuple[int, int], tokens: dict[tuple[int, int], _Token], line: int
+) -> None:
+    """Draw a thin line in each cluster's color along its border, inside its own cells."""
+    pen = ImageDraw.Draw(drawing)
+    for (y, x), token in tokens.items():
+        if token.cluster < 0:
+            continue
+        left, top, right, bottom = cell_box(drawing.size, grid, y, x)
+        sides = {
+            (y - 1, x): (left, top, right - 1, top + line - 1),
+            (y + 1, x): (left, bottom - line, right - 1, bottom - 1),
+            (y, x - 1): (left, top, left + line - 1, bottom - 1),
+            (y, x + 1): (right - line, top, right - 1, bottom - 1),
+        }
+        for neighbor, side in sides.items():
+            if neighbor not in tokens or tokens[neighbor].cluster != token.cluster:
+                pen.rectangle(side, fill=_cluster_color(token.cluster))
+
+
+def _cluster_color(cluster: int) -> str:
+    """The color of a cluster as #rrggbb; a shade goes towards white or (negative) towards black."""
+    shade = SHADES[cluster // len(OKABE_ITO) % len(SHADES)]
+    parts = ImageColor.getrgb(OKABE_ITO[cluster % len(OKABE_ITO)])
+    shaded = (part + shade * (255 - part) if shade >= 0 else part * (1 + shade) for part in parts)
+    return "#" + "".join(f"{round(part):02x}" for part in shaded)
+
+
+def _panel_size(image: Image.Image, width: int) -> int:
+    """The longer side of a panel of that width; very tall images get a narrower one."""
+    return max(width, min(round(1.5 * width), round(width * image.height / image.width)))
+
+
+def _panels(
+    panels: dict[str, Image.Image], columns: int, title: str = "", note: str = "", legend: int = 0
+) -> tuple[Any, list[Any]]:
+    """A figure with titled images in rows, each shown pixel by pixel, and as many pixels on the right for a legend."""
+    plt = _pyplot()
+    gap, heading, footer = 12, 48, 26
+    columns = min(columns, len(panels))
+    rows = -(-len(panels) // columns)
+    width, height = (max(side) for side in zip(*(panel.size for panel in panels.values()), strict=True))
+    top = 34 if title else 0
+    total = max(480, columns * (width + gap) + gap + legend), top + rows * (heading + height + footer)
+    fig = plt.figure(figsize=(total[0] / DPI, total[1] / DPI), dpi=DPI)
+    axes = []
+    for i, (name, panel) in enumerate(panels.items()):
+        row, column = divmod(i, columns)
+        left = gap + column * (width + gap) + (width - panel.width) // 2
+        bottom = total[1] - top - (row + 1) * (heading + height) - row * footer
+        box = (left / total[0], bottom / total[1], panel.width / total[0], panel.height / total[1])
+        axis = fig.add_axes(box)
+        axis.imshow(np.asarray(panel.convert("RGB")), interpolation="none", aspect="auto")
+        axis.set(xticks=[], yticks=[])
+        axis.set_title(name, fontsize=10, parse_math=False)
+        axes.append(axis)
+    if title:
+        fig.suptitle(title, fontsize=13, y=1 - 8 / total[1], va="top", wrap=True, parse_math=False)
+    if note:
+        fig.text(gap / total[0], 6 / total[1], note, fontsize=9)
+    return fig, axes
 
 
 def _pyplot() -> Any:
@@ -84,7 +250,7 @@ def _pyplot() -> Any:
 def _save(fig: Any, path: str | os.PathLike[str]) -> None:
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        fig.savefig(path, dpi=110)
+        fig.savefig(path, dpi=DPI)
     except OSError as error:
         raise ValueError(f"drawing {str(path)!r} could not be written: {error.strerror}") from error
     finally:
@@ -97,7 +263,7 @@ def _count(result: "ImageSelection") -> str:
     cls = int((indices < 0).sum())
     merged = result.selection.merged
     extra = [f"{cls} CLS"] if cls else []
-    extra += [f"{int(merged.sum())} merged"] if merged is not None else []
+    extra += [f"{int(merged.sum())} merged, dashed"] if merged is not None and merged.any() else []
     return f"{result.kept} of {result.placeholders} tokens" + (f" ({', '.join(extra)})" if extra else "")
 
 
@@ -111,61 +277,16 @@ def _other_crops(result: "ImageSelection") -> str:
     return f"kept in the base crop: {crops.count(0)}; in the crops not drawn: {counts}"
 
 
-def _cluster_colors(count: int) -> NDArray[np.float64]:
-    """The RGB color of each cluster; a shade goes towards white or (negative) towards black."""
-    from matplotlib.colors import to_rgb
-
-    colors = np.array([to_rgb(OKABE_ITO[i % len(OKABE_ITO)]) for i in range(count)]).reshape(count, 3)
-    shades = np.array([SHADES[i // len(OKABE_ITO) % len(SHADES)] for i in range(count)])[:, None]
-    return np.where(shades >= 0, colors + shades * (1 - colors), colors * (1 + shades))
-
-
-def _draw_tokens(axis: Any, image: Image.Image, result: "ImageSelection") -> None:
-    """Draw the image, a faint tint for each token's cluster, and outlines of the kept cells (dashed: merged)."""
-    from matplotlib.patches import Rectangle
-
-    rows, columns = result.grids[0]
-    selection = result.selection
-    labels = selection.labels
-    n = len(result.layout.tile)
-    clustered = labels is not None and result.kept < n
-    _show(axis, image, faded=clustered)
-    height, width = image.height / rows, image.width / columns
-    base = (result.layout.tile == 0).tolist()
-    row, column = result.layout.y.tolist(), result.layout.x.tolist()
-    colors = _cluster_colors(len(selection.indices))
-    if clustered and labels is not None:
-        tint = np.zeros((rows, columns, 4))
-        for i, label in enumerate(labels.tolist()):
-            if base[i] and label >= 0:
-                tint[row[i], column[i]] = (*colors[label], 0.5)
-        axis.imshow(tint, extent=(0, image.width, image.height, 0), interpolation="nearest", aspect="auto")
-    if len(set(selection.indices.tolist()) - {-1}) < n:
-        merged = selection.merged.tolist() if selection.merged is not None else [False] * len(selection.indices)
-        for position, i in enumerate(selection.indices.tolist()):
-            if i < 0 or not base[i]:
-                continue
-            corner = (column[i] * width, row[i] * height)
-            if clustered:
-                axis.add_patch(Rectangle(corner, width, height, facecolor=(*colors[position], 0.85), edgecolor="none"))
-            for edge, line in (("white", 3.2), ("black", 1.4)):
-                dashes = "--" if merged[position] and edge == "black" else "-"
-                outline: Any = {"edgecolor": edge, "linewidth": line, "linestyle": dashes, "fill": False}
-                axis.add_patch(Rectangle(corner, width, height, clip_on=False, zorder=4, **outline))
-    _frame(axis, image)
-
-
-def _draw_attention(fig: Any, axis: Any, image: Image.Image, result: "ImageSelection") -> None:
-    """Draw the attention of the base crop's tokens as a heat map over the grey image."""
+def _draw_attention(fig: Any, axis: Any, size: tuple[int, int], result: "ImageSelection") -> None:
+    """Draw the attention of the base crop's tokens as a heat map over the image of that size, with its scale."""
     rows, columns = result.grids[0]
     base = (result.layout.tile == 0).cpu().numpy()
     heat = np.full((rows, columns), np.nan)
     at = result.layout.y.cpu().numpy()[base], result.layout.x.cpu().numpy()[base]
     heat[at] = result.scores.detach().float().cpu().numpy()[base]
-    _show(axis, image.convert("L").convert("RGB"), faded=False)
     shown = axis.imshow(
         heat,
-        extent=(0, image.width, image.height, 0),
+        extent=(-0.5, size[0] - 0.5, size[1] - 0.5, -0.5),
         cmap="inferno",
         vmin=0,
         vmax=float(np.nanquantile(heat, 0.99)) or 1.0,  # a few outliers would leave all else black
@@ -173,18 +294,8 @@ def _draw_attention(fig: Any, axis: Any, image: Image.Image, result: "ImageSelec
         interpolation="nearest",
         aspect="auto",
     )
-    fig.colorbar(shown, ax=axis, shrink=0.8, extend="max", label="attention")
-    _frame(axis, image)
-
-
-def _show(axis: Any, image: Image.Image, faded: bool) -> None:
-    """Show the image; faded to light grey where colors have a meaning."""
-    pixels = np.asarray(image)
-    if faded:
-        pixels = np.asarray(image.convert("L").convert("RGB")) // 2 + 120
-    axis.imshow(pixels, extent=(0, image.width, image.height, 0))
-
-
-def _frame(axis: Any, image: Image.Image) -> None:
-    axis.set(xlim=(0, image.width), ylim=(image.height, 0), xticks=[], yticks=[])
-    axis.set_aspect("equal")
+    place = axis.get_position()
+    pixel = 1 / (fig.get_figwidth() * DPI)
+    bar = fig.add_axes((place.x1 + 8 * pixel, place.y0, 12 * pixel, place.height))
+    fig.colorbar(shown, cax=bar, extend="max").set_label("attention", fontsize=9)
+    bar.tick_params(labelsize=8)

@@ -7,11 +7,11 @@ options and help texts from the same declarations.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from clustrs import validation
 from clustrs.embedded import DEFAULT
+from clustrs.validation import plain_hint
 
 Keep = int | float
 """A count (int) or a fraction (float) of the visual tokens."""
@@ -29,11 +29,13 @@ def setting(
     low: int = 1,
     high: int = LARGEST,
     repeats: bool = False,
+    positional: bool = False,
 ) -> Any:
     """A field of a config. `help` and `metavar` are for the command line, where its name is the option's unless there
-    is a `flag`; `low` and `high` bound integers; only with `repeats` a value may come twice in a tuple."""
+    is a `flag`, or it is given by its position there; `low` and `high` bound integers; only with `repeats` a value may
+    come twice in a tuple."""
     about = {"help": help, "flag": flag, "metavar": metavar, "low": low, "high": high, "repeats": repeats}
-    return field(default=default, metadata=about)
+    return field(default=default, metadata={**about, "positional": positional})
 
 
 def seed_setting(help: str = "seed of the corruption", high: int = LARGEST_SEED) -> Any:
@@ -67,7 +69,11 @@ class ImageStudyConfig(StudyConfig):
     """What the studies take that look at images."""
 
     images: tuple[str, ...] = setting(
-        (), "image files, folders of them, or sample:NAME (default: drawn scenes)", metavar="IMAGE", repeats=True
+        (),
+        "image files, folders of them, or sample:NAME (default: drawn scenes)",
+        metavar="IMAGE",
+        repeats=True,
+        positional=True,
     )
     count: int = setting(1, "how many scenes to draw when no image is given")
 
@@ -87,12 +93,6 @@ class GridStudyConfig(StudyConfig):
     seeds: tuple[int, ...] = setting((0,), "seeds of the corruptions", metavar="SEED", low=0, high=LARGEST_SEED)
     batch_size: int = setting(24, "questions answered together")
     judge_model: str | None = setting(None, "whose verdicts count, when a judge has to score the answers")
-
-
-def plain_hint(hint: Any) -> Any:
-    """A type without the None that it may be instead."""
-    kinds = [kind for kind in get_args(hint) if kind is not NoneType]
-    return kinds[0] if NoneType in get_args(hint) and len(kinds) == 1 else hint
 
 
 def check_several(name: str, values: tuple[Any, ...], hint: Any, about: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as tf
+from drawn_cells import lit_cells
 from models.families import gemma4_models as gemma4
 from PIL import Image
 from tiny_models import make_image
@@ -508,25 +509,20 @@ def test_command_line(run: Callable[..., tuple[int, str, str]], folder: Callable
     assert (tmp_path / "all.png").exists()
 
 
-def test_kept_cells_are_drawn_where_the_box_is(load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_kept_cells_are_drawn_where_the_box_is(load: Load) -> None:
     """Also where the processor changes the image's size, and a little its shape."""
     model, processor = load()
     isolate_patches(model)
-    boxes: list[tuple[float, ...]] = []
-    monkeypatch.setattr(
-        plot, "_save", lambda fig, path: boxes.extend(patch.get_bbox().bounds for patch in fig.axes[0].patches)
-    )
     cases = [((36, 60), 6, 12, (6, 6), (6, 10)), ((180, 360), 72, 98, (72, 65), (5, 11))]
     for shape, top, left, size, grid in cases:
         image = bright_box(*shape, top, left, size)
         answer = ask(model, processor, image, "where?", get_method("divprune", keep=2), 1)
         assert answer.image.grids == [grid]
-        boxes.clear()
-        plot.draw_kept(as_seen(processor, image), answer.image, tmp_path / "kept.png")
-        shares = [
-            np.asarray(image.convert("L"))[round(y) : round(y + h), round(x) : round(x + w)].mean() / 255
-            for x, y, w, h in boxes
-        ]
+        shown = as_seen(processor, image)
+        cells = lit_cells(Image.new("RGB", shown.size), answer.image)
+        assert len(cells) == 2
+        boxes = [plot.cell_box(shown.size, grid, y, x) for y, x in cells]
+        shares = [np.asarray(image.convert("L").crop(box)).mean() / 255 for box in boxes]
         assert max(shares) > 0.9, "one of the two kept cells lies on the box"
         assert min(shares) < 0.1, "and one outside of it"
 

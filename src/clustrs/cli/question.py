@@ -1,0 +1,136 @@
+"""What `clustrs ask` and `clustrs compare` have in common: a question about an image, and a loaded model."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clustrs.cli import terminal, values
+from clustrs.cli.arguments import option, positional
+from clustrs.cli.options import AttachOptions, ModelOptions, PromptOptions
+from clustrs.cli.outputs import check_file
+from clustrs.embedded import MODELS as EMBEDDED
+from clustrs.embedded import image_path
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from clustrs.models.ask import Answer
+    from clustrs.pruners import Pruner
+
+DEFAULT_KEEP = 16
+PARTS = ("vision", "scoring", "selection", "prefill", "decode_per_token")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionOptions(PromptOptions, AttachOptions, ModelOptions):
+    """The options that `ask` and `compare` share."""
+
+    image: str = positional("an image file, or sample:NAME (see clustrs samples)", "IMAGE")
+    question: str = positional("what to ask", "QUESTION")
+    keep: tuple[int | float, ...] | None = option(
+        None,
+        f"a count (16) or a fraction (0.25; 1.0 is all); compare takes several (default: {DEFAULT_KEEP})",
+        metavar="K",
+    )
+    set: dict[str, Any] = option({}, "parameters of the method, see clustrs methods", metavar="KEY=VALUE")
+    corrupt: str | None = option(
+        None, "corrupt the image first, for example gaussian:0.5; see clustrs corruptions", metavar="NAME:LEVEL"
+    )
+    seed: int = option(0, "seed of the corruption", low=0, high=values.LARGEST_SEED)
+    max_new_tokens: int = option(64, "longest answer", metavar="N")
+    show: str | None = option(None, "draw the kept tokens to a .png, .pdf or .svg file", metavar="FILE")
+    json: bool = option(False, "print JSON")
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """The budget has an option of its own."""
+    if "keep" in settings:
+        raise ValueError(f"--set keep={settings['keep']}: give --keep {settings['keep']}")
+
+
+def make_method(name: str, keep: int | float | None, settings: Mapping[str, Any]) -> "Pruner":
+    """A method with these parameters, and a budget unless it is the one that keeps everything."""
+    from clustrs.pruners import get_method
+
+    if keep is None and name != "none":
+        keep = DEFAULT_KEEP
+    return get_method(name, **({} if keep is None else {"keep": keep}), **settings)
+
+
+class Question:
+    """A question that can be asked: the options checked, the cheap ones first, and the model loaded."""
+
+    def __init__(self, options: QuestionOptions) -> None:
+        from clustrs.images.corruptions import Corruption
+        from clustrs.images.open import open_image
+        from clustrs.models import plot
+        from clustrs.models.load import load_model, quiet_transformers
+        from clustrs.models.protocol import apply_image_padding
+
+        self.options = options
+        if options.show:
+            plot.check_path(options.show)
+            check_file("--show", Path(options.show))
+        self.corruption = Corruption.parse(options.corrupt) if options.corrupt else None
+        path = image_path(options.image)
+        image = open_image(path)
+        self.image: Image.Image = self.corruption.apply(image, path.name, options.seed) if self.corruption else image
+        quiet_transformers()
+        with terminal.status(f"loading {options.model}"):
+            self.model, processor = load_model(options.model)
+        self.processor = apply_image_padding(processor, options.image_padding)
+
+    def ask(self, method: "Pruner", max_new_tokens: int | None = None) -> "Answer":
+        from clustrs.models.ask import ask
+
+        options = self.options
+        return ask(
+            self.model,
+            self.processor,
+            self.image,
+            options.question,
+            method,
+            max_new_tokens or options.max_new_tokens,
+            scope=options.scope,
+            crops=options.crops,
+            positions=options.positions,
+            prompt_template=options.prompt_template,
+        )
+
+    def seen(self) -> "Image.Image":
+        from clustrs.models.ask import as_seen
+
+        return as_seen(self.processor, self.image)
+
+    def title(self, method: str = "") -> str:
+        parts = [method, self.options.question, str(self.corruption or "")]
+        return " | ".join(part for part in parts if part)
+
+    def as_json(self) -> dict[str, Any]:
+        names = ("image", "question", "model", "scope", "crops", "positions", "prompt_template", "image_padding")
+        corruption = {**asdict(self.corruption), "seed": self.options.seed} if self.corruption else None
+        given = {name: getattr(self.options, name) for name in names}
+        return {**given, "corruption": corruption, "drawing": self.options.show}
+
+
+def answer_json(method: "Pruner", answer: "Answer") -> dict[str, Any]:
+    return {
+        "method": method.to_dict(),
+        "answer": answer.text,
+        "unpruned_tokens": answer.unpruned_tokens,
+        "visual_tokens": answer.visual_tokens,
+        "new_tokens": answer.new_tokens,
+        "seconds": asdict(answer.seconds),
+        "kept": answer.image.selection.indices.tolist(),
+    }
+
+
+def milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1000 * seconds:.1f}"
+
+
+def print_about(model: str) -> None:
+    """Print a line on the model when it is an embedded one."""
+    if model in EMBEDDED:
+        print(f"model: {model}, embedded; it knows drawn scenes only (--model for another)")

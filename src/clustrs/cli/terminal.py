@@ -1,0 +1,77 @@
+"""What depends on whether somebody looks at a terminal: colour and boxes there, plain text in pipes and files."""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+
+def is_rich(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that takes colour; NO_COLOR and TERM=dumb say no."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def print_examples(text: str) -> None:
+    """Print the examples of a command: its lines that begin with `clustrs` in colour."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console()
+    for line in text.splitlines():
+        styled = Text(line, style="dim")
+        if line.startswith("  clustrs "):
+            shown, gap, comment = line.strip().partition("  ")
+            styled = Text("  ").append(shown, style="cyan").append(gap + comment, style="dim")
+        console.print(styled, soft_wrap=True)
+
+
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str] = ()) -> None:
+    """Print a table: drawn on a terminal, in Markdown elsewhere, one line per row. `numbers` are the heads of columns
+    that are aligned to the right."""
+    if not is_rich(sys.stdout):
+        print(markdown_table(heads, rows, numbers))
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold cyan", pad_edge=False)
+    for head in heads:
+        table.add_column(head, justify="right" if head in numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console().print(table)
+
+
+def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str] = ()) -> str:
+    """A Markdown table, aligned but for its last column, which may be long."""
+    cells = [list(heads), *([" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(heads) - 1)] + [len(heads[-1])]
+    right = [head in numbers for head in heads]
+    rules = ["-" * (w - 1) + ":" if r else ":" + "-" * (w - 1) for w, r in zip(widths, right, strict=True)]
+    lines = [
+        [cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)]
+        for row in [cells[0], rules, *cells[1:]]
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+@contextmanager
+def status(text: str) -> Iterator[None]:
+    """Say on a terminal's standard error what is being done, for as long as it takes."""
+    if not is_rich(sys.stderr):
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"{text} ..."):
+        yield
+
+
+def print_json(value: Any) -> None:
+    """Print JSON for scripts."""
+    import json
+
+    print(json.dumps(value, indent=2))
