@@ -5,6 +5,8 @@
     scores.py   the attention scores of vLLM's vision towers, whole where heads are split over ranks
     pruning.py  what all pruned models share: placeholders, selection, metrics
     llava.py    LLaVA-1.5
+    qwen_vl.py  Qwen2.5-VL and Qwen3-VL
+    mrope.py    their positions: those that survivors had in the whole prompt; needs no vLLM
 
 Modules that import vLLM are imported by vLLM alone.
 """
