@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
@@ -162,7 +163,8 @@ def test_other_methods(start: Callable[..., Engine], reference: Reference, name:
 
 def test_what_a_request_may_not_have(start: Callable[..., Engine]) -> None:
     engine = start({"keep": KEEP})
-    video = [random_image(2, 2, seed) for seed in range(4)]
+    about = {"fps": 2.0, "duration": 2.0, "total_num_frames": 4, "frames_indices": [0, 1, 2, 3]}
+    video = (np.zeros((4, 16, 16, 3), np.uint8), {**about, "video_backend": "opencv", "do_sample_frames": False})
     request = {"prompt": "<|vision_start|><|video_pad|><|vision_end|>", "multi_modal_data": {"video": [video]}}
     with pytest.raises(ValueError, match=r"At most 0 video"):
         engine.llm.generate([request], use_tqdm=False)
