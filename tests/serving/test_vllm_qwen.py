@@ -128,6 +128,7 @@ def test_the_same_image_again(start: Callable[..., Engine], expected: list[Outpu
     (first,) = engine.ask([QUESTIONS[name]])
     (again,) = engine.ask([QUESTIONS[name]], fresh=False)
     assert first.cached == 0
+    assert again.cached is not None
     assert again.cached >= 96  # with survivors among them: the first image follows 96 letters and a token
     assert again.indices == []
     assert first == again == expected[index]

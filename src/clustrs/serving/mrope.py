@@ -19,11 +19,11 @@ CHANNELS = 4
 
 
 class ImageSpan(NamedTuple):
-    """Where an image stands in a pruned prompt: its first placeholder, how many it has, and its size in tokens before
-    pruning."""
+    """Where an image stands in a pruned prompt: its first placeholder, how many it has left, and its size in tokens
+    before pruning."""
 
     start: int
-    count: int
+    kept: int
     height: int
     width: int
 
@@ -33,7 +33,7 @@ def starting_positions(length: int, images: Iterable[ImageSpan]) -> tuple[Tensor
     sequence for the position of the next token."""
     steps = torch.ones(length, dtype=torch.long)
     for image in images:
-        end = image.start + image.count
+        end = image.start + image.kept
         steps[image.start : end] = 0
         steps[end - 1] = max(image.height, image.width)
     after = steps.cumsum(0)

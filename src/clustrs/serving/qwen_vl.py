@@ -98,6 +98,9 @@ class PrunedQwen(nn.Module):
     """Goes before a Qwen model of vLLM: keeps k tokens of each image, at the positions they had."""
 
     supports_tower_connector_lora = False
+    config: Any
+    visual: Any
+    offsets: Tensor
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         check_options(vllm_config)
@@ -188,7 +191,8 @@ class PrunedQwen(nn.Module):
         if multimodal_embeddings is not None and len(multimodal_embeddings):
             multimodal_embeddings, offsets = mrope.split_channels(multimodal_embeddings)
             self.offsets[:, : len(input_ids)][:, is_multimodal] = offsets
-        embeddings: Tensor = super().embed_input_ids(input_ids, multimodal_embeddings, is_multimodal=is_multimodal)
+        embed = super().embed_input_ids  # type: ignore[misc]
+        embeddings: Tensor = embed(input_ids, multimodal_embeddings, is_multimodal=is_multimodal)
         return embeddings
 
     def forward(self, input_ids: Tensor | None, positions: Tensor, *args: Any, **kwargs: Any) -> Any:
