@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
 from qwen_served import CLASSES, IMAGE, Engine, Output, Question, Reference, build, random_image
+from vllm.exceptions import VLLMValidationError
 
 from clustrs import ClustRS
 from clustrs.pruners.registry import get_method
@@ -167,10 +168,12 @@ def test_what_a_request_may_not_have(start: Callable[..., Engine]) -> None:
     about = {"fps": 2.0, "duration": 2.0, "total_num_frames": 4, "frames_indices": [0, 1, 2, 3]}
     video = (np.zeros((4, 16, 16, 3), np.uint8), {**about, "video_backend": "opencv", "do_sample_frames": False})
     request = {"prompt": "<|vision_start|><|video_pad|><|vision_end|>", "multi_modal_data": {"video": [video]}}
-    with pytest.raises(ValueError, match=r"At most 0 video"):
+    with pytest.raises(VLLMValidationError, match="At most 0 video"):
         engine.llm.generate([request], use_tqdm=False)
     strips = [random_image(1, 100, seed) for seed in range(16)]
-    with pytest.raises(ValueError, match="the images of a prompt span 1600 positions: at most 1536 with 512 tokens"):
+    with pytest.raises(
+        VLLMValidationError, match="the images of a prompt span 1600 positions: at most 1536 with 512 tokens"
+    ):
         engine.ask([Question(IMAGE * 16, strips)])
     assert engine.ask([QUESTIONS["one image"]])[0].prompt == 12 + KEEP
 

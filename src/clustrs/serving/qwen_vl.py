@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from vllm.exceptions import VLLMValidationError
 from vllm.model_executor.layers.rotary_embedding.mrope import MRotaryEmbedding
 from vllm.model_executor.models.qwen2_5_vl import (
     Qwen2_5_VLDummyInputsBuilder,
@@ -69,7 +70,8 @@ class PrunedQwenInfo(PrunedInfo):
         extent //= vision.patch_size * vision.spatial_merge_size
         most = ANGLES * hf_config.get_text_config().max_position_embeddings - length
         if extent > most:
-            raise ValueError(f"the images of a prompt span {extent} positions: at most {most} with {length} tokens")
+            message = f"the images of a prompt span {extent} positions: at most {most} with {length} tokens"
+            raise VLLMValidationError(message, parameter="image")  # of the client's request, not of the server
 
 
 class PrunedQwenProcessor(PrunedProcessor):
