@@ -87,11 +87,16 @@ def make_requests(count: int, seed: int = 0) -> list[Request]:
 def build_proportional(folder: Path) -> None:
     """A LLaVA with random weights whose tower and language model stand to each other as in LLaVA-1.5-7B."""
     import torch
+    from safetensors.torch import load_file, save_file
     from transformers import AutoModelForImageTextToText
+
+    from recipes.models import published
 
     shutil.copytree(model_folder("mini-llava"), folder, ignore=shutil.ignore_patterns("*.safetensors"))
     torch.manual_seed(0)
     AutoModelForImageTextToText.from_config(proportional_config()).save_pretrained(folder)
+    weights = folder / "model.safetensors"
+    save_file({published(name): tensor for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
 
 
 def proportional_config() -> Any:

@@ -17,10 +17,12 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 import torch
 import transformers as tf
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from clustrs.embedded import model_folder
 from clustrs.models.load import load_model
 from clustrs.pruners.base import Pruner
+from recipes.models import published
 
 OPTIONS = {
     "dtype": "float32",
@@ -142,6 +144,7 @@ def build_random(name: str, folder: Path) -> Path:
     config.vision_config = kinds[tower](num_hidden_layers=3, num_attention_heads=4, **shape)
     strategy = config.vision_feature_select_strategy = "default" if tower == "clip" else "full"
     config.text_config.num_hidden_layers = 2
+    config.text_config.layer_types = ["full_attention"] * 2
     extra = {"patch_size": 12, "num_additional_image_tokens": int(tower == "clip")}
     edges: dict[str, Any] = {"crop_size": {"height": 120, "width": 120}, "size": {"shortest_edge": 120}}
     if family == "onevision":
@@ -159,4 +162,6 @@ def build_random(name: str, folder: Path) -> Path:
             if parameter.dim() > 1:
                 parameter.mul_(4)
     model.save_pretrained(folder)
+    weights = folder / "model.safetensors"
+    save_file({published(key): tensor for key, tensor in load_file(weights).items()}, weights, {"format": "pt"})
     return folder

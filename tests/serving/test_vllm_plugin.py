@@ -122,7 +122,9 @@ def test_scores_are_those_of_the_transformers_path(reduction: Any) -> None:
     scores = TowerScores(layer, reduction)
     layer.attn(query.flatten(2), key.flatten(2), key.flatten(2))
     expected = attention_scores(query.transpose(1, 2), key.transpose(1, 2), 0.25, reduction)
-    assert torch.equal(scores.take(), expected)
+    heard, keys = scores.take()
+    assert torch.equal(heard, expected)
+    assert torch.equal(keys, key.mean(2))
     with pytest.raises(RuntimeError, match="heard 0 times"):
         scores.take()
 
@@ -140,7 +142,8 @@ def score_on_rank(rank: int, port: int, folder: str) -> None:
             layer = Attention(2, 2)
             scores = TowerScores(layer, reduction)
             layer.attn(query, key, key)
-            torch.save(scores.take(), Path(folder) / f"{reduction}-{rank}.pt")
+            heard, keys = scores.take()
+            torch.save({"scores": heard, "keys": keys}, Path(folder) / f"{reduction}-{rank}.pt")
 
 
 def test_scores_of_heads_on_two_ranks(tmp_path: Path) -> None:
@@ -151,7 +154,8 @@ def test_scores_of_heads_on_two_ranks(tmp_path: Path) -> None:
     query, key = (part.transpose(1, 2) for part in heads())
     for reduction in ("cls", "received"):
         ranks = [torch.load(tmp_path / f"{reduction}-{rank}.pt", weights_only=True) for rank in (0, 1)]
-        assert torch.equal(*ranks)
-        torch.testing.assert_close(ranks[0], attention_scores(query, key, 0.25, reduction))
+        assert all(torch.equal(ranks[0][name], ranks[1][name]) for name in ("scores", "keys"))
+        torch.testing.assert_close(ranks[0]["scores"], attention_scores(query, key, 0.25, reduction))
+        torch.testing.assert_close(ranks[0]["keys"], key.mean(1))
         alone = attention_scores(query[:, :2], key[:, :2], 0.25, reduction)
-        assert (ranks[0] - alone).abs().max() > 1e-3
+        assert (ranks[0]["scores"] - alone).abs().max() > 1e-3

@@ -10,7 +10,7 @@ import typer
 from clustrs import __version__, validation
 from clustrs.cli.commands import PARSE_ONLY, Group, app
 
-COMMANDS = ("ask", "compare", "evaluate", "report", "exchange", "corrupt", "study", "catalog")
+COMMANDS = ("ask", "compare", "evaluate", "report", "exchange", "corrupt", "study", "serve", "catalog")
 """The modules that declare commands, in the order of the help."""
 NAME = "clustrs"
 EXAMPLES = """\

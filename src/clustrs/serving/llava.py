@@ -21,9 +21,9 @@ from vllm.model_executor.models.llava_onevision import (
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from clustrs.models.adapters.llava import EncodedCrops
-from clustrs.models.adapters.llava_anyres import channel_map, unpack_channels
+from clustrs.models.adapters.llava_anyres import FIXED, channel_map, unpack_channels
 from clustrs.models.adapters.towers import HAS_CLS
-from clustrs.pruners.selection import Layout
+from clustrs.pruners.selection import EncoderStates, Layout
 from clustrs.serving.pruning import PrunedInfo, PrunedProcessor, pruned_method
 from clustrs.serving.scores import TowerScores, last_attention
 
@@ -37,10 +37,9 @@ class PrunedTower:
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
         config = self.config
         self.method = pruned_method(config)
+        self.cls = HAS_CLS[config.vision_config.model_type]
         self.side = config.vision_config.image_size // config.vision_config.patch_size
-        self.scores = TowerScores(
-            last_attention(self.vision_tower), "cls" if HAS_CLS[config.vision_config.model_type] else "received"
-        )
+        self.scores = TowerScores(last_attention(self.vision_tower), "cls" if self.cls else "received")
         # As many crops at once as without pruning: the scheduler counts what is kept, and would take many more.
         self.crops_at_once = max(1, vllm_config.scheduler_config.max_num_encoder_input_tokens // self.side**2)
 
@@ -48,15 +47,20 @@ class PrunedTower:
     vision_tower: Any
     multi_modal_projector: Any
 
-    def encode_crops(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Features [C, P, D] and scores [C, P] of crops [C, 3, height, width]."""
-        features, scores = [], []
+    def encode_crops(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Features [C, P, D], scores [C, P] and keys [C, P or P + 1, K] of crops [C, 3, height, width]."""
+        parts = []
         for some in pixels.split(self.crops_at_once):
             self.scores.clear()
             hidden = self._image_pixels_to_features(self.vision_tower, some)  # type: ignore[attr-defined]
-            features.append(self.multi_modal_projector(hidden))
-            scores.append(self.scores.take())
-        return torch.cat(features), torch.cat(scores)
+            parts.append((self.multi_modal_projector(hidden), *self.scores.take()))
+        features, scores, keys = (torch.cat(part) for part in zip(*parts, strict=True))
+        return features, scores, keys
+
+    def keep(self, tokens: Tensor, scores: Tensor, keys: Tensor, layout: Layout) -> Tensor:
+        """The tokens that stay, of one image or of a batch. Values are not checked: an error would end the server."""
+        states = EncoderStates(keys=keys, cls=self.cls)
+        return self.method.select(tokens, scores, states, layout=layout, check=False).tokens
 
 
 class PrunedLlavaInfo(PrunedInfo, LlavaProcessingInfo):
@@ -76,8 +80,8 @@ class PrunedLlava(PrunedTower, LlavaForConditionalGeneration):
     def _process_image_input(self, image_input: Any) -> Any:
         if image_input["type"] == "image_embeds":
             return super()._process_image_input(image_input)
-        features, scores = self.encode_crops(image_input["pixel_values"])
-        return self.method.select(features, scores, layout=grid_layout(features, self.side), check=False).tokens
+        features, scores, keys = self.encode_crops(image_input["pixel_values"])
+        return self.keep(features, scores, keys, grid_layout(features, self.side))
 
 
 class UnlinedInfo(LlavaOnevisionProcessingInfo):
@@ -109,24 +113,23 @@ class PrunedOnevision(PrunedTower, LlavaOnevisionForConditionalGeneration):
             return super()._process_image_input(image_input)
         images: Sequence[Tensor] = image_input["pixel_values"]
         counts = [len(crops) for crops in images]
-        features, scores = self.encode_crops(torch.cat(list(images)))
-        parts = zip(features.split(counts), scores.split(counts), image_input["image_sizes"], strict=True)
-        return [self.prune_image(*part) for part in parts]
+        encoded = [part.split(counts) for part in self.encode_crops(torch.cat(list(images)))]
+        return [self.prune_image(*part) for part in zip(*encoded, image_input["image_sizes"], strict=True)]
 
-    def prune_image(self, features: Tensor, scores: Tensor, size: Tensor) -> Tensor:
-        """The tokens that stay of one image, from its crops [C, P, D] and their scores [C, P]."""
-        height_width = size.tolist()
+    def prune_image(self, features: Tensor, scores: Tensor, keys: Tensor, size: Tensor) -> Tensor:
+        """The tokens that stay of one image, from its crops [C, P, D], their scores [C, P] and keys."""
         pinpoints, crop = self.config.image_grid_pinpoints, self.config.vision_config.image_size
-        columns = int(get_anyres_image_grid_shape(height_width, pinpoints, crop)[1])
-        nothing = features.new_empty(*scores.shape, 0)
-        encoded = EncodedCrops(scores, nothing, nothing, nothing, nothing, self.side)
+        columns = int(get_anyres_image_grid_shape(size.tolist(), pinpoints, crop)[1])
+        nothing, first = features.new_empty(*scores.shape, 0), int(self.cls)
+        encoded = EncodedCrops(scores, nothing, keys[:, first:], nothing, keys[:, :first], self.side)
         channels = channel_map(encoded, len(features), columns, 0)
         packed = self.pack(channels, size, channels.new_full((channels.shape[-1],), -1))
         candidates, layout, some = unpack_channels(packed, self.side, columns)
         whole = self.pack(features, size, self.image_newline)
         if self.method.count(len(candidates)) == len(candidates):
             return whole
-        return self.method.select(whole[candidates], some, layout=layout, check=False).tokens
+        real_keys = torch.cat([encoded.cls_keys[0], packed[candidates, FIXED:]])
+        return self.keep(whole[candidates], some, real_keys, layout)
 
     def pack(self, crops: Tensor, size: Tensor, newline: Tensor) -> Tensor:
         """vLLM's own packing of an image's crops: unpadded, scaled down, with newlines."""
