@@ -5,6 +5,8 @@
     scores.py   the attention scores of vLLM's vision towers, whole where heads are split over ranks
     pruning.py  what all pruned models share: placeholders, selection, metrics
     llava.py    LLaVA-1.5 and LLaVA-OneVision
+    qwen_vl.py  Qwen2.5-VL and Qwen3-VL
+    mrope.py    their positions: those that survivors had in the whole prompt; needs no vLLM
     server.py   checks, and the command line of vLLM's server
     embeddings.py  pruned images for a server on another machine
 

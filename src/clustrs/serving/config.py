@@ -18,6 +18,8 @@ PREFIX = "Clustrs"
 ARCHITECTURES = {
     "LlavaForConditionalGeneration": "clustrs.serving.llava:PrunedLlava",
     "LlavaOnevisionForConditionalGeneration": "clustrs.serving.llava:PrunedOnevision",
+    "Qwen2_5_VLForConditionalGeneration": "clustrs.serving.qwen_vl:PrunedQwen25VL",
+    "Qwen3VLForConditionalGeneration": "clustrs.serving.qwen_vl:PrunedQwen3VL",
 }
 """The architectures that can be served, and where vLLM finds the pruned one."""
 TOWERS = {"clip_vision_model": "default", "siglip_vision_model": "full"}

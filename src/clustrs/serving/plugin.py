@@ -48,6 +48,8 @@ def redirect(model_config: Any) -> None:
     settings = getattr(model_config.hf_config, config.KEY, None)
     if settings is None:
         return
+    if hasattr(model_config, "model_arch_config"):  # a copy for a part of the model, such as its language model
+        return
     import vllm
 
     config.check_version(vllm.__version__)
