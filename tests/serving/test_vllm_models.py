@@ -19,7 +19,7 @@ from clustrs.serving.embeddings import encode_image
 pytestmark = pytest.mark.slow
 SCENES = [sample for sample in samples() if sample.questions]
 SIZES = [(400, 200), (300, 500), (90, 260)]
-SERVED = {
+SERVED: dict[str, dict[str, Any]] = {
     "divprune": {},
     "random": {},
     "fastervlm": {},

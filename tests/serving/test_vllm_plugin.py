@@ -106,7 +106,7 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads_per_partition, self.scale, self.tp_size = heads, 0.25, ranks
         self.attn = nn.Bilinear(1, 1, 1)
-        self.attn.forward = lambda query, key, value: value  # type: ignore[method-assign, assignment]
+        self.attn.forward = lambda query, key, value: value  # type: ignore[method-assign, assignment, misc]
 
 
 def heads(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -150,7 +150,9 @@ def test_scores_of_heads_on_two_ranks(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(score_on_rank, (port, str(tmp_path)), nprocs=2)
+    torch.multiprocessing.spawn(  # type: ignore[attr-defined]
+        score_on_rank, (port, str(tmp_path)), nprocs=2
+    )
     query, key = (part.transpose(1, 2) for part in heads())
     for reduction in ("cls", "received"):
         ranks = [torch.load(tmp_path / f"{reduction}-{rank}.pt", weights_only=True) for rank in (0, 1)]

@@ -81,6 +81,6 @@ def run_encode(options: EncodeOptions) -> None:
     files = embeddings.output_files([image_path(image) for image in options.images], options.output)
     quiet_transformers()
     with terminal.status(f"loading {options.model}"):
-        model, processor = load_model(options.model)
+        model, processor = load_model(options.model, options.load_options())
     for line in embeddings.encode_files(model, processor, files, method, options.save_dtype, options.model):
         print(line)
