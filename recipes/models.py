@@ -1,5 +1,6 @@
 """The models' shapes as transformers configurations, their tokenizer and their processors."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -199,11 +200,22 @@ def published(name: str) -> str:
     return name.replace("vision_tower.", "vision_tower.vision_model.", 1) if name.startswith("vision_tower.") else name
 
 
+def save_video_processor(images: Any, folder: Path) -> None:
+    """What readers of the whole LLaVA-OneVision processor ask for, though the model has seen no video."""
+    shared = ("do_convert_rgb", "do_normalize", "do_rescale", "do_resize", "image_mean", "image_std", "resample")
+    given = json.loads(images.to_json_string())
+    settings = {name: given[name] for name in (*shared, "rescale_factor", "size")}
+    settings["video_processor_type"] = "LlavaOnevisionVideoProcessor"
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+
+
 def save(model: Any, processor: Any, folder: Path) -> None:
     """A folder in the format of the model hub, with the names of tensors that published checkpoints have."""
     model.generation_config.max_new_tokens = 32
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
+    if model.config.model_type == "llava_onevision":
+        save_video_processor(processor.image_processor, folder)
     weights = folder / "model.safetensors"
     save_file({published(name): tensor for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
     weights.chmod(0o644)  # safetensors writes files that only their owner can read

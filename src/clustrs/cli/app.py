@@ -10,7 +10,19 @@ import typer
 from clustrs import __version__, validation
 from clustrs.cli.commands import PARSE_ONLY, Group, app
 
-COMMANDS = ("ask", "compare", "web", "evaluate", "report", "exchange", "corrupt", "study", "onnx_graph", "catalog")
+COMMANDS = (
+    "ask",
+    "compare",
+    "web",
+    "evaluate",
+    "report",
+    "exchange",
+    "corrupt",
+    "study",
+    "serve",
+    "onnx_graph",
+    "catalog",
+)
 """The modules that declare commands, in the order of the help."""
 NAME = "clustrs"
 EXAMPLES = """\

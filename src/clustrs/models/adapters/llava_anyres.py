@@ -76,16 +76,14 @@ class LlavaNextAdapter(LlavaAdapter):
         self, packed: Tensor, features: Tensor, encoded: EncodedCrops, crops: int, columns: int, start: int
     ) -> VisualTokens:
         """One image from its packed channels [M, ...]; its tiles are the base crop and the grid's crops."""
-        candidates = (packed[:, REAL] > 0).nonzero()[:, 0]
-        real, side, width = packed[candidates], encoded.side, encoded.hidden.shape[-1]
-        base = real[:, BASE] > 0.5
-        y, x = real[:, Y].round().long(), real[:, X].round().long()
-        tile = torch.where(base, 0, 1 + (y // side) * columns + x // side)
+        side, width = encoded.side, encoded.hidden.shape[-1]
+        candidates, layout, scores = unpack_channels(packed, side, columns)
+        real = packed[candidates]
         return VisualTokens(
             features,
             candidates,
-            real[:, SCORE],
-            Layout(tile, torch.where(base, y, y % side), torch.where(base, x, x % side)),
+            scores,
+            layout,
             [(side, side)] * crops,
             len(packed),
             real[:, FIXED : FIXED + width].to(encoded.hidden.dtype),
@@ -216,3 +214,14 @@ def channel_map(encoded: EncodedCrops, crops: int, columns: int, start: int) -> 
     fixed = torch.stack([torch.ones_like(y), (crop == 0).expand_as(y), y, x], -1).float()
     scores, hidden, keys = (part[start:stop].float() for part in (encoded.scores, encoded.hidden, encoded.keys))
     return torch.cat([fixed, scores[..., None], hidden, keys], -1)
+
+
+def unpack_channels(packed: Tensor, side: int, columns: int) -> tuple[Tensor, Layout, Tensor]:
+    """Which packed rows [M, ...] are tokens, and where these lie; their scores. Tile 0 is the base crop."""
+    candidates = (packed[:, REAL] > 0).nonzero()[:, 0]
+    real = packed[candidates]
+    base = real[:, BASE] > 0.5
+    y, x = real[:, Y].round().long(), real[:, X].round().long()
+    tile = torch.where(base, 0, 1 + (y // side) * columns + x // side)
+    layout = Layout(tile, torch.where(base, y, y % side), torch.where(base, x, x % side))
+    return candidates, layout, real[:, SCORE]

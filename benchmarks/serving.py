@@ -1,0 +1,403 @@
+"""How many requests does a server answer, and how soon, with and without pruning?
+
+The same requests go to vLLM's own server and to pruned ones (`clustrs serve`), one server after the other on
+127.0.0.1: a drawn image each, questions and answers of mixed lengths, first 8 and then 32 at once. vLLM's caches of
+prompts and images are off, so every request pays for its image. A run that takes too long stops sending (--seconds),
+and its rates are those of the requests that were answered.
+
+Two models: the embedded mini-llava, whose tower is a large part of the work, and one with random weights whose language
+model costs about 20 times its tower until the first token, as in LLaVA-1.5-7B. Answers of the latter mean nothing.
+Needs the environment of `make test-vllm`. Writes serving.json, serving.md and serving.png to the output folder;
+--render writes the last two again from the first.
+"""
+
+import argparse
+import asyncio
+import base64
+import io
+import json
+import os
+import platform
+import random
+import re
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from clustrs.embedded import model_folder
+from clustrs.images.scenes import examples
+from clustrs.models.cost import count_cost
+from clustrs.serving.server import server_words
+
+KEEPS: tuple[int | float | None, ...] = (None, 16, 64, 144, 1.0)
+"""None: vLLM's own server. 1.0: all tokens, through the plugin."""
+CONCURRENCY = (8, 32)
+VISUAL_TOKENS = 576
+FILLER = ("How", "many", "red", "objects", "are", "there", "?", "Is", "the", "yellow", "circle", "left", "or", "right")
+SERVER_OPTIONS = [
+    *("--dtype", "float32", "--enforce-eager", "--max-model-len", "1024", "--max-num-seqs", "32"),
+    *("--no-enable-prefix-caching", "--mm-processor-cache-gb", "0", "--host", "127.0.0.1"),
+]
+START_SECONDS = 600
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One question: the image as a data URL, the text, and how many tokens the answer has."""
+
+    image: str
+    text: str
+    new_tokens: int
+
+
+@dataclass(frozen=True)
+class Timing:
+    """When a request's first token and its end came, in seconds after it was sent, and the length of its prompt."""
+
+    first: float
+    last: float
+    prompt_tokens: int
+
+
+def make_requests(count: int, seed: int = 0) -> list[Request]:
+    """The same requests every time, all with different images."""
+    rng = random.Random(seed)
+    made = []
+    for example in examples(count):
+        file = io.BytesIO()
+        Image.fromarray(example.drawing.pixels).save(file, "PNG")
+        url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+        words = " ".join(rng.choices(FILLER, k=rng.randint(8, 80)))
+        made.append(Request(url, words, rng.choice((1, 4, 8, 16))))
+    return made
+
+
+def build_proportional(folder: Path) -> None:
+    """A LLaVA with random weights whose tower and language model stand to each other as in LLaVA-1.5-7B."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForImageTextToText
+
+    from recipes.models import published
+
+    shutil.copytree(model_folder("mini-llava"), folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    torch.manual_seed(0)
+    AutoModelForImageTextToText.from_config(proportional_config()).save_pretrained(folder)
+    weights = folder / "model.safetensors"
+    save_file({published(name): tensor for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
+
+
+def proportional_config() -> Any:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model_folder("mini-llava"))
+    for name, value in {"hidden_size": 96, "intermediate_size": 384, "num_attention_heads": 3}.items():
+        setattr(config.vision_config, name, value)
+    config.vision_config.num_hidden_layers = 3
+    text = {"hidden_size": 384, "intermediate_size": 1024, "num_attention_heads": 12, "num_key_value_heads": 12}
+    for name, value in {**text, "num_hidden_layers": 8}.items():
+        setattr(config.text_config, name, value)
+    return config
+
+
+@contextmanager
+def server(model: str, keep: int | float | None, log: Path) -> Iterator[str]:
+    """A server of its own on a free port, until the block ends; its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    here = [sys.executable, "-m"]
+    command = list(server_words(model))
+    if keep is not None:
+        command = ["clustrs.cli", "serve", model, "--keep", str(keep)]
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")}
+    with log.open("w") as out:
+        arguments = [*here, *command, *SERVER_OPTIONS, "--served-model-name", "served", "--port", str(port)]
+        process = subprocess.Popen(arguments, stdout=out, stderr=subprocess.STDOUT, env=environment)
+        try:
+            wait_until_ready(f"http://127.0.0.1:{port}", process, log)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def wait_until_ready(address: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"the server stopped with exit code {process.returncode}: see {log}")
+        with suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=2) as reply:
+            if reply.status == 200:
+                return
+        time.sleep(0.5)
+    raise RuntimeError(f"the server was not ready after {START_SECONDS} s: see {log}")
+
+
+def read_metrics(address: str) -> dict[str, float]:
+    """How many KV-cache blocks the server has, and what part of them is in use."""
+    with urllib.request.urlopen(f"{address}/metrics", timeout=10) as reply:
+        text = reply.read().decode()
+    blocks = re.search(r'vllm:cache_config_info\{[^}]*num_gpu_blocks="(\d+)"', text)
+    usage = re.search(r"^vllm:kv_cache_usage_perc\{[^}]*\} (\S+)", text, re.MULTILINE)
+    return {"blocks": float(blocks[1]) if blocks else 0.0, "usage": float(usage[1]) if usage else 0.0}
+
+
+async def ask(client: Any, request: Request) -> Timing:
+    """One request as a chat client makes it, streamed."""
+    content = [
+        {"type": "image_url", "image_url": {"url": request.image}},
+        {"type": "text", "text": request.text},
+    ]
+    start, first, prompt = time.perf_counter(), None, 0
+    stream = await client.chat.completions.create(
+        model="served",
+        messages=[{"role": "user", "content": content}],
+        max_tokens=request.new_tokens,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True, "return_token_ids": True},
+    )
+    async for chunk in stream:
+        if first is None and chunk.choices and getattr(chunk.choices[0], "token_ids", None):
+            first = time.perf_counter() - start
+        if chunk.usage:
+            prompt = chunk.usage.prompt_tokens
+    last = time.perf_counter() - start
+    return Timing(last if first is None else first, last, prompt)
+
+
+async def run(address: str, requests: list[Request], at_once: int, seconds: float) -> Row:
+    """Send the requests, `at_once` of them at any time, and watch the KV cache meanwhile."""
+    from openai import AsyncOpenAI
+
+    client = AsyncOpenAI(base_url=f"{address}/v1", api_key="none", timeout=300, max_retries=0)
+    left, timings, used = list(reversed(requests)), list[Timing](), list[float]()
+    total = (await asyncio.to_thread(read_metrics, address))["blocks"]
+    start = time.perf_counter()
+
+    async def worker() -> None:
+        while left and time.perf_counter() - start < seconds:
+            timings.append(await ask(client, left.pop()))
+
+    async def watch() -> None:
+        while True:
+            used.append((await asyncio.to_thread(read_metrics, address))["usage"] * total)
+            await asyncio.sleep(0.25)
+
+    watching = asyncio.create_task(watch())
+    await asyncio.gather(*(worker() for _ in range(at_once)))
+    elapsed = time.perf_counter() - start
+    watching.cancel()
+    await client.close()
+    firsts = sorted(timing.first for timing in timings)
+    return {
+        "at_once": at_once,
+        "requests": len(timings),
+        "seconds": round(elapsed, 2),
+        "requests_per_second": round(len(timings) / elapsed, 3),
+        "first_token_median": round(statistics.median(firsts), 4),
+        "first_token_p99": round(firsts[min(len(firsts) - 1, round(0.99 * (len(firsts) - 1)))], 4),
+        "prompt_tokens": round(statistics.mean(timing.prompt_tokens for timing in timings), 1),
+        "blocks_mean": round(statistics.mean(used), 1),
+        "blocks_peak": round(max(used)),
+    }
+
+
+def measure(options: argparse.Namespace) -> list[Row]:
+    """All models, budgets and numbers of requests at once."""
+    requests = make_requests(options.requests)
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in options.models:
+            model = str(model_folder(name)) if name == "mini-llava" else str(Path(scratch) / name)
+            if name != "mini-llava":
+                build_proportional(Path(model))
+            for keep in options.keep:
+                started = time.perf_counter()
+                with server(model, keep, options.out / f"serving-{name}-{label(keep)}.log") as address:
+                    ready = round(time.perf_counter() - started, 1)
+                    asyncio.run(run(address, requests[:4], 4, options.seconds))  # not counted
+                    for at_once in options.at_once:
+                        row = asyncio.run(run(address, requests, at_once, options.seconds))
+                        rows.append({"model": name, "keep": keep, "ready": ready, **row})
+                        print(f"{name}, {label(keep)}, {at_once} at once: {rows[-1]}", flush=True)
+    return rows
+
+
+def label(keep: int | float | None) -> str:
+    return "plain" if keep is None else "all" if keep == 1.0 else str(keep)
+
+
+def with_ratios(rows: list[Row]) -> list[Row]:
+    """Each row with its ratio to the plain server's, of the same model and number of requests at once."""
+    plain = {(row["model"], row["at_once"]): row for row in rows if row["keep"] is None}
+    compared = []
+    for row in rows:
+        base = plain.get((row["model"], row["at_once"]))
+        names = ("requests_per_second", "first_token_median", "prompt_tokens", "blocks_mean")
+        ratios = {} if base is None else {name: round(row[name] / base[name], 3) for name in names if base[name]}
+        compared.append({**row, "ratios": ratios})
+    return compared
+
+
+def predictions() -> list[Row]:
+    """What the cost model says until the first token, for both models and for LLaVA-1.5-7B in half precision."""
+    import torch
+    from transformers import AutoConfig
+
+    from benchmarks.end_to_end import llava_config
+
+    configs = {
+        "mini-llava": AutoConfig.from_pretrained(model_folder("mini-llava")),
+        "proportional": proportional_config(),
+        "LLaVA-1.5-7B": llava_config(),
+    }
+    rows = []
+    for name, config in configs.items():
+        costs = {keep: count_cost(config, 44, keep, dtype=torch.float16) for keep in (VISUAL_TOKENS, 144, 64, 16)}
+        whole = costs[VISUAL_TOKENS]
+        for keep, cost in costs.items():
+            flops = cost.first_token
+            rows.append(
+                {
+                    "model": name,
+                    "keep": keep,
+                    "gflops": round(flops / 1e9, 2),
+                    "tower_share": round((cost.vision + cost.projector) / flops, 3),
+                    "flops_ratio": round(flops / whole.first_token, 3),
+                    "kv_ratio": round(cost.kv_bytes / whole.kv_bytes, 3),
+                }
+            )
+    return rows
+
+
+def markdown(result: Row) -> str:
+    """The table of what was measured, and that of what the cost model says."""
+    head = (
+        "| model | visual tokens | at once | requests/s | first token, median | p99 | prompt | KV blocks, mean (peak) |"
+    )
+    lines = [", ".join(f"{k} {v}" for k, v in result["machine"].items()), "", head, "|:--|--:|--:|--:|--:|--:|--:|--:|"]
+    for row in result["rows"]:
+        ratios = row["ratios"]
+
+        def shown(name: str, text: str, ratios: Row = ratios) -> str:
+            return f"{text} (x{ratios[name]:.2f})" if name in ratios else text
+
+        cells = [
+            row["model"],
+            label(row["keep"]),
+            str(row["at_once"]),
+            shown("requests_per_second", f"{row['requests_per_second']:.2f}"),
+            shown("first_token_median", f"{row['first_token_median']:.2f} s"),
+            f"{row['first_token_p99']:.2f} s",
+            shown("prompt_tokens", f"{row['prompt_tokens']:.0f}"),
+            shown("blocks_mean", f"{row['blocks_mean']:.0f} ({row['blocks_peak']})"),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += [
+        "",
+        "| model | visual tokens | GFLOPs to the first token | of them tower and projector | ratio | KV cache |",
+    ]
+    lines.append("|:--|--:|--:|--:|--:|--:|")
+    for row in result["predicted"]:
+        share, ratio, kv = row["tower_share"], row["flops_ratio"], row["kv_ratio"]
+        lines.append(
+            f"| {row['model']} | {row['keep']} | {row['gflops']:.2f} | {share:.0%} | x{ratio:.2f} | x{kv:.2f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def plot(result: Row, path: Path) -> None:
+    """Requests per second and time to the first token, per model and number of requests at once."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = result["rows"]
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    shown = (
+        ("requests_per_second", "requests per second"),
+        ("first_token_median", "seconds to the first token, median"),
+    )
+    fig, axes = plt.subplots(2, len(models), figsize=(5.2 * len(models), 6.4), layout="constrained", squeeze=False)
+    for column, model in enumerate(models):
+        subset = [row for row in rows if row["model"] == model]
+        labels = list(dict.fromkeys(label(row["keep"]) for row in subset))
+        levels = list(dict.fromkeys(row["at_once"] for row in subset))
+        for line, (name, title) in enumerate(shown):
+            axis = axes[line][column]
+            for i, at_once in enumerate(levels):
+                heights = [row[name] for row in subset if row["at_once"] == at_once]
+                width = 0.8 / len(levels)
+                places = [x + (i - (len(levels) - 1) / 2) * width for x in range(len(heights))]
+                bars = axis.bar(places, heights, width, color=("#0072b2", "#e69f00")[i % 2], label=f"{at_once} at once")
+                axis.bar_label(bars, fmt="%.3g", fontsize=8)
+            axis.set_xticks(range(len(labels)), labels)
+            axis.set(xlabel="visual tokens kept", ylabel=title)
+            axis.margins(y=0.12)
+            axis.grid(axis="y", alpha=0.3)
+        axes[0][column].set_title(model)
+    fig.legend(
+        *axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=len(CONCURRENCY), frameon=False
+    )
+    fig.savefig(path, dpi=110)
+
+
+def read_keep(word: str) -> int | float | None:
+    return {"plain": None, "all": 1.0}[word] if word in ("plain", "all") else int(word)
+
+
+def write(result: Row, out: Path) -> None:
+    text = markdown(result)
+    (out / "serving.md").write_text(text)
+    plot(result, out / "serving.png")
+    print(f"\n{text}\nwritten: {out}/serving.json, serving.md, serving.png")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = ("mini-llava", "proportional")
+    parser.add_argument("--models", nargs="+", choices=names, default=list(names), help="default: both")
+    parser.add_argument("--keep", nargs="+", type=read_keep, default=list(KEEPS), help="plain, all, or numbers")
+    parser.add_argument("--at-once", nargs="+", type=int, default=list(CONCURRENCY), help="default: 8 32")
+    parser.add_argument("--requests", type=int, default=200, help="per server and run (default: 200)")
+    parser.add_argument("--seconds", type=float, default=20, help="a run sends no more after this (default: 20)")
+    parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for the results")
+    parser.add_argument("--render", action="store_true", help="only write table and plot from serving.json")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    file = options.out / "serving.json"
+    if not options.render:
+        from vllm import __version__ as version
+
+        machine = {"machine": platform.machine(), "cores": os.cpu_count(), "vllm": version}
+        machine["load before"] = round(os.getloadavg()[0], 1)
+        settings = {"requests": options.requests, "seconds": options.seconds, "server": SERVER_OPTIONS}
+        rows = with_ratios(measure(options))
+        result = {"machine": machine, "settings": settings, "rows": rows, "predicted": predictions()}
+        file.write_text(json.dumps(result, indent=1) + "\n")
+    write(json.loads(file.read_text()), options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Images encoded and pruned on one machine, for a server on another: the door into vLLM that needs no plugin.
+
+`vllm serve ... --enable-mm-embeds` takes ready embeddings [1, k, D] in the place of an image. k tokens are much less to
+send than an image's features, and the server runs no vision tower for them.
+"""
+
+import base64
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from clustrs import validation
+from clustrs.images.open import open_image
+from clustrs.models.adapters import get_adapter
+from clustrs.models.clock import Clock
+from clustrs.models.select import select_tokens
+from clustrs.pruners.base import Pruner
+
+NAME = "image_embeds"
+"""What the tensor is called in a file, and the part of a chat message that carries one."""
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+ARCHITECTURES = ("LlavaForConditionalGeneration", "LlavaOnevisionForConditionalGeneration")
+"""Models of which vLLM takes embeddings [1, k, D] of any k; those of others come with positions."""
+
+
+@torch.inference_mode()
+def encode_image(model: Any, processor: Any, image: Image.Image, method: Pruner) -> tuple[Tensor, int]:
+    """What a model would be fed for an image, pruned [1, k, D], and how many tokens it would be without pruning."""
+    architecture = type(model).__name__
+    if architecture not in ARCHITECTURES:
+        raise ValueError(
+            f"model {architecture}: vLLM takes its images as pixels only; give {' or '.join(ARCHITECTURES)}"
+        )
+    adapter = get_adapter(model)
+    inputs = processor(images=adapter.batch_images([image]), text=[processor.image_token], return_tensors="pt")
+    (encoded,) = adapter.encode(dict(inputs.to(model.device, model.dtype)), Clock(model.device))
+    ((selection, everything),) = select_tokens(method, [encoded], "image")
+    return (encoded.features if everything else selection.tokens)[None], encoded.slots
+
+
+def output_files(images: Sequence[Path], folder: Path) -> dict[Path, Path]:
+    """The file that is written for each image: its own name, in one folder."""
+    if not images:
+        raise ValueError("IMAGE is missing: give one image file or more")
+    files: dict[Path, Path] = {}
+    for image in images:
+        file = folder / f"{image.stem}.safetensors"
+        if file in files.values():
+            raise ValueError(f"image {str(image)!r}: another one is written to {str(file)!r}, too; rename one of them")
+        files[image] = file
+    return files
+
+
+def encode_files(
+    model: Any, processor: Any, files: Mapping[Path, Path], method: Pruner, dtype: str, model_id: str
+) -> Iterator[str]:
+    """Encode image files and write what is kept of each; yields a line about each one that is written."""
+    for path, file in files.items():
+        tokens, before = encode_image(model, processor, open_image(path), method)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_embeddings(file, tokens, dtype, model=model_id, method=method.to_dict(), tokens_before=before)
+        yield f"{file}: {before} -> {tokens.shape[1]} visual tokens, {file.stat().st_size} bytes"
+
+
+def save_embeddings(path: Path, embeddings: Tensor, dtype: str, **facts: Any) -> None:
+    """Write [1, k, D] as safetensors, with what is to be known about it as metadata."""
+    from safetensors.torch import save_file
+
+    validation.choice("dtype", dtype, DTYPES)
+    metadata = {name: value if isinstance(value, str) else json.dumps(value) for name, value in facts.items()}
+    save_file({NAME: embeddings.to("cpu", DTYPES[dtype]).contiguous()}, path, metadata)
+
+
+def message_part(path: str | os.PathLike[str]) -> dict[str, str]:
+    """The part of a chat message that carries the embeddings in a file, in the place of an image."""
+    from safetensors.torch import load_file
+
+    tensor = load_file(path)[NAME]
+    numbers = tensor.float() if tensor.dtype == torch.bfloat16 else tensor  # NumPy has no bfloat16
+    written = io.BytesIO()
+    np.save(written, numbers.numpy(), allow_pickle=False)
+    return {"type": NAME, NAME: base64.b64encode(written.getvalue()).decode()}

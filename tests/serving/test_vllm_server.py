@@ -1,0 +1,220 @@
+"""`clustrs serve` as clients see it: one server for all tests, asked with the official openai client."""
+
+import asyncio
+import base64
+import io
+import os
+import re
+import socket
+import struct
+import subprocess
+import sys
+import time
+import urllib.request
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
+
+import openai
+from vllm_engine import Reference
+
+from clustrs import ClustRS
+from clustrs.embedded import model_folder, samples
+from clustrs.images.open import open_image
+from clustrs.serving import embeddings
+
+pytestmark = pytest.mark.slow
+KEEP = 16
+SCENES = [sample for sample in samples() if sample.questions]
+QUESTIONS = [(scene, text) for scene in SCENES for text, _ in scene.questions][:32]
+OPTIONS = [
+    *("--dtype", "float32", "--enforce-eager", "--max-model-len", "2048", "--max-num-seqs", "32"),
+    *("--enable-mm-embeds", "--limit-mm-per-prompt", '{"image": 2}'),
+]
+START_SECONDS = 900
+
+
+class Server:
+    """A running server: its address, what it has printed, and its process."""
+
+    def __init__(self, address: str, log: Path, process: "subprocess.Popen[bytes]") -> None:
+        self.address, self.log, self.process = address, log, process
+        self.client = openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", timeout=300, max_retries=0)
+
+    def metric(self, name: str) -> float:
+        with urllib.request.urlopen(f"{self.address}/metrics", timeout=30) as reply:
+            text = reply.read().decode()
+        found = re.findall(rf"^{name}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
+        return sum(map(float, found))
+
+    async def ask(self, text: str, parts: Sequence[dict[str, Any]]) -> Any:
+        return await self.client.chat.completions.create(
+            model="mini-llava",
+            messages=[{"role": "user", "content": [*parts, {"type": "text", "text": text}]}],  # type: ignore[misc, list-item]
+            max_tokens=8,
+            temperature=0,
+            extra_body={"add_special_tokens": True},
+        )
+
+    def ask_all(self, requests: Sequence[tuple[str, Sequence[dict[str, Any]]]]) -> list[Any]:
+        """All at once; what failed is an exception."""
+
+        async def gather() -> list[Any]:
+            return await asyncio.gather(*(self.ask(*request) for request in requests), return_exceptions=True)
+
+        return asyncio.run(gather())
+
+
+@pytest.fixture(scope="module")
+def media(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("media")
+
+
+@pytest.fixture(scope="module")
+def server(media: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = tmp_path_factory.mktemp("server") / "log.txt"
+    local = ["--host", "127.0.0.1", "--port", str(port), "--allowed-local-media-path", str(media)]
+    command = [sys.executable, "-m", "clustrs.cli", "serve", "mini-llava", "--keep", str(KEEP), *OPTIONS, *local]
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "INFO"}
+    environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
+    with log.open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
+    try:
+        wait_until_ready(f"http://127.0.0.1:{port}", process, log)
+        yield Server(f"http://127.0.0.1:{port}", log, process)
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def wait_until_ready(address: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            pytest.fail(f"the server stopped:\n{log.read_text()[-4000:]}")
+        with suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=5) as reply:
+            if reply.status == 200:
+                return
+        time.sleep(0.5)
+    pytest.fail(f"the server is not ready:\n{log.read_text()[-4000:]}")
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    return Reference(model_folder("mini-llava"))
+
+
+def image_part(path: Path) -> dict[str, Any]:
+    return url_part(path.read_bytes())
+
+
+def url_part(data: bytes) -> dict[str, Any]:
+    url = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def texts(replies: Sequence[Any]) -> list[str]:
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return [reply.choices[0].message.content.strip() for reply in replies]
+
+
+def expected(reference: Reference, text: str, paths: Sequence[Path], keep: int = KEEP) -> str:
+    answer = reference.ask(text, [open_image(path) for path in paths], ClustRS(keep=keep)).answer
+    ids = list(answer)[: answer.index(2)] if 2 in answer else list(answer)
+    return str(reference.processor.decode(ids, skip_special_tokens=True)).strip()
+
+
+def huge_image() -> bytes:
+    """A valid PNG of 400 million white pixels in 50 kB: it would need 1.2 GB as RGB."""
+    side = 20_000
+    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    lines = zlib.compress((b"\0" + b"\xff" * (side // 8)) * side, 9)
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", lines) + chunk(b"IEND", b"")
+
+
+def test_one_line_says_what_is_pruned_to_what(server: Server) -> None:
+    first = server.log.read_text().splitlines()[0]
+    assert first.startswith("clustrs: mini-llava with ClustRS(keep=16, ")
+    assert first.endswith("): 576 -> 16 visual tokens per image")
+
+
+def test_32_requests_at_once(server: Server, reference: Reference) -> None:
+    before = {name: server.metric(f"clustrs:visual_tokens_{name}_total") for name in ("before", "after")}
+    replies = server.ask_all([(text, [image_part(scene.path)]) for scene, text in QUESTIONS])
+    assert len(replies) == 32
+    assert texts(replies) == [expected(reference, text, [scene.path]) for scene, text in QUESTIONS]
+    lengths = {len(reference.processor.tokenizer(text, add_special_tokens=False).input_ids) for _, text in QUESTIONS}
+    assert {reply.usage.prompt_tokens for reply in replies} <= {length + KEEP + 6 for length in lengths}
+    assert server.metric("clustrs:visual_tokens_before_total") - before["before"] == 32 * 576
+    assert server.metric("clustrs:visual_tokens_after_total") - before["after"] == 32 * KEEP
+
+
+def test_bad_images_fail_alone(server: Server, media: Path, reference: Reference) -> None:
+    whole = SCENES[0].path.read_bytes()
+    bad = {
+        "no image": url_part(b"this is no image"),
+        "cut off": url_part(whole[: len(whole) // 2]),
+        "huge": url_part(huge_image()),
+        "missing": {"type": "image_url", "image_url": {"url": (media / "missing.png").as_uri()}},
+        "unreachable": {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/image.png"}},
+        "not base64": {"type": "image_url", "image_url": {"url": "data:image/png;base64,%%%"}},
+        "empty embeddings": {"type": "image_embeds", "image_embeds": base64.b64encode(b"junk").decode()},
+    }
+    good = [(text, [image_part(scene.path)]) for scene, text in QUESTIONS[:4]]
+    requests = [*good[:2], *[("What is this?", [part]) for part in bad.values()], *good[2:]]
+    replies = server.ask_all(requests)
+    failed = dict(zip(bad, replies[2 : 2 + len(bad)], strict=True))
+    for name, reply in failed.items():
+        assert isinstance(reply, openai.APIStatusError), (name, reply)
+    right = [expected(reference, text, [scene.path]) for scene, text in QUESTIONS[:4]]
+    assert texts([*replies[:2], *replies[-2:]]) == right
+    assert texts(server.ask_all(good)) == right
+    assert server.process.poll() is None
+
+
+def test_the_same_image_twice_hits_the_caches(server: Server) -> None:
+    drawn = io.BytesIO()
+    open_image(SCENES[1].path).rotate(90).save(drawn, "PNG")
+    request = ("How many objects are there?", [url_part(drawn.getvalue())])
+    names = ("vllm:mm_cache_hits_total", "vllm:prefix_cache_hits_total")
+    (first,) = server.ask_all([request])
+    before = [server.metric(name) for name in names]
+    (second,) = server.ask_all([request])
+    assert texts([first]) == texts([second])
+    assert first.usage.prompt_tokens == second.usage.prompt_tokens
+    assert all(server.metric(name) > value for name, value in zip(names, before, strict=True))
+
+
+def test_two_images_in_one_message(server: Server, reference: Reference) -> None:
+    text, paths = "How many objects are there?", [SCENES[0].path, SCENES[3].path]
+    (reply,) = server.ask_all([(text, [image_part(path) for path in paths])])
+    assert texts([reply]) == [expected(reference, text, paths)]
+
+
+def test_embeddings_from_another_machine(server: Server, reference: Reference, tmp_path: Path) -> None:
+    scene, text = QUESTIONS[0]
+    image = open_image(scene.path)
+    for keep, dtype in [(KEEP, "float32"), (50, "float16")]:
+        encoded, before = embeddings.encode_image(reference.model, reference.processor, image, ClustRS(keep=keep))
+        embeddings.save_embeddings(tmp_path / "image.safetensors", encoded, dtype, tokens_before=before)
+        (reply,) = server.ask_all([(text, [embeddings.message_part(tmp_path / "image.safetensors")])])
+        assert texts([reply]) == [expected(reference, text, [scene.path], keep)]
