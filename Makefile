@@ -91,6 +91,11 @@ format: setup ## Format the code and fix what ruff can fix.
 graph: setup ## Draw which rooms import from which into docs/images/import-graph.svg.
 	$(BIN)/python tools/import_graph.py
 
+docs: setup ## Build the documentation as a site, in site/.
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo 'site/index.html'
+
 bench: setup ## Time the selections, and whole models end to end.
 	$(BIN)/python benchmarks/selection.py
 	$(BIN)/python benchmarks/end_to_end.py
@@ -103,4 +108,4 @@ train: setup ## Train the embedded models from scratch: hours. A stopped trainin
 	$(BIN)/python -m recipes.card
 
 clean: ## Remove the environments, caches, builds and results.
-	rm -rf .venv .venv-oldest .venv-vllm build dist out runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-oldest .venv-vllm build dist out runs site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,5 +1,6 @@
 """The examples in the documentation run and print what they say."""
 
+import csv
 import doctest
 import re
 import shlex
@@ -26,6 +27,16 @@ def test_links(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+def test_the_numbers_in_the_readme_are_those_of_the_stored_run() -> None:
+    text = (ROOT / "README.md").read_text()
+    with (ROOT / "docs" / "results" / "scenes-k16.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 18
+    for row in rows:
+        low, high = float(row["low"]), float(row["high"])
+        assert f"{float(row['mean']):.1f} ({low:.1f} to {high:.1f})" in text, row
 
 
 def test_readme_names_the_two_commands() -> None:
