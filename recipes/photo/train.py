@@ -5,8 +5,8 @@
     python -m recipes.photo.train           train on them
     python -m recipes.photo.train export    write the model to build/photo/photo-llava, in the format of the model hub
 
-Features and training can be stopped at any moment: the same command resumes. Training may begin when some features are there,
-and takes in those that come later.
+Features and training can be stopped at any moment: the same command resumes. Training may begin when some features are
+there, and takes in those that come later.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """The kinds of things on the photographs, and which photographs are kept for testing.
 
-Both were written down before any model had seen a photograph. A kind stands alone: of those that people mix up (crocodile
-and crocodile head, ketch and schooner, lotus and water lily, chair and windsor chair, chandelier and menorah), at most
-one is in the list.
+Both were written down before any model had seen a photograph. A kind stands alone: of those that people mix up
+(crocodile and crocodile head, ketch and schooner, lotus and water lily, chair and windsor chair, chandelier and
+menorah), at most one is in the list.
 """
 
 import hashlib
@@ -93,7 +93,7 @@ GROUPS = ("animal", "vehicle", "instrument", "plant", "building")
 
 
 def is_test(folder: str, files: Sequence[str]) -> dict[str, bool]:
-    """Whether each photograph of a kind is for testing: those whose names' checksums come first, whatever their order."""
+    """Whether each photograph of a kind is for testing: those whose names' checksums come first."""
     ranked = sorted(files, key=lambda file: hashlib.sha256(f"{SEED}/{folder}/{file}".encode()).digest())
     return {file: rank < TEST_SHARE * len(ranked) for rank, file in enumerate(ranked)}
 
@@ -106,9 +106,7 @@ def list_photos(data: Path, test: bool | None = None) -> list[Photo]:
         folder = data / kind.folder
         files = sorted(path.name for path in folder.glob("*.jpg")) if folder.is_dir() else []
         if not files:
-            raise ValueError(
-                f"data={str(data)!r}: it has no photographs in {kind.folder}/; give a folder of Caltech-101"
-            )
+            raise ValueError(f"data={str(data)!r}: no photographs in {kind.folder}/: give a folder of Caltech-101")
         chosen = is_test(kind.folder, files)
         photos += [Photo(kind, folder / file) for file in files if test in (None, chosen[file])]
     return photos
