@@ -61,7 +61,7 @@ class Run:
         tensors: dict[str, Tensor] = dict(self.parameters)
         for name, parameter in self.parameters.items():
             state = self.optimiser.state.get(parameter, {})
-            tensors |= {f"{name}|{key}": state[key] for key in ("exp_avg", "exp_avg_sq") if key in state}
+            tensors |= {f"{name}|{key}": state[key] for key in ("exp_avg", "exp_avg_sq", "step") if key in state}
         tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
         partial = self.checkpoint.with_suffix(".partial")
         save_file(tensors, partial, {"step": str(self.step), "seconds": repr(self.seconds)})
@@ -77,7 +77,10 @@ class Run:
                 parameter.data.copy_(stored.get_tensor(name))
                 if f"{name}|exp_avg" in names:
                     moments = {key: stored.get_tensor(f"{name}|{key}") for key in ("exp_avg", "exp_avg_sq")}
-                    self.optimiser.state[parameter] = {"step": torch.tensor(float(self.step)), **moments}
+                    own = (
+                        stored.get_tensor(f"{name}|step") if f"{name}|step" in names else torch.tensor(float(self.step))
+                    )
+                    self.optimiser.state[parameter] = {"step": own, **moments}
         log = self.folder / "log.jsonl"
         lines = log.read_text().splitlines() if log.exists() else []
         log.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= self.step))

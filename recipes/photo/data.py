@@ -22,6 +22,7 @@ class Shards:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.opened: set[str] = set()
         self.files: list[Any] = []
         self.index: list[tuple[int, int]] = []
         self.refresh()
@@ -30,8 +31,10 @@ class Shards:
 
     def refresh(self) -> None:
         """Open the files that are new."""
-        for path in sorted(self.folder.glob("*.safetensors"))[len(self.files) :]:
+        new = [path for path in sorted(self.folder.glob("*.safetensors")) if path.name not in self.opened]
+        for path in new:
             file = safe_open(path, "pt").__enter__()
+            self.opened.add(path.name)
             self.index += [(len(self.files), row) for row in range(file.get_slice("features").get_shape()[0])]
             self.files.append(file)
 

@@ -3,7 +3,8 @@
     python -m recipes.photo.features        writes build/photo/features/*.safetensors, about 440 KB an image,
                                             and build/photo/development/*.safetensors
 
-Stop it at any moment: the same command continues with the first file that is missing.
+Stop it at any moment: the same command continues with the first file that is missing. Several processes may share the
+work: `--part 1/2` and `--part 2/2` write every second file each.
 """
 
 import argparse
@@ -49,11 +50,13 @@ def write_shard(path: Path, tensors: dict[str, Tensor]) -> None:
     os.replace(partial, path)
 
 
-def compute(tower: nn.Module, images: TrainingImages, count: int, shard: int, target: Path) -> None:
-    """Write the files of the first `count` images that are missing."""
+def compute(
+    tower: nn.Module, images: TrainingImages, count: int, shard: int, target: Path, part: tuple[int, int] = (1, 1)
+) -> None:
+    """Write the files of the first `count` images that are missing, or the given part of them."""
     target.mkdir(parents=True, exist_ok=True)
     shards = -(-count // shard)
-    for number in range(shards):
+    for number in range(part[0] - 1, shards, part[1]):
         path, started = shard_path(target, number), time.monotonic()
         if not path.exists():
             write_shard(path, compute_shard(tower, images, range(number * shard, (number + 1) * shard)))
@@ -61,17 +64,26 @@ def compute(tower: nn.Module, images: TrainingImages, count: int, shard: int, ta
             print(f"{target.name} {number + 1}/{shards}: {seconds:.2f} s an image", flush=True)
 
 
+def part_of(text: str) -> tuple[int, int]:
+    """Read "I/N"."""
+    first, _, count = text.partition("/")
+    if not (first.isdecimal() and count.isdecimal() and 1 <= int(first) <= int(count)):
+        raise argparse.ArgumentTypeError(f"{text!r}: give I/N, such as 1/2")
+    return int(first), int(count)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--part", type=part_of, default=(1, 1), metavar="I/N", help="the I-th of N processes")
     options = parser.parse_args()
     settings = read_settings()
     tower = towers.load(options.folder, settings["tower"]["layers"])
     learn, unseen = training_images(settings, options.data)
     shard = settings["features"]["shard"]
-    compute(tower, unseen, settings["development"]["images"], shard, options.folder / "development")
-    compute(tower, learn, settings["features"]["images"], shard, options.folder / "features")
+    compute(tower, unseen, settings["development"]["images"], shard, options.folder / "development", options.part)
+    compute(tower, learn, settings["features"]["images"], shard, options.folder / "features", options.part)
 
 
 if __name__ == "__main__":

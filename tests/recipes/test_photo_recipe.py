@@ -1,5 +1,6 @@
 """photo-llava's recipe: the converted tower, features, packed questions, and a run that can be stopped."""
 
+import argparse
 import copy
 import os
 from pathlib import Path
@@ -192,6 +193,15 @@ def test_features_that_are_there_are_not_computed_again(settings: dict[str, Any]
     features.compute(vision, images, 2, 1, tmp_path)
     assert first.read_bytes() == b"untouched"
     assert torch.equal(load_file(second)["features"], before["features"])
+    features.compute(vision, images, 4, 1, tmp_path, (2, 2))
+    assert sorted(path.stem for path in tmp_path.iterdir()) == ["00000", "00001", "00003"]
+
+
+def test_a_part_of_the_work_is_named_by_two_numbers() -> None:
+    assert features.part_of("2/3") == (2, 3)
+    for wrong in ("0/2", "3/2", "2", "a/b"):
+        with pytest.raises(argparse.ArgumentTypeError, match="give I/N"):
+            features.part_of(wrong)
 
 
 def test_features_that_come_later_are_taken_in(tmp_path: Path) -> None:
