@@ -1,5 +1,6 @@
 """photo-llava's shape as a transformers configuration, its tokenizer and its processor."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -70,6 +71,14 @@ def processor() -> Any:
         num_additional_image_tokens=1,
         chat_template=shared.TEMPLATE,
     )
+
+
+def save(model: Any, folder: Path) -> None:
+    """Write model and processor in the format of the model hub."""
+    model.generation_config.max_new_tokens = 32
+    model.save_pretrained(folder)
+    processor().save_pretrained(folder)
+    (folder / "model.safetensors").chmod(0o644)  # safetensors writes files that only their owner can read
 
 
 def initialise(model: Any, features: torch.Tensor) -> None:

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from clustrs.images.photos.collage import SIDE
 from recipes import data as shared
-from recipes.models import save
 from recipes.photo import language, models
 from recipes.photo import tower as towers
 from recipes.photo.data import Shards, batches, development_batches
@@ -74,7 +73,7 @@ def export(settings: dict[str, Any], folder: Path) -> None:
     model.model.vision_tower.load_state_dict(tower.state_dict())
     for name, part in parts(model).items():
         trained(part, folder / "language" / "checkpoint.safetensors", name)
-    save(model, models.processor(), folder / "photo-llava")
+    models.save(model, folder / "photo-llava")
 
 
 def main() -> None:

@@ -12,14 +12,16 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from clustrs import ClustRS
 from clustrs.embedded import photo_folder
 from clustrs.images.photos import KINDS, QUESTION_KINDS, SIDE, every, list_photos
 from clustrs.images.photos.sampling import draw_kinds
 from clustrs.images.scenes.questions import Question
 from clustrs.images.scenes.testset import generator_for
+from clustrs.models.load import load_model
 from clustrs.models.prompts import chat_prompt
 from recipes.data import blocks, split
-from recipes.photo import data, features, language, models, tower, train
+from recipes.photo import data, features, language, measure, models, tower, train
 from recipes.photo.images import TrainingImages, halves, kind_indices, pixel_values
 from recipes.photo.settings import read_settings
 
@@ -110,6 +112,34 @@ def test_words_and_image_begin_alike(settings: dict[str, Any]) -> None:
     centred = visual.flatten(0, 1) - visual.flatten(0, 1).mean(0)
     share = torch.linalg.svdvals(centred).square()
     assert share[0] / share.sum() < 0.5
+
+
+def test_a_saved_model_answers_as_before(settings: dict[str, Any], tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    model = models.photo_llava(settings).eval()
+    models.save(model, tmp_path)
+    loaded, processor = load_model(str(tmp_path))
+    assert type(loaded) is type(model)
+    image = Image.fromarray(generator_for(1).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8))
+    inputs = processor(images=[image], text=[chat_prompt(processor, "What is this?")], return_tensors="pt")
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(**inputs).logits, model(**inputs).logits)
+    handle = ClustRS(keep=16)(loaded)
+    loaded(**inputs)
+    handle.remove()
+    assert len(handle.last[0].scores) == 576
+
+
+def test_geometry_of_known_tokens() -> None:
+    torch.manual_seed(5)
+    tokens = torch.randn(3, 40, 6)
+    tokens[..., 0] *= 10
+    tokens *= 2
+    found = measure.spread(tokens, torch.full((5, 4), 0.5))
+    assert found["mean norm of words"] == pytest.approx(1)
+    assert found["share of the first direction, %"] == pytest.approx(100 * 100 / 105, abs=2)
+    each = [(tokens[i, a] - tokens[i, b]).norm().item() for i in range(3) for a in range(40) for b in range(a)]
+    assert found["mean distance between tokens of an image"] == pytest.approx(np.mean(each), rel=1e-4)
 
 
 def test_quarters_are_those_of_the_collage() -> None:
