@@ -20,13 +20,13 @@ PADDING = {"ids": 0, "segments": -1, "positions": 0, "targets": IGNORED, "kinds"
 class Shards:
     """The files of a folder of features. Files that appear later are taken in when the folder is looked at again."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, empty: bool = False) -> None:
         self.folder = folder
         self.opened: set[str] = set()
         self.files: list[Any] = []
         self.index: list[tuple[int, int]] = []
         self.refresh()
-        if not self.files:
+        if not self.files and not empty:
             raise SystemExit(f"{folder} has no features: compute some first (python -m recipes.photo.features --help)")
 
     def refresh(self) -> None:

@@ -10,6 +10,7 @@ there, and takes in those that come later.
 """
 
 import argparse
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,11 +77,24 @@ def export(settings: dict[str, Any], folder: Path) -> None:
     models.save(model, folder / "photo-llava")
 
 
+def wait_for(images: int, folder: Path, seconds: float = 20.0) -> None:
+    """Wait until the features of so many images are there."""
+    while not all((folder / part).is_dir() for part in ("features", "development")) or (
+        len(Shards(folder / "features", empty=True)) < images
+    ):
+        time.sleep(seconds)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=("train", "export"), nargs="?", default="train")
     parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument(
+        "--wait", type=int, default=0, metavar="N", help="begin when the features of N images are there"
+    )
     options = parser.parse_args()
+    if options.part == "train":
+        wait_for(options.wait, options.folder)
     {"train": train, "export": export}[options.part](read_settings(), options.folder)
 
 

@@ -248,6 +248,20 @@ def test_features_that_come_later_are_taken_in(tmp_path: Path) -> None:
         data.Shards(tmp_path / "nowhere")
 
 
+def test_training_waits_for_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        write_features(tmp_path / "features", range(len(waited)))
+        if len(waited) == 2:
+            write_features(tmp_path / "development", range(1))
+
+    monkeypatch.setattr("time.sleep", sleep)
+    train.wait_for(9, tmp_path)
+    assert len(waited) == 3
+
+
 def test_a_batch_asks_about_what_its_images_show(tmp_path: Path) -> None:
     write_features(tmp_path, range(1))
     shards, words = data.Shards(tmp_path), models.vocabulary()
