@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("part", choices=("train", "export"), nargs="?", default="train")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument(
-        "--wait", type=int, default=0, metavar="N", help="begin when the features of N images are there"
+        "--wait", type=int, default=0, metavar="N", help="begin when N images have features"
     )
     options = parser.parse_args()
     if options.part == "train":
