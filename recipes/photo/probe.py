@@ -55,7 +55,7 @@ def accuracy(learn: Tensor, learn_kinds: Tensor, held: Tensor, held_kinds: Tenso
         value.backward()
         optimiser.step()
     right = layer((held - mean) / std).argmax(-1) == held_kinds.flatten()
-    return 100 * right.float().mean().item()
+    return round(100 * right.float().mean().item(), 1)
 
 
 def main() -> None:

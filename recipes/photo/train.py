@@ -89,9 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=("train", "export"), nargs="?", default="train")
     parser.add_argument("--folder", type=Path, default=FOLDER)
-    parser.add_argument(
-        "--wait", type=int, default=0, metavar="N", help="begin when N images have features"
-    )
+    parser.add_argument("--wait", type=int, default=0, metavar="N", help="begin when N images have features")
     options = parser.parse_args()
     if options.part == "train":
         wait_for(options.wait, options.folder)

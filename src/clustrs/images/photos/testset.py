@@ -62,7 +62,7 @@ class Deck:
         generator = generator_for(seed, 1)
         self.by_kind = {kind: [photo for photo in photos if photo.kind == kind] for kind in KINDS}
         for pile in self.by_kind.values():
-            generator.shuffle(pile)  # type: ignore[arg-type]
+            generator.shuffle(pile)
         self.dealt: Counter[Kind] = Counter()
 
     def deal(self, kind: Kind) -> Photo:
