@@ -40,6 +40,8 @@ class Stage:
     steps: int
     rate: float | None = None
     """Learning rate of this stage, instead of the schedule's cosine."""
+    warmup: int = 0
+    """Steps in which the learning rate rises from almost nothing when this stage begins."""
     lists: int = 0
     """Requests to list all objects, per image."""
     hints: int = 0

@@ -50,7 +50,7 @@ class Run:
         ]
         self.optimiser = torch.optim.AdamW(groups, lr=schedule.rate, betas=(0.9, 0.98), eps=1e-8)
         self.schedule = schedule
-        self.step, self.seconds = 0, 0.0
+        self.step, self.seconds, self.stage_begin = 0, 0.0, 0
         self.restore()
 
     @property
@@ -86,13 +86,15 @@ class Run:
         log.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= self.step))
 
     def learning_rate(self, stage: Stage) -> float:
-        """Linear warm-up, a cosine that reaches a twentieth at the horizon (or the stage's own rate), and a linear way
-        down before each rest."""
+        """Linear warm-up of the run and of the stage, a cosine that reaches a twentieth at the horizon (or the stage's
+        own rate), and a linear way down before each rest."""
         plan = self.schedule
         if self.step < plan.warmup:
             return plan.rate * (self.step + 1) / plan.warmup
         progress = min(1.0, (self.step - plan.warmup) / (plan.horizon - plan.warmup))
         rate = stage.rate or plan.rate * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
+        if stage.warmup:
+            rate *= min(1.0, (self.step - self.stage_begin + 1) / stage.warmup)
         left = next((rest - self.step for rest in (*plan.rests, plan.total) if rest > self.step), 0)
         return rate * min(1.0, max(0.02, left / plan.cooldown))
 
@@ -102,6 +104,7 @@ class Run:
         """Run what is left of the stages. `data(number, stage, first)` gives the batches of a stage from one on."""
         begin = 0
         for number, stage in enumerate(stages):
+            self.stage_begin = begin
             if self.step < begin + stage.steps:
                 self.stage(number, stage, data(number, stage, self.step - begin), step)
             begin += stage.steps

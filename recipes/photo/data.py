@@ -1,16 +1,18 @@
 """Batches for the training of projector and language model, from the features that are there."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from safetensors import safe_open
 from torch import Tensor
 
-from clustrs.images.photos.kinds import KINDS
-from clustrs.images.photos.questions import QUESTION_KINDS, draw_questions
+from clustrs.images.photos.kinds import KINDS, Kind
+from clustrs.images.photos.questions import QUESTION_KINDS, every
+from clustrs.images.scenes.questions import Question, by_answer
 from clustrs.images.scenes.testset import generator_for
 from recipes.data import IGNORED, blocks, pad
 
@@ -51,12 +53,26 @@ class Shards:
         }
 
 
-def batch_of(images: list[dict[str, Tensor]], words: dict[str, int], questions: int, key: tuple[int, ...]) -> Any:
+def some_questions(kinds: Sequence[Kind], counts: dict[str, int], generator: Generator) -> list[Question]:
+    """So many questions of each kind, as far as there are any, in which all answers are equally frequent."""
+    table, chosen = by_answer(every(kinds)), []
+    for kind in (kind for kind in QUESTION_KINDS if kind in table):
+        groups = list(table[kind].values())
+        order = generator.permutation(len(groups))
+        for i in range(counts[kind]):
+            group = groups[order[i % len(groups)]]
+            chosen.append(group[generator.integers(len(group))])
+    return chosen
+
+
+def batch_of(
+    images: list[dict[str, Tensor]], words: dict[str, int], counts: dict[str, int], key: tuple[int, ...]
+) -> dict[str, Tensor]:
     """Features and packed questions of some images. `key` decides which questions."""
     rows: list[dict[str, Any]] = []
     for i, image in enumerate(images):
         kinds = [KINDS[index] for index in image["quarters"].tolist()][: 1 if image["single"] else None]
-        rows.append(blocks(draw_questions(kinds, questions, generator_for(*key, i)), words, QUESTION_KINDS))
+        rows.append(blocks(some_questions(kinds, counts, generator_for(*key, i)), words, QUESTION_KINDS))
     for name, value in PADDING.items():
         pad(rows, name, value)
     text = {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in PADDING}
@@ -64,23 +80,21 @@ def batch_of(images: list[dict[str, Tensor]], words: dict[str, int], questions: 
 
 
 def batches(
-    shards: Shards, words: dict[str, int], seed: int, images: int, questions: int, steps: range
+    shards: Shards, words: dict[str, int], seed: int, images: int, counts: dict[str, int], steps: range
 ) -> Iterator[dict[str, Tensor]]:
     """The batches of some steps: random images of those present, and random questions about each."""
     for step in steps:
         if step % 20 == 0:
             shards.refresh()
         chosen = generator_for(seed, 6, step).choice(len(shards), images, replace=False)
-        yield batch_of([shards[int(n)] for n in chosen], words, questions, (seed, 7, step))
+        yield batch_of([shards[int(n)] for n in chosen], words, counts, (seed, 7, step))
 
 
 def development_batches(
-    shards: Shards, words: dict[str, int], seed: int, images: int, questions: int
+    shards: Shards, words: dict[str, int], seed: int, images: int, counts: dict[str, int]
 ) -> list[dict[str, Tensor]]:
     """All images of the development set with fixed questions."""
     return [
-        batch_of(
-            [shards[n] for n in range(first, min(first + images, len(shards)))], words, questions, (seed, 8, first)
-        )
+        batch_of([shards[n] for n in range(first, min(first + images, len(shards)))], words, counts, (seed, 8, first))
         for first in range(0, len(shards), images)
     ]

@@ -3,6 +3,7 @@
 import argparse
 import copy
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,15 @@ ASKED = [
 ]
 
 
+COUNTS = {"single": 2, "name": 4, "neighbour": 2, "which": 1, "presence": 4, "count": 1, "place": 2}
+
+
 @pytest.fixture
 def settings() -> dict[str, Any]:
     """The recipe's settings with fewer, narrower layers and fewer steps."""
     settings = copy.deepcopy(read_settings())
     settings["tower"]["layers"] = 1
-    settings["language"] |= {"width": 32, "layers": 2, "heads": 2, "inner": 48, "questions": 3}
+    settings["language"] |= {"width": 32, "layers": 2, "heads": 2, "inner": 48}
     settings["language"] |= {"warmup": 2, "horizon": 20, "cooldown": 2, "judged_every": 3}
     settings["language"]["stages"] = [{"images": 3, "steps": 2, "language": False}, {"images": 2, "steps": 4}]
     return settings
@@ -239,7 +243,7 @@ def test_features_that_come_later_are_taken_in(tmp_path: Path) -> None:
     shards = data.Shards(tmp_path)
     assert len(shards) == 4
     write_features(tmp_path, range(1, 3))
-    steps = data.batches(shards, models.vocabulary(), 1, 4, 2, range(19, 21))
+    steps = data.batches(shards, models.vocabulary(), 1, 4, COUNTS, range(19, 21))
     next(steps)
     assert len(shards) == 4
     next(steps)
@@ -262,10 +266,21 @@ def test_training_waits_for_features(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(waited) == 3
 
 
+def test_questions_of_each_kind_have_all_answers() -> None:
+    shown = [kind for kind in KINDS if kind.name in ("panda", "car", "guitar", "rooster")]
+    asked = data.some_questions(shown, COUNTS, generator_for(2))
+    found = Counter(question.kind for question in asked)
+    assert found == {kind: count for kind, count in COUNTS.items() if kind != "single"}
+    assert {question.answer for question in asked if question.kind == "name"} == {kind.name for kind in shown}
+    assert Counter(q.answer for q in asked if q.kind == "presence") == {"yes": 2, "no": 2}
+    alone = data.some_questions(shown[:1], COUNTS, generator_for(2))
+    assert Counter(question.kind for question in alone) == {"single": 2, "presence": 4}
+
+
 def test_a_batch_asks_about_what_its_images_show(tmp_path: Path) -> None:
     write_features(tmp_path, range(1))
     shards, words = data.Shards(tmp_path), models.vocabulary()
-    batch = data.batch_of([shards[n] for n in range(4)], words, 8, (1, 2))
+    batch = data.batch_of([shards[n] for n in range(4)], words, COUNTS, (1, 2))
     names = list(words)
     for row in range(4):
         shown = {KINDS[i].name for i in shards[row]["quarters"].tolist()}

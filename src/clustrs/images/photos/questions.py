@@ -2,11 +2,9 @@
 
 from collections.abc import Sequence
 
-from numpy.random import Generator
-
 from clustrs.images.photos.collage import PLACES
 from clustrs.images.photos.kinds import GROUPS, KINDS, Kind
-from clustrs.images.scenes.questions import Question, by_answer
+from clustrs.images.scenes.questions import Question
 
 QUESTION_KINDS = ("single", "name", "neighbour", "which", "presence", "count", "place")
 """What a single photograph shows; what is at a place of a collage; what is next to something; which of the four is an
@@ -63,15 +61,3 @@ def every(kinds: Sequence[Kind]) -> list[Question]:
     animals = sum(kind.group == "animal" for kind in kinds)
     questions.append(Question("count", "How many animals are there?", str(animals)))
     return questions + presence(kinds) + halves(kinds)
-
-
-def draw_questions(kinds: Sequence[Kind], count: int, generator: Generator) -> list[Question]:
-    """Random questions: the kind first, then one of the answers it can have here, then the question."""
-    table = by_answer(every(kinds))
-    names = list(table)
-    chosen = []
-    for _ in range(count):
-        answers = list(table[names[generator.integers(len(names))]].values())
-        group = answers[generator.integers(len(answers))]
-        chosen.append(group[generator.integers(len(group))])
-    return chosen
