@@ -161,6 +161,12 @@ def test_answers_are_balanced(test_set: list[Example]) -> None:
     assert all(places[f"What is at the {place}?"] == pytest.approx(54, abs=15) for place in PLACES)
 
 
+def test_questions_about_a_collage_ask_for_different_things(test_set: list[Example]) -> None:
+    for example in test_set:
+        named = [question.answer for question in example.questions if question.kind in ("name", "neighbour")]
+        assert len(set(named)) == len(named)
+
+
 def test_guessing_gains_little(test_set: list[Example]) -> None:
     """Always the most frequent answer to the same question (or, where questions name things, to the same kind)."""
     asked = [question for example in test_set for question in example.questions]

@@ -38,10 +38,14 @@ class Balance:
 
     def choose(self, kinds: Sequence[Kind], wanted: Sequence[str]) -> list[Question]:
         """One question of each of the wanted kinds, with the answer that was asked for least so far; of several such,
-        a random one, or else the first place would be asked for most."""
-        table, chosen = by_answer(every(kinds)), []
+        a random one, or else the first place would be asked for most. Where there is another answer, no two questions
+        about an image have the same."""
+        table = by_answer(every(kinds))
+        chosen: list[Question] = []
         for kind in wanted:
             answers = [list(table[kind])[i] for i in self.generator.permutation(len(table[kind]))]
+            given = {question.answer for question in chosen}
+            answers = [answer for answer in answers if answer not in given] or answers
             answer = min(answers, key=lambda answer: self.answers[kind, answer])
             group = table[kind][answer]
             chosen.append(group[self.generator.integers(len(group))])
