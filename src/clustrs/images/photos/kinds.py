@@ -1,6 +1,6 @@
 """The kinds of things on the photographs, and which photographs are kept for testing.
 
-Both were written down before any model had seen a photograph. A kind stands alone: of those that people mix up
+Both were written down before any result was known. A kind stands alone: of those that people mix up
 (crocodile and crocodile head, ketch and schooner, lotus and water lily, chair and windsor chair, chandelier and
 menorah), at most one is in the list.
 """
