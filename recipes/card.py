@@ -31,6 +31,8 @@ LOGS = DOCS / "training"
 COLOURS = (*palette.SERIES, "#000000", "#999999", "#88ccee", "#cc6677")
 """Colours that colour-blind people can tell apart, and that are not those of methods."""
 STYLES = ("-", "--", ":", "-.")
+NOT_SHARES = {"step", "stage", "side", "seconds", "rate", "loss"}
+"""Columns of a log that are not shares of right answers."""
 
 
 def collect(source: Path = Path("build/train")) -> dict[str, list[dict[str, Any]]]:
@@ -52,18 +54,21 @@ def curves(logs: dict[str, list[dict[str, Any]]]) -> None:
         size = (5.6 * len(runs), 4.6)
         figure, axes = plt.subplots(1, len(runs), figsize=size, squeeze=False, layout="constrained")
         for axis, (part, rows) in zip(axes[0], runs, strict=True):
-            left_out = {"step", "stage", "side", "seconds", "rate", "loss"}
-            for i, key in enumerate(key for key in rows[-1] if key not in left_out):
-                found = [(row["seconds"] / 60, 100 * row[key]) for row in rows if key in row]
-                axis.plot(*zip(*found, strict=True), STYLES[i % 4], color=COLOURS[i % 9], label=key, linewidth=1.3)
-            starts = [row["seconds"] / 60 for a, row in pairwise(rows) if a["stage"] != row["stage"]]
-            for start in starts:
-                axis.axvline(start, color="#bbbbbb", linewidth=0.8)
-            axis.set(title=f"{name}: {part}", xlabel="minutes", ylabel="right, %", ylim=(0, 101))
-            axis.legend(fontsize=8, ncol=4, loc="upper center", bbox_to_anchor=(0.5, -0.14), frameon=False)
-            axis.grid(alpha=0.25)
+            plot_run(axis, f"{name}: {part}", rows, [key for key in rows[-1] if key not in NOT_SHARES])
         figure.savefig(DOCS / "images" / f"{name}-training.png", dpi=110)
         plt.close(figure)
+
+
+def plot_run(axis: Any, title: str, rows: list[dict[str, Any]], keys: list[str]) -> None:
+    """Draw some columns of a log, with a line where a stage begins."""
+    for i, key in enumerate(keys):
+        found = [(row["seconds"] / 60, 100 * row[key]) for row in rows if key in row]
+        axis.plot(*zip(*found, strict=True), STYLES[i % 4], color=COLOURS[i % 9], label=key, linewidth=1.3)
+    for start in [row["seconds"] / 60 for a, row in pairwise(rows) if a["stage"] != row["stage"]]:
+        axis.axvline(start, color="#bbbbbb", linewidth=0.8)
+    axis.set(title=title, xlabel="minutes", ylabel="right, %", ylim=(0, 101))
+    axis.legend(fontsize=8, ncol=4, loc="upper center", bbox_to_anchor=(0.5, -0.14), frameon=False)
+    axis.grid(alpha=0.25)
 
 
 def attention_maps(name: str) -> None:

@@ -1,6 +1,6 @@
 """Training images, drawn as they are needed. Step n of a stage sees the same images in every run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,8 @@ class Stage:
     steps: int
     rate: float | None = None
     """Learning rate of this stage, instead of the schedule's cosine."""
+    warmup: int = 0
+    """Steps in which the learning rate rises from almost nothing when this stage begins."""
     lists: int = 0
     """Requests to list all objects, per image."""
     hints: int = 0
@@ -243,9 +245,10 @@ def split(text: str) -> list[str]:
     return text.lower().split()
 
 
-def blocks(asked: list[Question], words: dict[str, int]) -> dict[str, NDArray[np.int64]]:
+def blocks(asked: list[Question], words: dict[str, int], names: Sequence[str] = NAMES) -> dict[str, NDArray[np.int64]]:
     """The questions and answers of an image in a row. Each sees the image and itself: `segments` tells them apart,
-    `positions` start anew. `targets` are the answers, shifted to where they are predicted; `kinds` says of what."""
+    `positions` start anew. `targets` are the answers, shifted to where they are predicted; `kinds` says of what, as an
+    index into `names`."""
     ids: list[int] = []
     segments: list[int] = []
     positions: list[int] = []
@@ -259,7 +262,7 @@ def blocks(asked: list[Question], words: dict[str, int]) -> dict[str, NDArray[np
         segments += [number] * len(block)
         positions += range(len(block))
         targets += [IGNORED] * (len(prompt) - 1) + answer
-        kinds += [-1] * (len(prompt) - 1) + [NAMES.index(question.kind)] * (len(answer) - 1) + [-1]
+        kinds += [-1] * (len(prompt) - 1) + [names.index(question.kind)] * (len(answer) - 1) + [-1]
     table = {"ids": ids, "segments": segments, "positions": positions, "targets": targets, "kinds": kinds}
     return {key: np.array(values) for key, values in table.items()}
 

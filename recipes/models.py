@@ -78,9 +78,9 @@ def vocabulary() -> dict[str, int]:
     return {word: i for i, word in enumerate([*SPECIAL, *WORDS, *COLOURS, *SHAPES])}
 
 
-def tokenizer() -> Any:
+def tokenizer(words: dict[str, int] | None = None) -> Any:
     """One token a word, in small letters; words it does not know become `<unk>`."""
-    words = vocabulary()
+    words = vocabulary() if words is None else words
     core = Tokenizer(models.WordLevel(vocab=words, unk_token="<unk>"))
     core.normalizer = normalizers.Lowercase()
     core.pre_tokenizer = pre_tokenizers.Sequence(
@@ -93,7 +93,7 @@ def tokenizer() -> Any:
         bos_token="<s>",
         eos_token="</s>",
         unk_token="<unk>",
-        extra_special_tokens={"image_token": "<image>", "video_token": "<video>"},
+        extra_special_tokens={f"{name}_token": f"<{name}>" for name in ("image", "video") if f"<{name}>" in words},
         padding_side="left",
         model_max_length=4096,
     )

@@ -50,7 +50,7 @@ class Run:
         ]
         self.optimiser = torch.optim.AdamW(groups, lr=schedule.rate, betas=(0.9, 0.98), eps=1e-8)
         self.schedule = schedule
-        self.step, self.seconds = 0, 0.0
+        self.step, self.seconds, self.stage_begin = 0, 0.0, 0
         self.restore()
 
     @property
@@ -61,7 +61,7 @@ class Run:
         tensors: dict[str, Tensor] = dict(self.parameters)
         for name, parameter in self.parameters.items():
             state = self.optimiser.state.get(parameter, {})
-            tensors |= {f"{name}|{key}": state[key] for key in ("exp_avg", "exp_avg_sq") if key in state}
+            tensors |= {f"{name}|{key}": state[key] for key in ("exp_avg", "exp_avg_sq", "step") if key in state}
         tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
         partial = self.checkpoint.with_suffix(".partial")
         save_file(tensors, partial, {"step": str(self.step), "seconds": repr(self.seconds)})
@@ -77,19 +77,24 @@ class Run:
                 parameter.data.copy_(stored.get_tensor(name))
                 if f"{name}|exp_avg" in names:
                     moments = {key: stored.get_tensor(f"{name}|{key}") for key in ("exp_avg", "exp_avg_sq")}
-                    self.optimiser.state[parameter] = {"step": torch.tensor(float(self.step)), **moments}
+                    own = (
+                        stored.get_tensor(f"{name}|step") if f"{name}|step" in names else torch.tensor(float(self.step))
+                    )
+                    self.optimiser.state[parameter] = {"step": own, **moments}
         log = self.folder / "log.jsonl"
         lines = log.read_text().splitlines() if log.exists() else []
         log.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= self.step))
 
     def learning_rate(self, stage: Stage) -> float:
-        """Linear warm-up, a cosine that reaches a twentieth at the horizon (or the stage's own rate), and a linear way
-        down before each rest."""
+        """Linear warm-up of the run and of the stage, a cosine that reaches a twentieth at the horizon (or the stage's
+        own rate), and a linear way down before each rest."""
         plan = self.schedule
         if self.step < plan.warmup:
             return plan.rate * (self.step + 1) / plan.warmup
         progress = min(1.0, (self.step - plan.warmup) / (plan.horizon - plan.warmup))
         rate = stage.rate or plan.rate * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
+        if stage.warmup:
+            rate *= min(1.0, (self.step - self.stage_begin + 1) / stage.warmup)
         left = next((rest - self.step for rest in (*plan.rests, plan.total) if rest > self.step), 0)
         return rate * min(1.0, max(0.02, left / plan.cooldown))
 
@@ -99,6 +104,7 @@ class Run:
         """Run what is left of the stages. `data(number, stage, first)` gives the batches of a stage from one on."""
         begin = 0
         for number, stage in enumerate(stages):
+            self.stage_begin = begin
             if self.step < begin + stage.steps:
                 self.stage(number, stage, data(number, stage, self.step - begin), step)
             begin += stage.steps

@@ -44,7 +44,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
 
 def test_an_entry_point_is_a_task(install: Callable[..., None], run: Any, tmp_path: Path) -> None:
     install(quiz="somebodys_tasks:load")
-    assert list_tasks() == ["custom", "mmvet", "quiz", "scenes", "scienceqa"]
+    assert list_tasks() == ["custom", "mmvet", "photos", "quiz", "scenes", "scienceqa"]
     assert "somebodys_tasks" not in sys.modules
     task = get_task("quiz", limit=3, easy=True)
     assert (task.name, len(task.items)) == ("scenes, easy: True", 3)

@@ -19,7 +19,7 @@ from clustrs.images.scenes import KINDS, examples
 
 
 def test_names() -> None:
-    assert list_tasks() == ["custom", "mmvet", "scenes", "scienceqa"]
+    assert list_tasks() == ["custom", "mmvet", "photos", "scenes", "scienceqa"]
 
 
 @pytest.mark.parametrize(("name", "meant"), [("mm-vet", "mmvet"), ("Scene", "scenes"), ("science_qa", "scienceqa")])

@@ -179,6 +179,11 @@ def test_the_learning_rate_of_a_stage(tmp_path: Path) -> None:
         run.step = step
         for stage, rate in zip((plain, own), rates, strict=True):
             assert rate is None or run.learning_rate(stage) == pytest.approx(rate)
+    run.stage_begin = 20
+    for step, share in {20: 0.25, 22: 0.75, 23: 1.0, 40: 1.0}.items():
+        run.step = step
+        warm = data.Stage((1,), (1,), 100, rate=4e-3, warmup=4)
+        assert run.learning_rate(warm) == pytest.approx(4e-3 * share)
 
 
 def test_words_and_image_begin_alike(settings: dict[str, Any]) -> None:

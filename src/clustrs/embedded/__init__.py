@@ -30,6 +30,11 @@ def model_folder(name: str) -> Path:
     return HERE / name
 
 
+def photo_folder() -> Path:
+    """Where the photographs of the task `photos` lie, one folder per kind."""
+    return HERE / "photos"
+
+
 def samples() -> list[Sample]:
     """The sample images, scenes first."""
     listed = json.loads((HERE / "images" / "samples.json").read_text())

@@ -15,7 +15,7 @@ from clustrs.plugins import plugin_entries
 
 GROUP = "clustrs.tasks"
 """Of the entry points by which a package offers tasks: `name = "package.module:load"`."""
-BUILT_IN = ("custom", "mmvet", "scenes", "scienceqa")
+BUILT_IN = ("custom", "mmvet", "photos", "scenes", "scienceqa")
 
 Loader = Callable[..., Task]
 """From the data's path (or None), a limit (or None) and the task's own options to the task."""
