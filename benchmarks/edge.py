@@ -73,7 +73,7 @@ def clip_large(layers: int) -> LlavaForConditionalGeneration:
 
 
 def calls_of(
-    model: Any, keeps: list[int], folder: Path, threads: int, compiled: bool
+    model: Any, keeps: list[int], folder: Path, threads: int, *, compiled: bool, combined: bool
 ) -> tuple[dict[tuple[str, str], Call], Row]:
     """What is timed: (runtime, part) to a call without arguments. Also N and D of the model."""
     calls: dict[tuple[str, str], Call] = {}
@@ -89,15 +89,16 @@ def calls_of(
     for keep in keeps:
         method = ClustRS(keep=keep)
         both, alone = f"{TOWER} + {SELECTION}, k = {keep}", f"{SELECTION}, k = {keep}"
-        export_onnx(model, method, folder / f"vision-{keep}.onnx")
         export_selection(method, folder / f"select-{keep}.onnx", tokens=info.tokens, dim=info.dim)
-        calls["onnxruntime", both] = graph_call(folder / f"vision-{keep}.onnx", threads, pixel_values=pixels)
         selection = graph_call(folder / f"select-{keep}.onnx", threads, tokens=tokens, attention=attention)
         calls["onnxruntime", alone] = selection
-        calls["eager", both] = partial(PrunedVision(model, method), pixels)
         calls["eager", alone] = partial(method.select, tokens, attention)
         if compiled:
             calls["compile", alone] = partial(torch.compile(method.select), tokens, attention)
+        if combined:
+            export_onnx(model, method, folder / f"vision-{keep}.onnx")
+            calls["onnxruntime", both] = graph_call(folder / f"vision-{keep}.onnx", threads, pixel_values=pixels)
+            calls["eager", both] = partial(PrunedVision(model, method), pixels)
     return calls, {"tokens": info.tokens, "dim": info.dim}
 
 
@@ -263,7 +264,14 @@ def time_models(options: argparse.Namespace, scratch: Path, bar: "tqdm[Any]") ->
         model: Any = clip_large(options.layers) if name == "clip-large" else load_model(name)[0]
         n = (model.config.vision_config.image_size // model.config.vision_config.patch_size) ** 2
         keeps = [keep for keep in options.keep if keep < n]
-        calls, sizes = calls_of(model, keeps, scratch / name, options.threads, not options.no_compile)
+        calls, sizes = calls_of(
+            model,
+            keeps,
+            scratch / name,
+            options.threads,
+            compiled=not options.no_compile,
+            combined=not options.no_combined,
+        )
         rows += [row | sizes for row in measure(name, calls, options.seconds, bar)]
     return rows
 
@@ -294,6 +302,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="time for the rounds of one model, about")
     parser.add_argument("--images", type=int, default=36, help="scenes for the precisions, 6 questions each; 0: none")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--no-combined", action="store_true", help="leave tower and selection in one graph out")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for the results")
     options = parser.parse_args()
 
