@@ -1,12 +1,12 @@
-"""What does a pruned vision encoder cost outside of Python, and what does int8 do to it?
+"""What does a pruned vision encoder cost outside of Python, and what does less precision do to it?
 
 Times, for the vision part of LLaVA-1.5 (CLIP ViT-L at 336 pixels, projector to 4096, random weights) and of the
 embedded mini-llava, one image at a time: the tower with its projector, the same with scoring and ClustRS, and the
 selection alone; as ONNX graphs in onnxruntime, eagerly in PyTorch, and with torch.compile. All take turns in one run,
 so that their ratios can be trusted where their times cannot.
 
-Then the tower of mini-llava is quantised to int8 (onnxruntime's dynamic quantisation of weights), and compared with the
-float32 graph on drawn scenes, clean and noisy: which tokens are kept, and how many questions are answered right.
+Then mini-llava's vision part in less precision, float16 and int8 (onnxruntime's dynamic quantisation), is compared with
+float32 in PyTorch on drawn scenes, clean and noisy: which tokens are kept, and how many questions are answered right.
 
 Writes edge.json, edge.md and edge.png to the output folder.
 """
@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
@@ -45,9 +46,12 @@ TOWER, SELECTION = "tower", "selection"
 MODELS = ("clip-large", "mini-llava")
 RUNTIMES = ("onnxruntime", "eager", "compile")
 CONDITIONS = ("clean", "gaussian:0.5")
+REFERENCE = "PyTorch float32"
 KEEP = 16
 Row = dict[str, Any]
 Call = Callable[[], object]
+Encoded = tuple[NDArray[Any], NDArray[np.int64]]
+Encode = Callable[[list[Image.Image]], Encoded]
 
 
 def clip_large(layers: int) -> LlavaForConditionalGeneration:
@@ -69,13 +73,13 @@ def clip_large(layers: int) -> LlavaForConditionalGeneration:
 
 
 def calls_of(
-    model: Any, keeps: list[int], folder: Path, threads: int, compiled: bool
+    model: Any, keeps: list[int], folder: Path, threads: int, *, compiled: bool, combined: bool
 ) -> tuple[dict[tuple[str, str], Call], Row]:
     """What is timed: (runtime, part) to a call without arguments. Also N and D of the model."""
     calls: dict[tuple[str, str], Call] = {}
     info = export_onnx(model, NoPruning(), folder / "tower.onnx")
     generator = torch.Generator().manual_seed(0)
-    pixels = torch.randn(1, *info.inputs["pixel_values"][1:], generator=generator)  # type: ignore[call-overload]
+    pixels = torch.randn(1, *map(int, info.inputs["pixel_values"][1:]), generator=generator)
     tokens = torch.randn(1, info.tokens, info.dim, generator=generator)
     attention = torch.rand(1, info.tokens, generator=generator)
     calls["onnxruntime", TOWER] = graph_call(folder / "tower.onnx", threads, pixel_values=pixels)
@@ -85,15 +89,16 @@ def calls_of(
     for keep in keeps:
         method = ClustRS(keep=keep)
         both, alone = f"{TOWER} + {SELECTION}, k = {keep}", f"{SELECTION}, k = {keep}"
-        export_onnx(model, method, folder / f"vision-{keep}.onnx")
         export_selection(method, folder / f"select-{keep}.onnx", tokens=info.tokens, dim=info.dim)
-        calls["onnxruntime", both] = graph_call(folder / f"vision-{keep}.onnx", threads, pixel_values=pixels)
         selection = graph_call(folder / f"select-{keep}.onnx", threads, tokens=tokens, attention=attention)
         calls["onnxruntime", alone] = selection
-        calls["eager", both] = partial(PrunedVision(model, method), pixels)
         calls["eager", alone] = partial(method.select, tokens, attention)
         if compiled:
             calls["compile", alone] = partial(torch.compile(method.select), tokens, attention)
+        if combined:
+            export_onnx(model, method, folder / f"vision-{keep}.onnx")
+            calls["onnxruntime", both] = graph_call(folder / f"vision-{keep}.onnx", threads, pixel_values=pixels)
+            calls["eager", both] = partial(PrunedVision(model, method), pixels)
     return calls, {"tokens": info.tokens, "dim": info.dim}
 
 
@@ -130,59 +135,79 @@ def measure(name: str, calls: dict[tuple[str, str], Call], seconds: float, bar: 
     ]
 
 
-def quantise(folder: Path, model: Any) -> tuple[Path, Path]:
-    """The float32 graph of a model, and the same with int8 weights wherever a product has constant weights."""
+def quantise(exact: Path, rough: Path) -> None:
+    """Write a graph with int8 weights wherever a product has constant ones: in tower and projector."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    exact, rough = folder / "float32.onnx", folder / "int8.onnx"
-    export_onnx(model, ClustRS(keep=KEEP), exact)
     quantize_dynamic(exact, rough, weight_type=QuantType.QInt8, op_types_to_quantize=["MatMul", "Gemm"])
-    return exact, rough
 
 
-def compare_int8(folder: Path, count: int, threads: int, bar: "tqdm[Any]") -> list[Row]:
-    """Kept tokens and answers of the two graphs, on scenes and their noisy copies."""
+def encoders(folder: Path, model: Any, processor: Any, threads: int) -> tuple[dict[str, Encode], dict[str, int]]:
+    """Ways from an image to features and indices, the reference first; and the sizes of the graphs in bytes."""
+    method = ClustRS(keep=KEEP)
+    half = load_model("mini-llava")[0].half()
+    paths = {f"onnxruntime {name}": folder / f"{name}.onnx" for name in ("float32", "float16", "int8")}
+    exact, rough, int8 = paths.values()
+    export_onnx(model, method, exact)
+    export_onnx(half, method, rough)
+    quantise(exact, int8)
+    ways: dict[str, Encode] = {
+        REFERENCE: partial(encode_eagerly, PrunedVision(model, method), processor),
+        "PyTorch float16": partial(encode_eagerly, PrunedVision(half, method), processor),
+    }
+    ways |= {name: partial(encode, open_graph(path, threads), processor) for name, path in paths.items()}
+    return ways, {name: path.stat().st_size for name, path in paths.items()}
+
+
+def encode_eagerly(vision: PrunedVision, processor: Any, images: list[Image.Image]) -> Encoded:
+    """What `encode` does, without a graph."""
+    pixels = processor.image_processor(images, return_tensors="pt")["pixel_values"]
+    features, indices = vision(pixels.to(next(vision.parameters()).dtype))
+    return features.numpy(), indices.numpy()
+
+
+def compare_precisions(folder: Path, count: int, threads: int, bar: "tqdm[Any]") -> list[Row]:
+    """Kept tokens and answers of every precision beside the reference, on scenes and their noisy copies."""
     model, processor = load_model("mini-llava")
-    paths = quantise(folder, model)
-    graphs = [open_graph(path, threads) for path in paths]
-    rows = []
+    ways, sizes = encoders(folder, model, processor, threads)
+    rows: list[Row] = []
     for condition in CONDITIONS:
-        common, identical, right = [], 0, [0, 0]
-        questions = agree = 0
+        seen: dict[str, list[Row]] = {name: [] for name in ways}
         for example in examples(count):
+            bar.set_postfix_str(f"precisions, {condition}")
             image = Image.fromarray(example.drawing.pixels)
             if condition != "clean":
                 image = Corruption.parse(condition).apply(image, f"scene-{example.number:04}")
-            encoded = [encode(graph, processor, [image]) for graph in graphs]
-            kept = [set(indices[0].tolist()) for _, indices in encoded]
-            common.append(len(kept[0] & kept[1]) / KEEP)
-            identical += kept[0] == kept[1]
             asked = [question.text for question in example.questions]
-            said_by = [
-                [said(text) for text in answers(model, processor, features.repeat(len(asked), 0), asked, 4)]
-                for features, _ in encoded
-            ]
-            for i, question in enumerate(example.questions):
-                questions += 1
-                agree += said_by[0][i] == said_by[1][i]
-                for which in (0, 1):
-                    right[which] += said_by[which][i] == said(question.answer)
+            right = [said(question.answer) for question in example.questions]
+            for name, way in ways.items():
+                features, indices = way([image])
+                texts = answers(model, processor, features.repeat(len(asked), 0), asked, 4)
+                seen[name].append({"kept": set(indices[0].tolist()), "said": list(map(said, texts)), "right": right})
             bar.update()
-        rows.append(
-            {
-                "condition": condition,
-                "images": count,
-                "questions": questions,
-                "tokens_in_common": statistics.mean(common),
-                "images_with_identical_indices": identical,
-                "float32_accuracy": right[0] / questions,
-                "int8_accuracy": right[1] / questions,
-                "same_answer": agree / questions,
-                "float32_bytes": paths[0].stat().st_size,
-                "int8_bytes": paths[1].stat().st_size,
-            }
-        )
+        rows += [
+            {"condition": condition, "encoder": name, "bytes": sizes.get(name)} | tally(seen[name], seen[REFERENCE])
+            for name in ways
+        ]
     return rows
+
+
+def tally(images: list[Row], references: list[Row]) -> Row:
+    """What one precision kept and said, beside the reference."""
+    common = [len(image["kept"] & other["kept"]) for image, other in zip(images, references, strict=True)]
+    said_here, said_there, right = (
+        [text for row in rows for text in row[key]]
+        for rows, key in ((images, "said"), (references, "said"), (images, "right"))
+    )
+    return {
+        "images": len(images),
+        "images_with_identical_indices": sum(n == KEEP for n in common),
+        "tokens": KEEP * len(images),
+        "tokens_that_differ": KEEP * len(images) - sum(common),
+        "questions": len(right),
+        "right": sum(a == b for a, b in zip(said_here, right, strict=True)),
+        "same_answer": sum(a == b for a, b in zip(said_here, said_there, strict=True)),
+    }
 
 
 def timing_table(rows: list[Row]) -> str:
@@ -196,17 +221,18 @@ def timing_table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def int8_table(rows: list[Row]) -> str:
-    head = "| images | questions | tokens in common | identical | float32 right | int8 right | same answer |"
-    lines = [head.replace("| images", "| | images", 1), "|:--|" + "--:|" * 7]
+def precision_table(rows: list[Row]) -> str:
+    head = "| | | images with the same tokens | tokens that differ | right answers | same answers | MB |"
+    lines = [head, "|:--|:--|" + "--:|" * 5]
     for row in rows:
-        shares = (row[name] for name in ("float32_accuracy", "int8_accuracy", "same_answer"))
+        questions = row["questions"]
+        size = f"{row['bytes'] / 1e6:.1f}" if row["bytes"] else ""
         lines.append(
-            f"| {row['condition']} | {row['images']} | {row['questions']} | {row['tokens_in_common']:.1%} | "
-            f"{row['images_with_identical_indices']} | " + " | ".join(f"{share:.1%}" for share in shares) + " |"
+            f"| {row['condition']} | {row['encoder']} | {row['images_with_identical_indices']} of {row['images']} | "
+            f"{row['tokens_that_differ']} of {row['tokens']} | {row['right']} of {questions} | "
+            f"{row['same_answer']} of {questions} | {size} |"
         )
-    size = rows[0]["int8_bytes"] / rows[0]["float32_bytes"]
-    return "\n".join([*lines, "", f"The int8 file has {size:.0%} of the bytes of the float32 one."])
+    return "\n".join(lines)
 
 
 def plot(rows: list[Row], path: Path) -> None:
@@ -232,50 +258,62 @@ def plot(rows: list[Row], path: Path) -> None:
     fig.savefig(path, dpi=110)
 
 
+def time_models(options: argparse.Namespace, scratch: Path, bar: "tqdm[Any]") -> list[Row]:
+    rows: list[Row] = []
+    for name in options.models:
+        model: Any = clip_large(options.layers) if name == "clip-large" else load_model(name)[0]
+        n = (model.config.vision_config.image_size // model.config.vision_config.patch_size) ** 2
+        keeps = [keep for keep in options.keep if keep < n]
+        calls, sizes = calls_of(
+            model,
+            keeps,
+            scratch / name,
+            options.threads,
+            compiled=not options.no_compile,
+            combined=not options.no_combined,
+        )
+        rows += [row | sizes for row in measure(name, calls, options.seconds, bar)]
+    return rows
+
+
+def write(options: argparse.Namespace, rows: list[Row], precisions: list[Row]) -> None:
+    """Write edge.json, edge.md and, where something was timed, edge.png."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    machine: Row = {"machine": platform.machine(), "kernels": torch.backends.cpu.get_cpu_capability()}
+    machine |= {"threads": options.threads, "torch": torch.__version__, "onnxruntime": onnxruntime.__version__}
+    machine |= {"numpy": np.__version__, "layers of clip-large": options.layers}
+    written = {"machine": machine, "rows": rows, "precisions": precisions}
+    (options.out / "edge.json").write_text(json.dumps(written, indent=1) + "\n")
+    tables = [timing_table(rows)] * bool(rows) + [precision_table(precisions)] * bool(precisions)
+    text = "\n\n".join([", ".join(f"{k} {v}" for k, v in machine.items()), *tables])
+    (options.out / "edge.md").write_text(text + "\n")
+    if rows:
+        plot(rows, options.out / "edge.png")
+    print(text)
+    print(f"\nwritten: {', '.join(str(path) for path in sorted(options.out.glob('edge.*')))}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: both")
+    parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS), help="to time (default: both)")
     parser.add_argument("--layers", type=int, default=24, help="of the large tower (default: 24, as published)")
     parser.add_argument("--keep", type=int, nargs="+", default=[16, 144], help="budgets; those above N are left out")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch and onnxruntime (default: 2)")
     parser.add_argument("--seconds", type=float, default=30.0, help="time for the rounds of one model, about")
-    parser.add_argument("--images", type=int, default=50, help="scenes for the int8 graph, 6 questions each; 0: none")
+    parser.add_argument("--images", type=int, default=36, help="scenes for the precisions, 6 questions each; 0: none")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--no-combined", action="store_true", help="leave tower and selection in one graph out")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for the results")
     options = parser.parse_args()
 
     quiet_transformers()
     torch.set_num_threads(options.threads)
-    rows: list[Row] = []
-    int8: list[Row] = []
-    with (
-        torch.inference_mode(False),
-        torch.no_grad(),
-        tempfile.TemporaryDirectory() as scratch,
-        tqdm(disable=None) as bar,
-    ):
-        for name in options.models:
-            folder = Path(scratch) / name
-            model = clip_large(options.layers) if name == "clip-large" else load_model(name)[0]
-            n = (model.config.vision_config.image_size // model.config.vision_config.patch_size) ** 2
-            keeps = [keep for keep in options.keep if keep < n]
-            calls, sizes = calls_of(model, keeps, folder, options.threads, not options.no_compile)
-            rows += [row | sizes for row in measure(name, calls, options.seconds, bar)]
+    with torch.no_grad(), tempfile.TemporaryDirectory() as scratch, tqdm(disable=None) as bar:
+        rows = time_models(options, Path(scratch), bar)
+        precisions = []
         if options.images:
-            int8 = compare_int8(Path(scratch) / "int8", options.images, options.threads, bar)
-
-    options.out.mkdir(parents=True, exist_ok=True)
-    machine: Row = {"machine": platform.machine(), "kernels": torch.backends.cpu.get_cpu_capability()}
-    machine |= {"threads": options.threads, "torch": torch.__version__, "onnxruntime": onnxruntime.__version__}
-    machine |= {"numpy": np.__version__, "layers of clip-large": options.layers}
-    written = {"machine": machine, "rows": rows, "int8": int8}
-    (options.out / "edge.json").write_text(json.dumps(written, indent=1) + "\n")
-    text = "\n\n".join([", ".join(f"{k} {v}" for k, v in machine.items()), timing_table(rows)])
-    text += f"\n\n{int8_table(int8)}" if int8 else ""
-    (options.out / "edge.md").write_text(text + "\n")
-    plot(rows, options.out / "edge.png")
-    print(text)
-    print(f"\nwritten: {options.out}/edge.json, edge.md, edge.png")
+            precisions = compare_precisions(Path(scratch) / "precisions", options.images, options.threads, bar)
+    write(options, rows, precisions)
 
 
 if __name__ == "__main__":

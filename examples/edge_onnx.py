@@ -35,7 +35,8 @@ def open_graph(path: Path, threads: int = 0) -> Any:
 def encode(graph: Any, processor: Any, images: list[Image.Image]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Image features [B, k, D] and the indices [B, k] of the tokens that they stand for."""
     pixels = processor.image_processor(images, return_tensors="np")["pixel_values"]
-    features, indices = graph.run(["image_features", "indices"], {"pixel_values": pixels})
+    dtype = np.float16 if graph.get_inputs()[0].type == "tensor(float16)" else np.float32
+    features, indices = graph.run(["image_features", "indices"], {"pixel_values": pixels.astype(dtype)})
     return features, indices
 
 
