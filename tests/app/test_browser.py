@@ -92,7 +92,7 @@ def test_upload_is_corrupted_pruned_and_answered(visit: Visit, tmp_path: Path) -
     ask(page)
     assert page.locator(".cl-status").inner_text() == "no answer is known for this question"
     assert page.locator("#answers .cl-mark").count() == 0
-    assert all(text.strip() for text in page.locator("#answers .cl-text").all_inner_texts())
+    page.wait_for_function("[...document.querySelectorAll('#answers .cl-text')].every(text => text.innerText.trim())")
 
 
 def test_upload_that_is_no_image_is_refused_and_the_image_stays(visit: Visit, tmp_path: Path) -> None:

@@ -45,7 +45,6 @@ class Server:
 
     def __init__(self, address: str, log: Path, process: "subprocess.Popen[bytes]") -> None:
         self.address, self.log, self.process = address, log, process
-        self.client = openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", timeout=300, max_retries=0)
 
     def metric(self, name: str) -> float:
         with urllib.request.urlopen(f"{self.address}/metrics", timeout=30) as reply:
@@ -53,8 +52,8 @@ class Server:
         found = re.findall(rf"^{name}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
         return sum(map(float, found))
 
-    async def ask(self, text: str, parts: Sequence[dict[str, Any]]) -> Any:
-        return await self.client.chat.completions.create(
+    async def ask(self, client: openai.AsyncOpenAI, text: str, parts: Sequence[dict[str, Any]]) -> Any:
+        return await client.chat.completions.create(
             model="mini-llava",
             messages=[{"role": "user", "content": [*parts, {"type": "text", "text": text}]}],  # type: ignore[misc, list-item]
             max_tokens=8,
@@ -66,7 +65,10 @@ class Server:
         """All at once; what failed is an exception."""
 
         async def gather() -> list[Any]:
-            return await asyncio.gather(*(self.ask(*request) for request in requests), return_exceptions=True)
+            address = f"{self.address}/v1"
+            async with openai.AsyncOpenAI(base_url=address, api_key="none", timeout=300, max_retries=0) as client:
+                asked = [self.ask(client, *request) for request in requests]
+                return await asyncio.gather(*asked, return_exceptions=True)
 
         return asyncio.run(gather())
 
