@@ -196,7 +196,8 @@ def test_bad_images_fail_alone(server: Server, media: Path, reference: Reference
 def test_the_same_image_twice_hits_the_caches(server: Server) -> None:
     drawn = io.BytesIO()
     open_image(SCENES[1].path).rotate(90).save(drawn, "PNG")
-    request = ("How many objects are there?", [url_part(drawn.getvalue())])
+    text = " ".join(["How many objects are there?"] * 30)  # longer than a block of the cache, 128 tokens on a CPU
+    request = (text, [url_part(drawn.getvalue())])
     names = ("vllm:mm_cache_hits_total", "vllm:prefix_cache_hits_total")
     (first,) = server.ask_all([request])
     before = [server.metric(name) for name in names]
