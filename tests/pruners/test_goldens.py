@@ -51,7 +51,8 @@ def test_rivals_choose_what_their_authors_rules_choose(name: str) -> None:
 def same(result: Selection, stored: dict[str, Any]) -> bool:
     if result.indices.tolist() != stored["indices"]:
         return False
-    torch.testing.assert_close(result.tokens.double().sum(-1)[:3], torch.tensor(stored["sum"]).double())
+    sums = result.tokens.double().sum(-1)[:3]
+    torch.testing.assert_close(sums, torch.tensor(stored["sum"]).double(), atol=1e-5, rtol=1.3e-6)  # float32's rounding
     if "alpha" in stored:
         assert result.alpha is not None
         torch.testing.assert_close(result.alpha[:5], torch.tensor(stored["alpha"]), atol=2e-5, rtol=1e-4)

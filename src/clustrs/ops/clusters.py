@@ -51,9 +51,10 @@ def weighted_sums(clusters: Clusters, tokens: Tensor, factors: Tensor) -> Tensor
 def medians(clusters: Clusters, values: Tensor) -> Tensor:
     """Median of `values` [B, N] in each cluster, [B, k]; for an even count the mean of the two middle ones."""
     by_value = values.argsort(-1)
-    rank = torch.arange(values.shape[-1], device=values.device)
-    # Label and rank in one key: no two are equal, so that a runtime whose sort is not stable gets the same order.
-    by_label = (clusters.labels.gather(-1, by_value) * values.shape[-1] + rank).argsort(-1)
+    key = clusters.labels.gather(-1, by_value)
+    if exporting():  # no two keys are equal then, so that a runtime whose sort is not stable gets the same order
+        key = key * values.shape[-1] + torch.arange(values.shape[-1], device=values.device)
+    by_label = key.argsort(dim=-1, stable=True)
     ordered = values.gather(-1, by_value.gather(-1, by_label))
     starts = clusters.sizes.cumsum(-1) - clusters.sizes
     low = ordered.gather(-1, starts + (clusters.sizes - 1) // 2)
