@@ -15,7 +15,7 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(app, "launch", lambda *given, **named: calls.append((*given, named)), raising=False)
+    monkeypatch.setitem(vars(app), "launch", lambda *given, **named: calls.append((*given, named)))
     return calls
 
 
