@@ -58,9 +58,7 @@ def usable(tokens: Tensor) -> bool:
     if not is_ordinary(tokens) or tokens.dtype == torch.float64 or tokens.shape[1] > LARGEST:
         return False
     mode = _mode.get()
-    if mode == "off":
-        return False
-    return mode == "on" or (tokens.device.type == "cuda" and _triton_is_installed())
+    return mode == "on" or (mode == "auto" and tokens.device.type == "cuda" and _triton_is_installed())
 
 
 @cache
