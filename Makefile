@@ -75,7 +75,7 @@ $(VLLM_STAMP): pyproject.toml constraints.txt tools/torchvision_schemas.py
 test-vllm: $(VLLM_STAMP) ## Run the tests of the vLLM plugin and of clustrs serve, in .venv-vllm.
 	OMP_NUM_THREADS=1 $(VLLM)/python -m pytest tests/serving
 
-bench-serving: $(VLLM_STAMP) ## Measure servers with and without pruning, about ten minutes.
+bench-serving: $(VLLM_STAMP) ## Measure servers with and without pruning, about 25 minutes.
 	PYTHONPATH=. $(VLLM)/python benchmarks/serving.py
 
 lint: setup ## Check style, formatting, the order of imports between rooms, and types.

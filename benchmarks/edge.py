@@ -45,7 +45,7 @@ from examples.edge_onnx import answers, encode, open_graph
 TOWER, SELECTION = "tower", "selection"
 MODELS = ("clip-large", "mini-llava")
 RUNTIMES = ("onnxruntime", "eager", "compile")
-CONDITIONS = ("clean", "gaussian:0.5")
+CONDITIONS = ("clean", "gaussian:0.2")
 REFERENCE = "PyTorch float32"
 KEEP = 16
 Row = dict[str, Any]

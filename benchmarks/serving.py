@@ -187,16 +187,19 @@ async def ask(client: Any, request: Request) -> Timing:
 
 async def run(address: str, requests: list[Request], at_once: int, seconds: float) -> Row:
     """Send the requests, `at_once` of them at any time, and watch the KV cache meanwhile."""
-    from openai import AsyncOpenAI
+    from openai import AsyncOpenAI, OpenAIError
 
     client = AsyncOpenAI(base_url=f"{address}/v1", api_key="none", timeout=300, max_retries=0)
-    left, timings, used = list(reversed(requests)), list[Timing](), list[float]()
+    left, timings, used, failures = list(reversed(requests)), list[Timing](), list[float](), list[str]()
     total = (await asyncio.to_thread(read_metrics, address))["blocks"]
     start = time.perf_counter()
 
     async def worker() -> None:
         while left and time.perf_counter() - start < seconds:
-            timings.append(await ask(client, left.pop()))
+            try:
+                timings.append(await ask(client, left.pop()))
+            except OpenAIError as error:
+                failures.append(str(error))
 
     async def watch() -> None:
         while True:
@@ -208,10 +211,13 @@ async def run(address: str, requests: list[Request], at_once: int, seconds: floa
     elapsed = time.perf_counter() - start
     watching.cancel()
     await client.close()
+    if not timings:
+        raise RuntimeError(f"no request was answered, {len(failures)} failed: {failures[:1]}")
     firsts = sorted(timing.first for timing in timings)
     return {
         "at_once": at_once,
         "requests": len(timings),
+        "failed": len(failures),
         "seconds": round(elapsed, 2),
         "requests_per_second": round(len(timings) / elapsed, 3),
         "first_token_median": round(statistics.median(firsts), 4),
@@ -292,10 +298,10 @@ def predictions() -> list[Row]:
 
 def markdown(result: Row) -> str:
     """The table of what was measured, and that of what the cost model says."""
-    head = (
-        "| model | visual tokens | at once | requests/s | first token, median | p99 | prompt | KV blocks, mean (peak) |"
-    )
-    lines = [", ".join(f"{k} {v}" for k, v in result["machine"].items()), "", head, "|:--|--:|--:|--:|--:|--:|--:|--:|"]
+    columns = ("model", "visual tokens", "at once", "answered", "requests/s", "first token, median", "p99", "prompt")
+    columns += ("KV blocks, mean (peak)",)
+    lines = [", ".join(f"{k} {v}" for k, v in result["machine"].items()), ""]
+    lines += [f"| {' | '.join(columns)} |", f"|:--|{'--:|' * (len(columns) - 1)}"]
     for row in result["rows"]:
         ratios = row["ratios"]
 
@@ -306,6 +312,7 @@ def markdown(result: Row) -> str:
             row["model"],
             label(row["keep"]),
             str(row["at_once"]),
+            f"{row['requests']}" + (f" ({row['failed']} failed)" if row["failed"] else ""),
             shown("requests_per_second", f"{row['requests_per_second']:.2f}"),
             shown("first_token_median", f"{row['first_token_median']:.2f} s"),
             f"{row['first_token_p99']:.2f} s",
@@ -381,7 +388,7 @@ def main() -> None:
     parser.add_argument("--keep", nargs="+", type=read_keep, default=list(KEEPS), help="plain, all, or numbers")
     parser.add_argument("--at-once", nargs="+", type=int, default=list(CONCURRENCY), help="default: 8 32")
     parser.add_argument("--requests", type=int, default=200, help="per server and run (default: 200)")
-    parser.add_argument("--seconds", type=float, default=20, help="a run sends no more after this (default: 20)")
+    parser.add_argument("--seconds", type=float, default=120, help="a run sends no more after this (default: 120)")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for the results")
     parser.add_argument("--render", action="store_true", help="only write table and plot from serving.json")
     options = parser.parse_args()

@@ -2,6 +2,7 @@
 
 import csv
 import doctest
+import json
 import re
 import shlex
 import subprocess
@@ -37,6 +38,15 @@ def test_the_numbers_in_the_readme_are_those_of_the_stored_run() -> None:
     for row in rows:
         low, high = float(row["low"]), float(row["high"])
         assert f"{float(row['mean']):.1f} ({low:.1f} to {high:.1f})" in text, row
+
+
+def test_the_benchmark_of_servers_in_the_docs_is_the_stored_one() -> None:
+    from benchmarks.serving import markdown
+
+    stored = json.loads((ROOT / "docs" / "results" / "serving.json").read_text())
+    page = (ROOT / "docs" / "serving.md").read_text()
+    for table in markdown(stored).strip().split("\n\n")[1:]:
+        assert table in page
 
 
 def test_readme_names_the_two_commands() -> None:

@@ -1,8 +1,8 @@
-"""Take the screenshots of docs/app.md: every tab at two widths, light and dark.
+"""Take the screenshots of docs/app.md and docs/evaluation.md: every tab and the report at two widths, light and dark.
 
-    python tools/app_screenshots.py RUNS
+    python tools/screenshots.py RUNS
 
-RUNS is a folder with a run of the embedded model, for example that of `make demo`. Needs what `make test-app` sets up.
+RUNS is a folder with one run of the embedded model, such as that of `make demo`. Needs what `make test-app` sets up.
 """
 
 import io
@@ -17,17 +17,19 @@ from playwright.sync_api import sync_playwright
 from clustrs.app import launch
 
 OUTPUT = Path(__file__).parent.parent / "docs" / "images"
-LARGEST = 250_000
-"""Bytes of a file."""
+QUALITY = 88
+"""Of the WebP files."""
 
 
 def main(runs: str) -> None:
+    (report,) = Path(runs).resolve().glob("*/report.html")
     page, address = launch(runs=runs, port=None, browser=False, block=False)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for width in (1400, 420):
             for scheme in ("light", "dark"):
                 shoot(browser, address, width, scheme)
+                shoot_report(browser, report.as_uri(), width, scheme)
         browser.close()
     page.close()
 
@@ -67,18 +69,24 @@ def largest_cluster(page: Any) -> Any:
     return page.locator(".cl-view").nth(1).locator(f".cl-image [data-i='{index}']")
 
 
-def store(page: Any, name: str) -> None:
-    """Write a screenshot of the whole page, as large as the bytes allow; rare colours (of methods) are kept."""
+def shoot_report(browser: Any, address: str, width: int, scheme: str) -> None:
+    """The top of the report in the light, its curves with the numbers of one level in the dark."""
+    context = browser.new_context(viewport={"width": width, "height": 1350}, color_scheme=scheme)
+    page = context.new_page()
+    page.goto(address)
+    if scheme == "dark":
+        page.get_by_role("heading", name="Curves").evaluate("heading => heading.scrollIntoView()")
+        page.locator("figure .panel svg").first.hover()
+    store(page, f"report-{width}-{scheme}", full_page=False)
+    context.close()
+
+
+def store(page: Any, name: str, full_page: bool = True) -> None:
     page.wait_for_timeout(500)
-    image = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert("RGB")
-    path = OUTPUT / f"{name}.png"
-    for share in (1.0, 0.8, 0.65, 0.5):
-        shown = image.resize((round(image.width * share), round(image.height * share)), Image.Resampling.LANCZOS)
-        shown.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
-        if path.stat().st_size <= LARGEST:
-            print(f"{path.name}: {path.stat().st_size} bytes, {share:.0%}")
-            return
-    raise ValueError(f"{path}: {path.stat().st_size} bytes are more than {LARGEST}")
+    image = Image.open(io.BytesIO(page.screenshot(full_page=full_page))).convert("RGB")
+    path = OUTPUT / f"{name}.webp"
+    image.save(path, quality=QUALITY, method=6)
+    print(f"{path.name}: {path.stat().st_size} bytes, {image.width} x {image.height}")
 
 
 if __name__ == "__main__":
