@@ -36,6 +36,7 @@ from typing import Any
 
 from PIL import Image
 
+from clustrs import palette
 from clustrs.embedded import model_folder
 from clustrs.images.scenes import examples
 from clustrs.models.cost import count_cost
@@ -357,7 +358,9 @@ def plot(result: Row, path: Path) -> None:
                 heights = [row[name] for row in subset if row["at_once"] == at_once]
                 width = 0.8 / len(levels)
                 places = [x + (i - (len(levels) - 1) / 2) * width for x in range(len(heights))]
-                bars = axis.bar(places, heights, width, color=("#0072b2", "#e69f00")[i % 2], label=f"{at_once} at once")
+                bars = axis.bar(
+                    places, heights, width, color=palette.SERIES[i % len(palette.SERIES)], label=f"{at_once} at once"
+                )
                 axis.bar_label(bars, fmt="%.3g", fontsize=8)
             axis.set_xticks(range(len(labels)), labels)
             axis.set(xlabel="visual tokens kept", ylabel=title)

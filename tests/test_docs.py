@@ -49,6 +49,16 @@ def test_the_benchmark_of_servers_in_the_docs_is_the_stored_one() -> None:
         assert table in page
 
 
+def test_the_benchmark_of_edge_runtimes_in_the_docs_is_the_stored_one() -> None:
+    pytest.importorskip("onnxruntime")
+    from benchmarks.edge import precision_table, timing_table
+
+    stored = json.loads((ROOT / "docs" / "results" / "edge.json").read_text())
+    page = (ROOT / "docs" / "edge.md").read_text()
+    assert timing_table(stored["rows"]) in page
+    assert precision_table(stored["precisions"]) in page
+
+
 def test_readme_names_the_two_commands() -> None:
     text = (ROOT / "README.md").read_text()
     assert "make demo" in text
