@@ -1,7 +1,7 @@
 """Store a model's weights in float16, and count what that changes.
 
     python -m recipes.storage FOLDER TARGET                            a copy of the folder, all tensors in float16
-    python -m recipes.storage FOLDER TARGET --float32 vision_tower     those whose names begin like this stay as they are
+    python -m recipes.storage FOLDER TARGET --float32 vision_tower     those whose names begin so stay as they are
     python -m recipes.storage FOLDER TARGET --task photos              ... and how many answers to its questions differ
 
 The configuration keeps its dtype, so that transformers loads such weights as float32: only their rounding is left.
