@@ -33,6 +33,8 @@ from clustrs.models import shared_encoding as sharing
 from clustrs.models.ask import ask
 from clustrs.models.load import load_model
 from clustrs.models.prompts import chat_prompt
+from recipes.models import tokenizer as word_level
+from recipes.photo.models import vocabulary as photo_vocabulary
 
 Run = Callable[..., tuple[int, str, str]]
 QUESTION = "How many objects are there?"
@@ -110,6 +112,27 @@ def test_answers_mean_something(loaded: tuple[Any, Any]) -> None:
     everything = right(loaded, NoPruning(), 20)
     assert everything >= 0.85  # guessing gives 0.3
     assert right(loaded, Random(keep=16), 20) <= everything - 0.15
+
+
+def test_samples_of_a_task_have_questions_that_its_models_know() -> None:
+    tasks = {sample.task for sample in samples()}
+    assert tasks == {"", "scenes", "photos"}
+    for task in tasks - {""}:
+        assert len(samples(task)) >= 4
+        assert all(sample.questions for sample in samples(task))
+    assert samples()[0].task == default_task(DEFAULT)
+    assert [sample.name for sample in samples()][-3:] == ["cat", "coffee", "rocket"]
+    for sample in samples("photos"):
+        assert "CC BY 4.0" in sample.licence
+        assert open_image(sample.path).size == (336, 336)
+    words = word_level(photo_vocabulary())
+    asked = " ".join(f"{question} {answer}" for sample in samples("photos") for question, answer in sample.questions)
+    assert words.unk_token_id not in words(asked).input_ids
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_without_the_weights_there_are_the_drawn_samples() -> None:
+    assert {sample.task for sample in samples()} == {"", "scenes"}
 
 
 def test_samples_are_there_and_open() -> None:

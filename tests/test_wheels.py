@@ -60,11 +60,11 @@ def test_clustrs_is_small_and_has_no_weights(code: ZipFile) -> None:
 def test_the_data_has_every_model_and_nothing_else(data: ZipFile) -> None:
     assert size(data) <= LARGEST_DATA
     inside = [name.split("/")[1:] for name in data.namelist() if name.startswith("clustrs_models/")]
-    assert {parts[0] for parts in inside} == {"__init__.py", "photos", *MODELS}
+    assert {parts[0] for parts in inside} == {"__init__.py", "photos", "samples", *MODELS}
     for model in MODELS:
         files = {parts[1] for parts in inside if parts[0] == model}
         assert {"config.json", "model.safetensors", "tokenizer.json", "processor_config.json"} <= files
-    assert sum(parts[-1].endswith(".jpg") for parts in inside) == 144
+    assert sum(parts[0] == "photos" and parts[-1].endswith(".jpg") for parts in inside) == 144
 
 
 def test_attribution_travels_with_the_data(data: ZipFile) -> None:
@@ -95,7 +95,7 @@ def test_the_extra_takes_the_version_that_is_here(code: ZipFile, data: ZipFile) 
 
 def test_readme_of_the_data_lists_every_model() -> None:
     readme = (PACKAGE / "README.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^\| `([^`]+)` \|", readme, re.MULTILINE)) == {"photos", *MODELS}
+    assert set(re.findall(r"^\| `([^`]+)` \|", readme, re.MULTILINE)) == {"photos", "samples", *MODELS}
 
 
 def test_every_environment_gets_both_packages() -> None:

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from clustrs.app.source import Source, corrupted, data_uri, level_range, nearest_level, sample_sources, uploaded
+from clustrs.embedded import samples
 from clustrs.images.corruptions import Corruption, corruption_rule, list_corruptions
 
 
@@ -15,6 +16,13 @@ def test_samples_have_questions_with_answers() -> None:
     assert first.expected("How many objects are there?") == "5"
     assert first.expected(" How many objects are there? ") == "5"
     assert first.expected("Why?") is None
+
+
+def test_samples_of_the_models_task_come_first() -> None:
+    for task in ("scenes", "photos"):
+        names = [sample.path for sample in samples(task)]
+        assert [source.path for source in sample_sources(task)][: len(names)] == names
+    assert len(sample_sources("scenes")) == len(sample_sources()) == len(samples())
 
 
 def test_upload_that_is_no_image_is_refused_by_its_name_alone(tmp_path: Path) -> None:

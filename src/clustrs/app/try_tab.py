@@ -51,7 +51,7 @@ class TryTab:
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
-        self.samples = sample_sources()
+        self.samples = sample_sources(loaded.embedded.task if loaded.embedded else None)
         self.own_question = loaded.embedded.question if loaded.embedded else OWN_QUESTION
         self.pruning = [name for name in list_methods() if name != NO_PRUNING]
 

@@ -7,7 +7,7 @@ from typing import Any
 from clustrs.cli import terminal
 from clustrs.cli.arguments import option
 from clustrs.cli.commands import command
-from clustrs.embedded import DEFAULT, EMBEDDED, INSTALL, SAMPLE, installed, samples
+from clustrs.embedded import DEFAULT, EMBEDDED, INSTALL, SAMPLE, data_package, samples
 
 PANEL = "What there is"
 TESTED = (
@@ -28,18 +28,18 @@ class ListOptions:
 def run_samples(options: ListOptions) -> None:
     """List the sample images.
 
-    They come with the package, with questions for the drawn ones and the right answers. Give sample:NAME wherever an
+    Those of a task have questions for the models that know it, and the right answers. Give sample:NAME wherever an
     image is asked for.
     """
     if options.json:
         terminal.print_json([{**asdict(sample), "path": str(sample.path)} for sample in samples()])
         return
     rows = [
-        [f"{SAMPLE}{sample.name}", sample.licence, question, answer]
+        [f"{SAMPLE}{sample.name}", sample.task, sample.licence, question, answer]
         for sample in samples()
         for question, answer in sample.questions or [("", "")]
     ]
-    terminal.print_table(["image", "licence", "question", "answer"], rows)
+    terminal.print_table(["image", "task", "licence", "question", "answer"], rows)
 
 
 @command("methods", panel=PANEL)
@@ -88,7 +88,7 @@ def run_models(options: ListOptions) -> None:
     print(f"\n{TESTED}\n")
     rows = [[model.name, model.family, model.knows, model.task, model.question] for model in EMBEDDED]
     terminal.print_table(["embedded model", "model_type", "knows", "task", "a question it understands"], rows)
-    missing = "" if installed() else f"; their weights are not installed: {INSTALL}"
+    missing = "" if data_package() else f"; their weights are not installed: {INSTALL}"
     print(f"\nThe default is {DEFAULT}{missing}")
 
 

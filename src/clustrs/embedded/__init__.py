@@ -45,12 +45,13 @@ DEFAULT = "mini-llava"
 
 @dataclass(frozen=True)
 class Sample:
-    """An image that comes with the package. Photographs have no questions: the embedded models only know scenes."""
+    """An image to try things with. Those that are like the images of a task have questions with known answers."""
 
     name: str
     path: Path
     licence: str
     questions: tuple[tuple[str, str], ...]
+    task: str = ""
 
 
 def embedded_model(name: str) -> EmbeddedModel | None:
@@ -91,29 +92,41 @@ def photo_folder() -> Path:
     return _data("photos", "photographs of the task 'photos'")
 
 
-def installed() -> bool:
-    """Whether the package with the weights is installed."""
-    return find_spec(DATA_PACKAGE) is not None
+def data_package() -> Path | None:
+    """The folder of the package `clustrs-models`; None where it is not installed."""
+    spec = find_spec(DATA_PACKAGE)
+    return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
 
 
 def _data(folder: str, what: str) -> Path:
-    """A folder of `clustrs-models`; `what` is for the error when it is not installed, or older than its contents."""
-    spec = find_spec(DATA_PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
+    """A folder of `clustrs-models`; `what` is for the error when it is not installed, or too old to have it."""
+    package = data_package()
+    if package is None:
         raise ValueError(f"{what}: the package clustrs-models has this and is not installed: {INSTALL}")
-    path = Path(spec.submodule_search_locations[0]) / folder
+    path = package / folder
     if not path.is_dir():
         raise ValueError(f"{what}: the installed clustrs-models does not have this: pip install -U 'clustrs[models]'")
     return path
 
 
-def samples() -> list[Sample]:
-    """The sample images, scenes first."""
-    listed = json.loads((HERE / "images" / "samples.json").read_text())
-    return [
-        Sample(row["name"], HERE / "images" / row["file"], row["licence"], tuple(map(tuple, row["questions"])))
-        for row in listed
+def samples(task: str | None = None) -> list[Sample]:
+    """The sample images, those of the default model's task first; or those of one task. Those of the task `photos` are
+    in `clustrs-models`."""
+    folders = sample_folders()
+    listed = [(folder, row) for folder in folders for row in json.loads((folder / "samples.json").read_text())]
+    found = [
+        Sample(row["name"], folder / row["file"], row["licence"], tuple(map(tuple, row["questions"])), row["task"])
+        for folder, row in listed
     ]
+    found.sort(key=lambda sample: (sample.task != default_task(DEFAULT), not sample.task))
+    return found if task is None else [sample for sample in found if sample.task == task]
+
+
+def sample_folders() -> list[Path]:
+    """Where the sample images lie that are installed."""
+    package = data_package()
+    photos = [] if package is None else [package / "samples"]
+    return [HERE / "images", *(folder for folder in photos if folder.is_dir())]
 
 
 def image_path(given: str) -> Path:
