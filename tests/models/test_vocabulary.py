@@ -80,14 +80,14 @@ VOCABULARY = {"<unk>": 0, "a": 1, "b": 2, "##b": 3}
         models.BPE(vocab={"<unk>": 0, "a": 1, "b": 2}, merges=[], unk_token="<unk>"),
         models.WordPiece(vocab=VOCABULARY, unk_token="<unk>"),
         models.Unigram([("<unk>", 0.0), ("a", -1.0), ("b", -1.0)], unk_id=0),
-        models.WordLevel(vocab={"<unk>": 0, "a": 1, "b": 2}),  # no unknown token is set
+        models.WordLevel(vocab={"a": 1, "b": 2}, unk_token="<unk>"),  # has no token for them
     ],
     ids=lambda core: type(core).__name__,
 )
 def test_other_tokenizers_are_not_suspected(core: Any) -> None:
     tokenizer = Tokenizer(core)
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    wrapped = tf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+    wrapped = SimpleNamespace(backend_tokenizer=tokenizer)
     assert unknown_words(processor_of(wrapped), "a b espresso") == []
     assert name_unknown_words(processor_of(wrapped), "a b espresso") == ""
 

@@ -14,9 +14,9 @@ def unknown_words(processor: Any, text: str) -> list[str]:
 
     core = getattr(processor.tokenizer, "backend_tokenizer", None)
     model = getattr(core, "model", None)
-    if core is None or not isinstance(model, WordLevel) or not model.unk_token:
+    unknown = core.token_to_id(model.unk_token) if core is not None and isinstance(model, WordLevel) else None
+    if unknown is None:
         return []
-    unknown = core.token_to_id(model.unk_token)
     encoded = core.encode(text, add_special_tokens=False)
     spans: list[tuple[int, int]] = []
     for token, (start, end) in zip(encoded.ids, encoded.offsets, strict=True):
