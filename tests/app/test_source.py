@@ -12,7 +12,7 @@ from clustrs.images.corruptions import Corruption, corruption_rule, list_corrupt
 
 
 def test_samples_have_questions_with_answers() -> None:
-    first = sample_sources()[0]
+    first = sample_sources("scenes")[0]
     assert first.expected("How many objects are there?") == "5"
     assert first.expected(" How many objects are there? ") == "5"
     assert first.expected("Why?") is None
@@ -65,7 +65,7 @@ def test_slider_levels_are_snapped_and_bounded() -> None:
 
 
 def test_corrupted_image_is_that_of_the_command_line() -> None:
-    source = sample_sources()[0]
+    source = sample_sources("scenes")[0]
     expected = Corruption("gaussian", 0.5).apply(source.open(), "scene-1.png", 3)
     assert np.array_equal(np.asarray(corrupted(source, "gaussian", 0.5, 3)), np.asarray(expected))
     assert np.array_equal(np.asarray(corrupted(source, "clean", 0.5, 3)), np.asarray(source.open()))

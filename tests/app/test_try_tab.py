@@ -7,8 +7,6 @@ import pytest
 from app_tools import need
 from PIL import Image
 
-from clustrs import embedded
-
 if TYPE_CHECKING:
     from clustrs.app.loaded_model import LoadedModel
     from clustrs.app.try_tab import TryTab
@@ -44,6 +42,5 @@ def test_questions_that_the_page_proposes_are_understood(tab: "TryTab", tmp_path
 
     Image.new("RGB", (20, 30), "red").save(tmp_path / "mine.png")
     _, question = tab._questions(uploaded(tmp_path / "mine.png"))
-    model = embedded.embedded_model(embedded.DEFAULT)
-    assert model is not None
-    assert question == model.question
+    assert tab.loaded.embedded is not None
+    assert question == tab.loaded.embedded.question
