@@ -12,9 +12,10 @@ def unknown_words(processor: Any, text: str) -> list[str]:
     """
     from tokenizers.models import WordLevel
 
-    core = getattr(processor.tokenizer, "backend_tokenizer", None)
-    model = getattr(core, "model", None)
-    unknown = core.token_to_id(model.unk_token) if core is not None and isinstance(model, WordLevel) else None
+    core: Any = getattr(processor.tokenizer, "backend_tokenizer", None)
+    if core is None or not isinstance(core.model, WordLevel):
+        return []
+    unknown = core.token_to_id(core.model.unk_token)
     if unknown is None:
         return []
     encoded = core.encode(text, add_special_tokens=False)
