@@ -12,7 +12,7 @@ def unknown_words(processor: Any, text: str) -> list[str]:
     """
     from tokenizers.models import WordLevel
 
-    core: Any = getattr(processor.tokenizer, "backend_tokenizer", None)
+    core: Any = getattr(getattr(processor, "tokenizer", None), "backend_tokenizer", None)
     if core is None or not isinstance(core.model, WordLevel):
         return []
     unknown = core.token_to_id(core.model.unk_token)
