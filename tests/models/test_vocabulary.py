@@ -48,6 +48,7 @@ def test_one_line_names_them_all(known: Any) -> None:
     assert name_unknown_words(known, "Is there an espresso?") == "I don't know the word 'espresso'"
     line = "I don't know the words 'espresso', 'color' (did you mean 'colour'?)"
     assert name_unknown_words(known, "Is the espresso of a color?") == line
+    assert name_unknown_words(known, "Is it a latte?") == "I don't know the words 'it', 'latte'"
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -1,8 +1,10 @@
 """Words that a model does not know: small models have one token per word, and one more for all other words."""
 
+from difflib import get_close_matches
 from typing import Any
 
-from clustrs.validation import nearest
+NEAR = 0.8
+"""How alike a known word must be to be proposed: `colour` for `color`, but not `list` for `it`."""
 
 
 def unknown_words(processor: Any, text: str) -> list[str]:
@@ -36,5 +38,6 @@ def name_unknown_words(processor: Any, text: str) -> str:
     if not unknown:
         return ""
     known = [word for word in processor.tokenizer.get_vocab() if word.isalpha()]
-    named = ", ".join(f"{word!r}{nearest(word.lower(), known)}" for word in unknown)
+    near = {word: get_close_matches(word.lower(), known, n=1, cutoff=NEAR) for word in unknown}
+    named = ", ".join(f"{word!r}" + "".join(f" (did you mean {one!r}?)" for one in near[word]) for word in unknown)
     return f"I don't know the {'word' if len(unknown) == 1 else 'words'} {named}"
