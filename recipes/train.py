@@ -23,7 +23,7 @@ from recipes.data import Images, Stage, batches
 from recipes.running import Run, Schedule
 
 SETTINGS = Path(__file__).with_name("settings.toml")
-SHIPPED = Path(__file__).parents[1] / "src" / "clustrs" / "embedded"
+SHIPPED = Path(__file__).parents[1] / "packages" / "clustrs-models" / "src" / "clustrs_models"
 NAMES = {"llava": "mini-llava", "onevision": "mini-onevision"}
 
 

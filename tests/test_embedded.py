@@ -2,6 +2,8 @@
 
 import json
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,30 @@ from safetensors import safe_open
 
 from clustrs import ClustRS, NoPruning, Random
 from clustrs.cli import main
-from clustrs.embedded import MODELS, image_path, model_folder, samples
+from clustrs.embedded import (
+    DEFAULT,
+    EMBEDDED,
+    MODELS,
+    default_model,
+    default_task,
+    embedded_model,
+    image_path,
+    list_known,
+    model_folder,
+    photo_folder,
+    samples,
+)
 from clustrs.images.open import open_image
 from clustrs.images.scenes import examples
 from clustrs.models import shared_encoding as sharing
 from clustrs.models.ask import ask
 from clustrs.models.load import load_model
 from clustrs.models.prompts import chat_prompt
+from recipes.models import tokenizer as word_level
+from recipes.photo.models import vocabulary as photo_vocabulary
 
+Run = Callable[..., tuple[int, str, str]]
+QUESTION = "How many objects are there?"
 CLASSES = {"mini-llava": "LlavaForConditionalGeneration", "mini-onevision": "LlavaOnevisionForConditionalGeneration"}
 TOKENS = {"mini-llava": [(24, 24)], "mini-onevision": [(27, 27), (27, 27)]}
 
@@ -96,6 +114,27 @@ def test_answers_mean_something(loaded: tuple[Any, Any]) -> None:
     assert right(loaded, Random(keep=16), 20) <= everything - 0.15
 
 
+def test_samples_of_a_task_have_questions_that_its_models_know() -> None:
+    tasks = {sample.task for sample in samples()}
+    assert tasks == {"", "scenes", "photos"}
+    for task in tasks - {""}:
+        assert len(samples(task)) >= 4
+        assert all(sample.questions for sample in samples(task))
+    assert samples()[0].task == default_task(DEFAULT)
+    assert [sample.name for sample in samples()][-3:] == ["cat", "coffee", "rocket"]
+    for sample in samples("photos"):
+        assert "CC BY 4.0" in sample.licence
+        assert open_image(sample.path).size == (336, 336)
+    words = word_level(photo_vocabulary())
+    asked = " ".join(f"{question} {answer}" for sample in samples("photos") for question, answer in sample.questions)
+    assert words.unk_token_id not in words(asked).input_ids
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_without_the_weights_there_are_the_drawn_samples() -> None:
+    assert {sample.task for sample in samples()} == {"", "scenes"}
+
+
 def test_samples_are_there_and_open() -> None:
     listed = samples()
     assert sum(bool(sample.questions) for sample in listed) >= 4
@@ -113,13 +152,108 @@ def test_command_line_says_which_model_it_uses(capsys: pytest.CaptureFixture[str
     assert main(["ask", "sample:scene-1", "How many objects are there?", "--keep", "64"]) == 0
     out = capsys.readouterr().out
     assert "64 of 576 visual tokens went in" in out
-    assert "model: mini-llava, embedded" in out
+    assert f"model: {DEFAULT}, embedded" in out
     assert main(["compare", "sample:scene-1", "How many objects are there?", "--methods", "none,clustrs"]) == 0
-    assert "model: mini-llava, embedded" in capsys.readouterr().out
+    assert f"model: {DEFAULT}, embedded" in capsys.readouterr().out
     assert main(["samples"]) == 0
     assert "sample:scene-1" in capsys.readouterr().out
 
 
 def test_unknown_words_do_no_harm(loaded: tuple[Any, Any]) -> None:
     image = open_image(image_path("sample:cat"))
-    assert isinstance(ask(*loaded, image, "Qué es esto, 你好?", ClustRS(keep=16), 4).text, str)
+    answer = ask(*loaded, image, "Qué es esto, 你好?", ClustRS(keep=16), 4)
+    assert isinstance(answer.text, str)
+    assert answer.unknown_words == ("Qué", "es", "esto", "你好")
+
+
+def test_unknown_words_are_named_on_the_command_line(run: Run) -> None:
+    question, options = "What color is the star, please?", ("--max-new-tokens", 2, "--model", "mini-llava")
+    words = "'color' (did you mean 'colour'?), 'please'"
+    line = f"clustrs: I don't know the words {words}: read as unknown, so the answer may mean nothing\n"
+    code, out, err = run("ask", "sample:scene-1", question, *options)
+    assert (code, err) == (0, line)
+    assert "16 of 576 visual tokens went in" in out
+    code, out, err = run("ask", "sample:scene-1", question, *options, "--json")
+    assert (code, err) == (0, line)
+    assert json.loads(out)["unknown_words"] == ["color", "please"]
+    code, out, err = run("compare", "sample:scene-1", question, *options, "--methods", "none,random", "--json")
+    assert (code, err) == (0, line)
+    assert [result["unknown_words"] for result in json.loads(out)["results"]] == [["color", "please"]] * 2
+    assert run("ask", "sample:scene-1", QUESTION, *options)[2] == ""
+
+
+def test_list_of_models_is_that_of_the_package() -> None:
+    folder = model_folder(MODELS[0]).parent
+    assert {path.parent.name for path in folder.glob("*/config.json")} == set(MODELS)
+    for model in EMBEDDED:
+        config = json.loads((model_folder(model.name) / "config.json").read_text())
+        assert config["model_type"] == model.family
+    assert DEFAULT in MODELS
+
+
+def test_models_and_tasks_find_each_other() -> None:
+    for model in EMBEDDED:
+        assert embedded_model(model.name) == model
+        assert default_task(model.name) == model.task
+        found = embedded_model(default_model(model.task))
+        assert found is not None
+        assert found.task == model.task
+    assert embedded_model("llava-hf/llava-1.5-7b-hf") is None
+    assert default_task("llava-hf/llava-1.5-7b-hf") == default_task(DEFAULT)
+    assert default_model(default_task(DEFAULT)) == DEFAULT
+    assert default_model("mmvet") == DEFAULT
+    assert all(model.name in list_known() and model.knows in list_known() for model in EMBEDDED)
+
+
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if clustrs-models were not installed."""
+    monkeypatch.setitem(sys.modules, "clustrs_models", None)
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("command", ["ask", "compare"])
+def test_without_the_weights_the_command_line_says_what_to_install(run: Run, command: str) -> None:
+    for words in (["--model", "mini-onevision"], []):
+        name = words[-1] if words else DEFAULT
+        expected = f"clustrs: model '{name}': the package clustrs-models has this and is not installed: "
+        code, out, err = run(command, "sample:scene-1", QUESTION, *words)
+        assert (code, out, err) == (2, "", f"{expected}pip install 'clustrs[models]'\n")
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_without_the_weights_evaluation_says_what_to_install(run: Run, tmp_path: Path) -> None:
+    code, out, err = run("eval", "--limit", 2, "--output", tmp_path / "run")
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith(f"clustrs: model '{DEFAULT}': the package clustrs-models has this")
+    code, out, err = run("eval", "--task", "photos", "--limit", 2, "--output", tmp_path / "photos")
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith("clustrs: photographs of the task 'photos': the package clustrs-models")
+    assert err.endswith("pip install 'clustrs[models]'\n")
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_without_the_weights_the_library_says_what_to_install() -> None:
+    for call in (lambda: load_model("mini-llava"), lambda: model_folder("mini-llava"), photo_folder):
+        with pytest.raises(ValueError, match=r"clustrs-models has this and is not installed: pip install 'clustrs\["):
+            call()
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_without_the_weights_the_rest_works(run: Run, load: Callable[..., tuple[Any, Any]], tmp_path: Path) -> None:
+    assert "their weights are not installed: pip install 'clustrs[models]'" in run("models")[1]
+    assert all(model.name in run("models")[1] for model in EMBEDDED)
+    assert "sample:scene-1" in run("samples")[1]
+    assert all(name in run("ask", "--help")[1] for name in MODELS)
+    corrupted = ("corrupt", "sample:cat", "--corrupt", "gaussian:0.2", "--output", tmp_path / "cat.png")
+    assert run(*corrupted)[0] == 0
+    assert ask(*load(), open_image(image_path("sample:cat")), "What is this?", ClustRS(keep=4), 2).visual_tokens == 4
+
+
+def test_older_data_is_told_to_be_upgraded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "clustrs_models").mkdir()
+    (tmp_path / "clustrs_models" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "clustrs_models", raising=False)
+    with pytest.raises(ValueError, match=r"^model 'mini-llava': the installed clustrs-models does not have this: "):
+        model_folder("mini-llava")

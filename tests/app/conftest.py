@@ -19,7 +19,7 @@ HOSTILE = "${window.touched = 1} {{value}} <img src=x onerror='window.touched = 
 def loaded() -> "LoadedModel":
     from clustrs.app.loaded_model import load_warm
 
-    return load_warm()
+    return load_warm("mini-llava")
 
 
 @pytest.fixture(scope="session")

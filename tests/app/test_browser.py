@@ -48,6 +48,7 @@ def test_sample_is_asked_and_the_answers_are_marked(visit: Visit) -> None:
     page = visit()
     ask(page)
     assert page.locator(".cl-status").inner_text() == "expected answer: 5"
+    assert page.locator("#status .cl-notice").count() == 0
     cards = page.locator("#answers .cl-card")
     assert [card.get_attribute("data-method") for card in cards.all()] == ["none", "clustrs", "fastervlm", "divprune"]
     first = cards.nth(0).inner_text()
@@ -91,6 +92,8 @@ def test_upload_is_corrupted_pruned_and_answered(visit: Visit, tmp_path: Path) -
     page.locator("#question textarea").fill("What colour is it?")
     ask(page)
     assert page.locator(".cl-status").inner_text() == "no answer is known for this question"
+    warning = "I don't know the word 'it': read as unknown, so the answers may mean nothing."
+    assert page.locator("#status .cl-notice").inner_text() == warning
     assert page.locator("#answers .cl-mark").count() == 0
     page.wait_for_function("[...document.querySelectorAll('#answers .cl-text')].every(text => text.innerText.trim())")
 

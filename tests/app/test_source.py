@@ -7,14 +7,22 @@ import pytest
 from PIL import Image
 
 from clustrs.app.source import Source, corrupted, data_uri, level_range, nearest_level, sample_sources, uploaded
+from clustrs.embedded import samples
 from clustrs.images.corruptions import Corruption, corruption_rule, list_corruptions
 
 
 def test_samples_have_questions_with_answers() -> None:
-    first = sample_sources()[0]
+    first = sample_sources("scenes")[0]
     assert first.expected("How many objects are there?") == "5"
     assert first.expected(" How many objects are there? ") == "5"
     assert first.expected("Why?") is None
+
+
+def test_samples_of_the_models_task_come_first() -> None:
+    for task in ("scenes", "photos"):
+        names = [sample.path for sample in samples(task)]
+        assert [source.path for source in sample_sources(task)][: len(names)] == names
+    assert len(sample_sources("scenes")) == len(sample_sources()) == len(samples())
 
 
 def test_upload_that_is_no_image_is_refused_by_its_name_alone(tmp_path: Path) -> None:
@@ -57,7 +65,7 @@ def test_slider_levels_are_snapped_and_bounded() -> None:
 
 
 def test_corrupted_image_is_that_of_the_command_line() -> None:
-    source = sample_sources()[0]
+    source = sample_sources("scenes")[0]
     expected = Corruption("gaussian", 0.5).apply(source.open(), "scene-1.png", 3)
     assert np.array_equal(np.asarray(corrupted(source, "gaussian", 0.5, 3)), np.asarray(expected))
     assert np.array_equal(np.asarray(corrupted(source, "clean", 0.5, 3)), np.asarray(source.open()))

@@ -1,6 +1,7 @@
 """One question, several methods: answers, costs, and what happens when a method fails or a visitor leaves."""
 
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from clustrs import embedded
 from clustrs.app import trial
-from clustrs.app.loaded_model import LoadedModel
+from clustrs.app.loaded_model import LoadedModel, load_warm
 from clustrs.app.source import sample_sources
 from clustrs.app.trial import Trial, TrialAnswer, run_trial, saved_share, verdict
 from clustrs.models.ask import ask
@@ -24,7 +25,7 @@ def final(loaded: LoadedModel, asked: Trial) -> dict[str, TrialAnswer]:
 
 @pytest.fixture(scope="module")
 def answers(loaded: LoadedModel) -> dict[str, TrialAnswer]:
-    return final(loaded, Trial(sample_sources()[0].open(), QUESTION, ("clustrs", "visionzip"), keep=16))
+    return final(loaded, Trial(sample_sources("scenes")[0].open(), QUESTION, ("clustrs", "visionzip"), keep=16))
 
 
 def test_unpruned_model_comes_first_and_every_method_answers(answers: dict[str, TrialAnswer]) -> None:
@@ -33,7 +34,7 @@ def test_unpruned_model_comes_first_and_every_method_answers(answers: dict[str, 
 
 
 def test_answers_are_those_of_ask(loaded: LoadedModel, answers: dict[str, TrialAnswer]) -> None:
-    image = sample_sources()[0].open()
+    image = sample_sources("scenes")[0].open()
     for name in ("none", "clustrs"):
         method = get_method(name, **({} if name == "none" else {"keep": 16}))
         expected = ask(loaded.model, loaded.processor, image, QUESTION, method)
@@ -66,14 +67,16 @@ def test_method_that_fails_does_not_stop_the_others(loaded: LoadedModel, monkeyp
         raise ValueError("fastervlm needs something else. And more")
 
     monkeypatch.setattr("clustrs.pruners.fastervlm.FasterVLM._choose", fail)
-    found = final(loaded, Trial(sample_sources()[0].open(), QUESTION, ("fastervlm", "clustrs"), keep=8))
+    found = final(loaded, Trial(sample_sources("scenes")[0].open(), QUESTION, ("fastervlm", "clustrs"), keep=8))
     assert found["fastervlm"].error == "fastervlm needs something else"
     assert found["clustrs"].text
     assert not found["clustrs"].error
 
 
 def test_leaving_stops_the_generation_and_frees_the_model(loaded: LoadedModel) -> None:
-    stream = run_trial(loaded, Trial(sample_sources()[0].open(), QUESTION, ("clustrs",), keep=8, max_new_tokens=500))
+    stream = run_trial(
+        loaded, Trial(sample_sources("scenes")[0].open(), QUESTION, ("clustrs",), keep=8, max_new_tokens=500)
+    )
     next(stream)
     stream.close()  # type: ignore[attr-defined]
     assert loaded.lock.acquire(blocking=False)
@@ -82,7 +85,7 @@ def test_leaving_stops_the_generation_and_frees_the_model(loaded: LoadedModel) -
 
 
 def test_unknown_method_and_empty_question_are_refused(loaded: LoadedModel) -> None:
-    image = sample_sources()[0].open()
+    image = sample_sources("scenes")[0].open()
     with pytest.raises(ValueError, match="unknown method 'clusters'"):
         next(run_trial(loaded, Trial(image, QUESTION, ("clusters",), keep=8)))
     with pytest.raises(ValueError, match="the question is empty"):
@@ -91,7 +94,7 @@ def test_unknown_method_and_empty_question_are_refused(loaded: LoadedModel) -> N
 
 
 def test_unpruned_model_is_asked_once() -> None:
-    image = sample_sources()[0].open()
+    image = sample_sources("scenes")[0].open()
     assert [p.name for p in Trial(image, QUESTION, ("none", "clustrs", "clustrs"), 4).pruners()] == ["none", "clustrs"]
 
 
@@ -109,7 +112,8 @@ def test_share_is_unknown_without_the_unpruned_model() -> None:
 
 
 def test_embedded_models_are_known_as_such(loaded: LoadedModel) -> None:
-    assert loaded.name == embedded.DEFAULT
-    assert loaded.embedded
+    assert loaded.embedded == embedded.embedded_model("mini-llava")
+    assert replace(loaded, name="org/model").embedded is None
+    assert signature(load_warm).parameters["name"].default == embedded.DEFAULT
     assert loaded.visual_tokens == 576
     assert trial.NO_PRUNING == "none"

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from PIL import Image
 
 import clustrs
 from clustrs.cli import main
+from clustrs.embedded import DEFAULT, EMBEDDED
 from clustrs.images.corruptions import Corruption
 from clustrs.images.open import open_image
 from clustrs.models.adapters import adapter_class, list_model_types
@@ -239,6 +241,11 @@ def test_models(run: Run) -> None:
     listed = {family["model_type"]: family for family in json.loads(run("models", "--json")[1])}
     assert sorted(listed) == list_model_types()
     assert listed["internvl"]["class"] == "InternVLForConditionalGeneration"
+    for model in EMBEDDED:
+        assert model.name in out
+        assert asdict(model) in listed[model.family]["embedded"]
+    assert listed["internvl"]["embedded"] == []
+    assert out.endswith(f"The default is {DEFAULT}\n")
     for model_type, family in listed.items():
         if adapter_class(model_type).__module__.startswith("clustrs."):
             assert family["tested"] != "not stated", f"{model_type}: the adapter must say what was tested"

@@ -111,7 +111,7 @@ def test_tables(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
         ("clustrs compare i.png Why? --methods none,gr", ["none,grid"]),
         ("clustrs ask i.png Why? --corrupt jpeg:", ["jpeg:60", "jpeg:30"]),
         ("clustrs eval --task mmv", ["mmvet"]),
-        ("clustrs eval --model mini-", list(MODELS)),
+        ("clustrs eval --model mini-", [name for name in MODELS if name.startswith("mini-")]),
         ("clustrs eval --dtype bf", ["bfloat16"]),
         ("clustrs eval --prompt-template v", ["vicuna_v1"]),
     ],

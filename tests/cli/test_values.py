@@ -9,6 +9,7 @@ import pytest
 from clustrs.cli import compare, main, study, values
 from clustrs.cli.app import parse
 from clustrs.cli.evaluate import configuration
+from clustrs.embedded import DEFAULT, EMBEDDED, EmbeddedModel, default_task
 
 Run = Callable[..., tuple[int, str, str]]
 LISTS = [
@@ -132,6 +133,18 @@ def test_a_configuration_file_has_the_same_lists(tmp_path: Path) -> None:
         ("clustrs", 50),
     ]
     assert (config.corruptions, config.seeds) == (("clean", "gaussian:1"), (3,))
+
+
+def test_a_model_without_a_task_is_measured_by_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    demo = configuration(parse(["eval", "--config", "demo"]))
+    assert (demo.model, demo.task) == (DEFAULT, default_task(DEFAULT))
+    for model in EMBEDDED:
+        assert configuration(parse(["eval", "--model", model.name])).task == model.task
+    photographer = EmbeddedModel("photographer", "llava", "photographs", "photos", "What is this?")
+    monkeypatch.setattr("clustrs.embedded.EMBEDDED", (*EMBEDDED, photographer))
+    assert configuration(parse(["eval", "--model", "photographer"])).task == "photos"
+    assert configuration(parse(["eval", "--model", "photographer", "--task", "scenes"])).task == "scenes"
+    assert configuration(parse(["eval", "--model", "org/model"])).task == default_task(DEFAULT)
 
 
 def test_every_option_of_a_study_has_a_help_text(capsys: pytest.CaptureFixture[str]) -> None:

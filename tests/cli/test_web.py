@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from clustrs import app
+from clustrs.embedded import DEFAULT
 from clustrs.options import LoadOptions
 
 Run = Callable[..., tuple[int, str, str]]
@@ -21,7 +22,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 def test_defaults_stay_on_this_machine(run: Run, launched: list[tuple[Any, ...]]) -> None:
     assert run("app")[0] == 0
-    assert launched == [("mini-llava", Path("runs"), "127.0.0.1", 7860, {"browser": True, "load": LoadOptions()})]
+    assert launched == [(DEFAULT, Path("runs"), "127.0.0.1", 7860, {"browser": True, "load": LoadOptions()})]
 
 
 def test_options_reach_the_page(run: Run, launched: list[tuple[Any, ...]]) -> None:

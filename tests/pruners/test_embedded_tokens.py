@@ -1,7 +1,6 @@
 """The rivals on tokens of the embedded model, where flat backgrounds make near-ties common."""
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,16 +12,16 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 import clustrs
 from clustrs import EncoderStates, get_method
-from clustrs.embedded import __file__ as embedded
+from clustrs.embedded import HERE, model_folder
 
 
 @cache
 def image_inputs(name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Tokens, attention, hidden states and stand-ins for keys of a sample image."""
-    folder = Path(embedded).parent
-    model: Any = AutoModelForImageTextToText.from_pretrained(folder / "mini-llava", attn_implementation="eager")
-    processor: Any = AutoProcessor.from_pretrained(folder / "mini-llava")
-    with PillowImage.open(folder / "images" / name) as opened, torch.no_grad():
+    folder = model_folder("mini-llava")
+    model: Any = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager")
+    processor: Any = AutoProcessor.from_pretrained(folder)
+    with PillowImage.open(HERE / "images" / name) as opened, torch.no_grad():
         pixels = processor.image_processor(opened.convert("RGB"), return_tensors="pt")["pixel_values"]
         out = model.model.vision_tower(pixels, output_hidden_states=True, output_attentions=True)
         layer = model.config.vision_feature_layer

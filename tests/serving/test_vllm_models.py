@@ -17,7 +17,7 @@ from clustrs.pruners.registry import get_method
 from clustrs.serving.embeddings import encode_image
 
 pytestmark = pytest.mark.slow
-SCENES = [sample for sample in samples() if sample.questions]
+SCENES = samples("scenes")
 SIZES = [(400, 200), (300, 500), (90, 260)]
 SERVED: dict[str, dict[str, Any]] = {
     "divprune": {},

@@ -31,7 +31,7 @@ from clustrs.serving import embeddings
 
 pytestmark = pytest.mark.slow
 KEEP = 16
-SCENES = [sample for sample in samples() if sample.questions]
+SCENES = samples("scenes")
 QUESTIONS = [(scene, text) for scene in SCENES for text, _ in scene.questions][:32]
 OPTIONS = [
     *("--dtype", "float32", "--enforce-eager", "--max-model-len", "2048", "--max-num-seqs", "32"),

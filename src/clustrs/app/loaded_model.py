@@ -11,7 +11,7 @@ from clustrs.models.load import LoadOptions, load_model, quiet_transformers
 from clustrs.models.prompts import chat_prompt
 from clustrs.pruners import get_method
 
-WARM_UP_QUESTION = "How many objects are there?"
+WARM_UP_QUESTION = "What is in the image?"
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class LoadedModel:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
-    def embedded(self) -> bool:
-        """Whether the model is one of those that come with the package, which know drawn scenes only."""
-        return self.name in embedded.MODELS
+    def embedded(self) -> embedded.EmbeddedModel | None:
+        """What there is to say about the model if it is an embedded one."""
+        return embedded.embedded_model(self.name)
 
 
 def load_warm(name: str = embedded.DEFAULT, options: LoadOptions | None = None) -> LoadedModel:
@@ -38,6 +38,8 @@ def load_warm(name: str = embedded.DEFAULT, options: LoadOptions | None = None) 
     quiet_transformers()
     model, processor = load_model(name, options or LoadOptions())
     image = open_image(embedded.samples()[0].path)
-    batch = shared_encoding.encode(model, processor, [image], [(0, chat_prompt(processor, WARM_UP_QUESTION))])
+    known = embedded.embedded_model(name)
+    prompt = chat_prompt(processor, known.question if known else WARM_UP_QUESTION)
+    batch = shared_encoding.encode(model, processor, [image], [(0, prompt)])
     reply = shared_encoding.reply(model, processor, batch, get_method("none"), max_new_tokens=2)[0]
     return LoadedModel(name, model, processor, reply.image.placeholders)

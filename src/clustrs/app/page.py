@@ -21,7 +21,7 @@ CODE_FONTS = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"
 
 def build_page(loaded: LoadedModel, library: RunLibrary) -> gr.Blocks:
     """Lay out the page. Gradio's telemetry is off, and uploads are deleted after an hour."""
-    gr.set_static_paths([embedded.HERE / "images"])  # served where they lie; only uploads go to the cache
+    gr.set_static_paths(embedded.sample_folders())  # served where they lie; only uploads go to the cache
     with gr.Blocks(title="ClustRS", analytics_enabled=False, delete_cache=(CLEANING, UPLOADS_KEPT)) as page:
         gr.HTML(
             markup.render("intro", model=loaded.name, embedded=loaded.embedded, version=__version__),

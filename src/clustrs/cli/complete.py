@@ -36,10 +36,10 @@ def images(incomplete: str) -> Completion:
 
 
 def models(incomplete: str) -> Completion:
-    """The models that come with the package."""
-    from clustrs.embedded import MODELS
+    """The embedded models."""
+    from clustrs.embedded import EMBEDDED
 
-    return [(name, "embedded") for name in MODELS]
+    return [(model.name, f"embedded, {model.knows}") for model in EMBEDDED]
 
 
 def tasks(incomplete: str) -> Completion:

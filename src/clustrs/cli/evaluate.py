@@ -12,7 +12,7 @@ from clustrs.cli import terminal, values
 from clustrs.cli.arguments import option
 from clustrs.cli.commands import command
 from clustrs.cli.outputs import check_folder, print_report
-from clustrs.embedded import DEFAULT
+from clustrs.embedded import DEFAULT, default_task
 from clustrs.options import Crops, EngineName, ImagePadding, LoadOptions, Positions, PromptTemplate, Scope
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  clustrs eval                                          the embedded model on drawn scenes, clean, with 16 tokens
+  clustrs eval                                          the embedded model on its own task, clean, with 16 tokens
   clustrs eval --limit 24 --corrupt clean gaussian:1 --keep 16 50 --methods none clustrs fastervlm
   clustrs eval --task mmvet --data mm-vet --model llava-hf/llava-1.5-7b-hf --methods none "clustrs tau=2" -o runs/tau
   clustrs eval --config paper/mmvet-gaussian --data mm-vet
@@ -35,7 +35,6 @@ exit status:
   130  interrupted
 """
 DEFAULTS: dict[str, Any] = {
-    "task": "scenes",
     "model": DEFAULT,
     "methods": ["none", "clustrs", "fastervlm", "divprune", "visionzip", "random"],
     "keep": [16],
@@ -44,6 +43,8 @@ DEFAULTS: dict[str, Any] = {
 }
 FAILED_ANSWERS = 3
 """The exit status of a run that is complete, but for answers that failed."""
+GRID = ("task", *DEFAULTS)
+"""What a run measures; without a task, it is that of the model."""
 LISTS = ("methods", "keep", "corrupt", "seeds")
 PLAIN = (
     *("data", "limit", "batch_size", "max_new_tokens", "scope", "crops", "positions"),
@@ -57,7 +58,7 @@ class GridOptions(LoadOptions):
     """What a run measures. No defaults here: what is not given may be in the configuration file."""
 
     config: Path | None = option(None, "options in a YAML file, or the name of a ready one", metavar="FILE")
-    task: str | None = option(None, "the task, see clustrs tasks (default: scenes)")
+    task: str | None = option(None, f"the task, see clustrs tasks (default: the model's own, {default_task(DEFAULT)})")
     data: str | None = option(None, "the folder (or file) of the task", metavar="PATH")
     set_task: dict[str, Any] = option({}, "options of the task, e.g. scoring=contains", metavar="KEY=VALUE")
     limit: int | None = option(None, "only the first so many questions", metavar="N")
@@ -153,8 +154,9 @@ def configuration(options: GridOptions) -> "Config":
     from clustrs.evaluation.config import Config, expand_corruptions, expand_methods
 
     chosen = {**DEFAULTS, **(file_settings(options.config) if options.config else {})}
-    given = {name: getattr(options, name) for name in (*DEFAULTS, *PLAIN)}
+    given = {name: getattr(options, name) for name in (*GRID, *PLAIN)}
     chosen |= {name: value for name, value in given.items() if value is not None and value is not False}
+    chosen.setdefault("task", default_task(str(chosen["model"])))
     for name in LISTS:
         try:
             chosen[name] = as_list(chosen[name])
@@ -180,7 +182,7 @@ def file_settings(path: Path) -> dict[str, Any]:
     from clustrs.evaluation.config import read_settings
 
     loaded = read_settings(path)
-    unknown = set(loaded) - {*DEFAULTS, *PLAIN, "task_options", "reproduces"}
+    unknown = set(loaded) - {*GRID, *PLAIN, "task_options", "reproduces"}
     if unknown:
         raise ValueError(f"config {str(path)!r}: unknown option {sorted(unknown)[0]!r}")
     return loaded

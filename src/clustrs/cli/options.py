@@ -3,8 +3,7 @@
 from dataclasses import dataclass, fields
 
 from clustrs.cli.arguments import option
-from clustrs.embedded import DEFAULT
-from clustrs.embedded import MODELS as EMBEDDED
+from clustrs.embedded import DEFAULT, list_known
 from clustrs.options import Crops, ImagePadding, LoadOptions, Positions, PromptTemplate, Scope
 
 MODEL, LOADING, PRUNING, IMAGES, QUESTIONS = "Model", "Loading the model", "Pruning", "Images", "Questions"
@@ -24,8 +23,7 @@ class ModelOptions(LoadOptions):
 
     model: str = option(
         DEFAULT,
-        f"a folder, a Hugging Face id, or one of {', '.join(EMBEDDED)}, which come with the package and know drawn "
-        f"scenes only",
+        f"a folder, a Hugging Face id, or an embedded model: {list_known()}",
         metavar="ID_OR_FOLDER",
     )
 

@@ -1,5 +1,6 @@
 """What `clustrs ask` and `clustrs compare` have in common: a question about an image, and a loaded model."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,8 +10,7 @@ from clustrs.cli import terminal, values
 from clustrs.cli.arguments import option, positional
 from clustrs.cli.options import AttachOptions, ModelOptions, PromptOptions
 from clustrs.cli.outputs import check_file
-from clustrs.embedded import MODELS as EMBEDDED
-from clustrs.embedded import image_path
+from clustrs.embedded import embedded_model, image_path
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -80,6 +80,7 @@ class Question:
         with terminal.status(f"loading {options.model}"):
             self.model, processor = load_model(options.model, options.load_options())
         self.processor = apply_image_padding(processor, options.image_padding)
+        warn_unknown_words(self.processor, options.question)
 
     def ask(self, method: "Pruner", max_new_tokens: int | None = None) -> "Answer":
         from clustrs.models.ask import ask
@@ -122,6 +123,7 @@ def answer_json(method: "Pruner", answer: "Answer") -> dict[str, Any]:
         "unpruned_tokens": answer.unpruned_tokens,
         "visual_tokens": answer.visual_tokens,
         "new_tokens": answer.new_tokens,
+        "unknown_words": list(answer.unknown_words),
         "seconds": asdict(answer.seconds),
         "kept": answer.image.selection.indices.tolist(),
     }
@@ -133,5 +135,15 @@ def milliseconds(seconds: float | None) -> str:
 
 def print_about(model: str) -> None:
     """Print a line on the model when it is an embedded one."""
-    if model in EMBEDDED:
-        print(f"model: {model}, embedded; it knows drawn scenes only (--model for another)")
+    embedded = embedded_model(model)
+    if embedded is not None:
+        print(f"model: {model}, embedded; it knows {embedded.knows} only (--model for another)")
+
+
+def warn_unknown_words(processor: Any, question: str) -> None:
+    """Print a line to standard error that names the words of a question that the model does not know."""
+    from clustrs.models.vocabulary import name_unknown_words
+
+    line = name_unknown_words(processor, question)
+    if line:
+        print(f"clustrs: {line}: read as unknown, so the answer may mean nothing", file=sys.stderr)

@@ -1,47 +1,132 @@
-"""What the package carries to be tried at once: two small models, and images to ask them about."""
+"""Small models that can be tried at once, and images to ask them about.
+
+The weights, and the photographs of the task `photos`, are in a package of their own, `clustrs-models`. What is there is
+listed here, so that help texts and error messages know it without that package.
+"""
 
 import json
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from clustrs.validation import nearest
 
 HERE = Path(__file__).parent
-MODELS = ("mini-llava", "mini-onevision")
-DEFAULT = MODELS[0]
+DATA_PACKAGE = "clustrs_models"
+INSTALL = "pip install 'clustrs[models]'"
 SAMPLE = "sample:"
 """Before the name of a sample image, where a file is asked for."""
 
 
 @dataclass(frozen=True)
+class EmbeddedModel:
+    """A small model with a name that is taken wherever a model is asked for.
+
+    `knows` is what it can be asked about, and `question` is a question that it understands; `task` is the one that
+    measures it, `family` the `model_type` of its configuration.
+    """
+
+    name: str
+    family: str
+    knows: str
+    task: str
+    question: str
+
+
+EMBEDDED = (
+    EmbeddedModel("mini-llava", "llava", "drawn scenes", "scenes", "How many objects are there?"),
+    EmbeddedModel("mini-onevision", "llava_onevision", "drawn scenes", "scenes", "How many objects are there?"),
+)
+"""One line per folder of `clustrs-models`; the command line, the web page and the documentation follow from it."""
+MODELS = tuple(model.name for model in EMBEDDED)
+DEFAULT = "mini-llava"
+"""The model of `clustrs ask`, `compare`, `app`, `eval` and `make demo` when none is given."""
+
+
+@dataclass(frozen=True)
 class Sample:
-    """An image that comes with the package. Photographs have no questions: the embedded models only know scenes."""
+    """An image to try things with. Those that are like the images of a task have questions with known answers."""
 
     name: str
     path: Path
     licence: str
     questions: tuple[tuple[str, str], ...]
+    task: str = ""
+
+
+def embedded_model(name: str) -> EmbeddedModel | None:
+    """The embedded model of this name; None for any other model."""
+    return next((model for model in EMBEDDED if model.name == name), None)
+
+
+def default_task(model: str) -> str:
+    """The task that measures an embedded model; for any other model, that of the default one."""
+    found = embedded_model(model) or embedded_model(DEFAULT)
+    assert found is not None
+    return found.task
+
+
+def default_model(task: str) -> str:
+    """The embedded model that knows a task: the default one if it does, or else the first."""
+    found = [model.name for model in EMBEDDED if model.task == task]
+    return DEFAULT if DEFAULT in found or not found else found[0]
+
+
+def list_known() -> str:
+    """The embedded models and what they know, in words."""
+    by_knowledge: dict[str, list[str]] = {}
+    for model in EMBEDDED:
+        by_knowledge.setdefault(model.knows, []).append(model.name)
+    return ", ".join(f"{' and '.join(names)} ({knows} only)" for knows, names in by_knowledge.items())
 
 
 def model_folder(name: str) -> Path:
     """Where an embedded model lies, in the format of the model hub."""
     if name not in MODELS:
         raise ValueError(f"embedded model {name!r}: there are {', '.join(MODELS)}")
-    return HERE / name
+    return _data(name, f"model {name!r}")
 
 
 def photo_folder() -> Path:
     """Where the photographs of the task `photos` lie, one folder per kind."""
-    return HERE / "photos"
+    return _data("photos", "photographs of the task 'photos'")
 
 
-def samples() -> list[Sample]:
-    """The sample images, scenes first."""
-    listed = json.loads((HERE / "images" / "samples.json").read_text())
-    return [
-        Sample(row["name"], HERE / "images" / row["file"], row["licence"], tuple(map(tuple, row["questions"])))
-        for row in listed
+def data_package() -> Path | None:
+    """The folder of the package `clustrs-models`; None where it is not installed."""
+    spec = find_spec(DATA_PACKAGE)
+    return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
+
+
+def _data(folder: str, what: str) -> Path:
+    """A folder of `clustrs-models`; `what` is for the error when it is not installed, or too old to have it."""
+    package = data_package()
+    if package is None:
+        raise ValueError(f"{what}: the package clustrs-models has this and is not installed: {INSTALL}")
+    path = package / folder
+    if not path.is_dir():
+        raise ValueError(f"{what}: the installed clustrs-models does not have this: pip install -U 'clustrs[models]'")
+    return path
+
+
+def samples(task: str | None = None) -> list[Sample]:
+    """The sample images, those of the default model's task first; or those of one task. Those of the task `photos` are
+    in `clustrs-models`."""
+    folders = sample_folders()
+    listed = [(folder, row) for folder in folders for row in json.loads((folder / "samples.json").read_text())]
+    found = [
+        Sample(row["name"], folder / row["file"], row["licence"], tuple(map(tuple, row["questions"])), row["task"])
+        for folder, row in listed
     ]
+    found.sort(key=lambda sample: (sample.task != default_task(DEFAULT), not sample.task))
+    return found if task is None else [sample for sample in found if sample.task == task]
+
+
+def sample_folders() -> list[Path]:
+    """Where the sample images lie that are installed."""
+    package = data_package()
+    photos = [] if package is None else [package / "samples"]
+    return [HERE / "images", *(folder for folder in photos if folder.is_dir())]
 
 
 def image_path(given: str) -> Path:

@@ -11,6 +11,7 @@ from torch import nn
 
 from clustrs.models.clock import now, timing
 from clustrs.models.prompts import chat_prompt
+from clustrs.models.vocabulary import unknown_words
 from clustrs.options import Crops, Positions, PromptTemplate, Scope
 from clustrs.pruners import Pruner
 
@@ -35,7 +36,10 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model said, how many visual tokens it would have read and did read, and how long it took."""
+    """What the model said, how many visual tokens it would have read and did read, and how long it took.
+
+    `unknown_words` are those of the question that a word-level tokenizer does not have: the model was not asked them.
+    """
 
     text: str
     unpruned_tokens: int
@@ -43,6 +47,7 @@ class Answer:
     new_tokens: int
     seconds: Seconds
     image: "ImageSelection"
+    unknown_words: tuple[str, ...] = ()
 
 
 def as_seen(processor: Any, image: Image.Image) -> Image.Image:
@@ -99,7 +104,8 @@ def ask(
         decode_per_token=sum(steps) / len(steps) if steps else None,
     )
     answer = processor.decode(new, skip_special_tokens=True).strip()
-    return Answer(answer, result.placeholders, result.kept, len(new), seconds, result)
+    unknown = tuple(unknown_words(processor, question))
+    return Answer(answer, result.placeholders, result.kept, len(new), seconds, result, unknown)
 
 
 @contextmanager

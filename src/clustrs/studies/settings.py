@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from clustrs import validation
-from clustrs.embedded import DEFAULT
+from clustrs.embedded import default_model
 from clustrs.options import ImagePadding, LoadOptions, PromptTemplate
 from clustrs.validation import plain_hint
 
@@ -19,6 +19,8 @@ Keep = int | float
 LARGEST = 2**31 - 1
 """The largest integer that a setting may have unless it says otherwise: no count of anything here comes near."""
 LARGEST_SEED = 2**63 - 1
+TASK = "scenes"
+"""What studies look at unless they are given images or a task."""
 
 
 def setting(
@@ -48,7 +50,9 @@ def seed_setting(help: str = "seed of the corruption", high: int = LARGEST_SEED)
 class StudyConfig(LoadOptions):
     """What every study takes. Lists become tuples, and a single value a tuple of one where there may be several."""
 
-    model: str = setting(DEFAULT, "an embedded model, a folder, or a Hugging Face id", metavar="ID_OR_FOLDER")
+    model: str = setting(
+        default_model(TASK), "an embedded model, a folder, or a Hugging Face id", metavar="ID_OR_FOLDER"
+    )
     prompt_template: PromptTemplate = setting(
         "checkpoint", "the model's own chat template, or LLaVA-1.5's with its system line"
     )
@@ -92,7 +96,7 @@ class GridStudyConfig(StudyConfig):
     """What the studies take that run a grid of the evaluation. A study that was stopped resumes from its `folder`."""
 
     folder: Path
-    task: str = setting("scenes", "the task, see clustrs tasks")
+    task: str = setting(TASK, "the task, see clustrs tasks")
     data: str | None = setting(None, "the folder (or file) of the task", metavar="PATH")
     task_options: Mapping[str, Any] = field(
         default_factory=dict, metadata={"help": "options of the task", "flag": "--set-task", "metavar": "KEY=VALUE"}

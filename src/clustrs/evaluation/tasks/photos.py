@@ -40,8 +40,8 @@ class Photos:
 
 
 def load(data: Path | None = None, limit: int | None = None) -> Photos:
-    """From a folder of Caltech-101 (its photographs that are kept for testing), or else from those that come with the
-    package, which are some of them."""
+    """From a folder of Caltech-101 (its photographs that are kept for testing), or else from those in
+    `clustrs-models`, which are some of them."""
     photos = list_photos(photo_folder()) if data is None else list_photos(data, test=True)
     items: list[Item] = []
     images = {}
