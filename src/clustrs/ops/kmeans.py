@@ -32,6 +32,12 @@ def unit_scale(weight: Tensor) -> Tensor:
     return (weight * torch.exp2(-1 - exponent)).clamp_(min=LIGHTEST)
 
 
+def raised(weight: Tensor, power: float) -> Tensor:
+    """Weights [B, N] from `unit_scale` to a power above 0, the largest 1; what weighed nothing still does."""
+    share = weight / weight.amax(-1, keepdim=True)
+    return share.masked_fill_(weight <= LIGHTEST, 0).pow_(power).clamp_(min=LIGHTEST)
+
+
 def seeding(distances: Tensor, scale: Tensor, weight: Tensor, k: int, *, tau: float | None, seed: int) -> Tensor:
     """k-means++ seeds [B, k]: first the heaviest token, then draws in proportion to weight times cost.
 
@@ -140,9 +146,28 @@ def representatives(labels: Tensor, score: Tensor, k: int) -> tuple[Tensor, Tens
     An empty cluster gives its slot to the best token not kept yet, which leaves its old cluster for one of its own.
     """
     best = torch.where(membership(labels, k), score.unsqueeze(1), -1).max(-1)
-    alive = best.values >= 0
-    kept = fill_invalid(best.indices, alive, score)
-    index = torch.arange(k, device=labels.device)
+    return renumber(labels, best.indices, best.values >= 0, score)
+
+
+def medoids(labels: Tensor, distances: Tensor, scale: Tensor, weight: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """As `representatives`, but the member nearest to the weighted mean of its cluster: the first of those that
+    rounding (see `scale` [B, N]) cannot tell from the nearest. Slots of empty clusters go by weight."""
+    members = membership(labels, k)
+    to_centres = to_means(distances, mean_shares(members, weight)).masked_fill(~members, torch.inf)
+    limit = to_centres.amin(-1, keepdim=True) + (ROUNDING * scale).unsqueeze(1)
+    n = labels.shape[-1]
+    index = torch.arange(n, device=labels.device)
+    first = torch.where(members & (to_centres <= limit), index, n).amin(-1)
+    return renumber(labels, first.clamp(max=n - 1), first < n, weight)
+
+
+def renumber(labels: Tensor, kept: Tensor, alive: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
+    """The token [B, k] of each cluster in raster order, and the labels in that order of the clusters.
+
+    A cluster that is not `alive` [B, k] has no members: the best-scored token not kept yet becomes its only one.
+    """
+    kept = fill_invalid(kept, alive, score)
+    index = torch.arange(kept.shape[-1], device=labels.device)
     labels = labels.scatter(-1, kept, torch.where(alive, labels.gather(-1, kept), index))
     kept, order = kept.sort(-1)
     return kept, order.argsort(-1).gather(-1, labels)
