@@ -55,6 +55,7 @@ def layout_of(places: Places) -> Layout:
 )
 @example(1, 12, 3, 5, True, 1.0, 1.0, True, 4, 1, torch.float32)
 @example(2, 30, 4, -1, True, 0.9, 0.5, True, 5, 2, torch.float32)
+@example(0, 20, 11, 2, False, 0.0, 1.0, False, 1, 1, torch.float64)
 @example(3, 9, 2, 9, False, 0.3, 0.0, True, 3, 1, torch.float16)
 def test_same_as_reference(
     switches: dict[str, Any],
@@ -129,13 +130,13 @@ def test_the_words_of_the_command_line() -> None:
 
 
 def test_the_medoid_by_hand() -> None:
-    """Weighted means 1.3 and 11: token 1 is nearest to one, 4 and 5 are as near to the other as each other."""
-    tokens = torch.tensor([[0.0], [1.0], [3.0], [40.0], [10.0], [12.0]])
+    """Weighted means 1.1 and 101: token 1 is nearest to one, 4 and 5 are as near to the other as each other."""
+    tokens = torch.tensor([[0.0], [1.0], [3.0], [-100.0], [100.0], [102.0]])
     attention = torch.tensor([0.5, 0.2, 0.3, 0.9, 0.1, 0.1])
     method = ClustRS(keep=3, representative="medoid", shrink=False)
     result = method.select(tokens, attention)
     assert result.indices.tolist() == [1, 3, 4]
-    assert result.tokens.flatten().tolist() == [1.0, 40.0, 10.0]
+    assert result.tokens.flatten().tolist() == [1.0, -100.0, 100.0]
     assert ClustRS(keep=3, shrink=False).select(tokens, attention).indices.tolist() == [0, 3, 4]
 
 
@@ -153,7 +154,7 @@ def test_clip_0_0_gives_the_centroids(method: clustrs.Pruner, dtype: torch.dtype
 
 
 def test_the_power_by_hand() -> None:
-    tokens = torch.tensor([[0.0], [1.0], [10.0]])
+    tokens = torch.tensor([[0.0], [1.0], [100.0]])
     attention = torch.tensor([0.16, 0.04, 0.01])
     for power, share in ((1.0, 0.2), (0.5, 1 / 3), (2.0, 1 / 17)):
         centroids = ClustRS(keep=2, attention_power=power).select(tokens, attention).centroids

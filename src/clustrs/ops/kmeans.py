@@ -19,6 +19,8 @@ AT_ONCE = 8
 """From this share of the tokens on, 1 / AT_ONCE, the costs to all tokens are computed at once, not seed by seed."""
 LIGHTEST = 1e-36
 """What counts as no weight at all, next to a largest weight of about 1."""
+LEAST_SUM = 2.0**-126
+"""Below every sum of weights in a cluster, also of the lightest ones that the Huber estimate makes lighter still."""
 
 
 def unit_scale(weight: Tensor) -> Tensor:
@@ -80,7 +82,7 @@ def membership(labels: Tensor, k: int) -> Tensor:
 def mean_shares(members: Tensor, weight: Tensor) -> Tensor:
     """The share [B, k, N] of each token in the weighted mean of its cluster; an empty cluster has zeros."""
     part = members * weight.unsqueeze(1)
-    return part.div_(part.sum(-1, keepdim=True).clamp_(min=LIGHTEST))
+    return part.div_(part.sum(-1, keepdim=True).clamp_(min=LEAST_SUM))
 
 
 def to_means(distances: Tensor, shares: Tensor) -> Tensor:
