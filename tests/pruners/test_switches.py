@@ -172,14 +172,14 @@ def test_extreme_powers(power: float, attention: torch.Tensor) -> None:
 
 
 def test_adaptive_shrinkage_by_hand() -> None:
-    """Squared distances to the nearest token: 4, 1, 1, 9, 9, 9. Their median is 6.5, so the noise is 3.25."""
-    tokens = torch.tensor([[0.0], [2.0], [3.0], [100.0], [103.0], [106.0]])
+    """Squared distances to the nearest token: 16, 1, 1, 9, 9, 36. Their median is 9, so the noise is 4.5."""
+    tokens = torch.tensor([[0.0], [4.0], [5.0], [100.0], [103.0], [109.0]])
     attention = torch.tensor([0.3, 0.1, 0.1, 0.25, 0.1, 0.1])
     result = ClustRS(keep=2, shrinkage="adaptive", clip=(0, 1), attention_power=1e-6).select(tokens, attention)
     assert result.labels is not None
     assert result.labels.tolist() == [0, 0, 0, 1, 1, 1]
-    # Means 5/3 and 103; the median residual of the first is 4/3, and 16/9 is all noise; that of the other is 3.
-    torch.testing.assert_close(result.alpha, torch.tensor([0.0, 1 - 3.25 / 9]), rtol=1e-4, atol=1e-4)
+    # Means 3 and 104; squared distances to them 9, 1, 4, 16, 1 and 25: 56 / 6 on average.
+    torch.testing.assert_close(result.alpha, torch.full((2,), 1 - 4.5 * 6 / 56), rtol=1e-4, atol=1e-4)
 
 
 def test_adaptive_shrinkage_follows_the_noise() -> None:

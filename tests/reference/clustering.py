@@ -216,22 +216,33 @@ def shrunk(
 ) -> Result:
     """The kept tokens, moved towards the means of their clusters: RRS, or as far as the image is noisy."""
     scale = scales(tokens)
-    rows, centroids, alphas = [], [], []
-    for row, i in enumerate(kept):
-        members = [m for m, label in enumerate(labels) if label == row]
-        centre = mean(members, tokens, weight)
-        centroids.append(centre)
-        radius = {m: residual(tokens[m], centre, scale[m]) for m in members}
-        radii = sorted(radius.values())
-        delta = (radii[(len(radii) - 1) // 2] + radii[len(radii) // 2]) / 2
-        r = radius[i]
+    clusters = [[m for m, label in enumerate(labels) if label == row] for row in range(len(kept))]
+    centroids = [mean(members, tokens, weight) for members in clusters]
+    radius = [residual(token, centroids[labels[m]], scale[m]) for m, token in enumerate(tokens)]
+    rows, alphas = [], []
+    for i, members, centre in zip(kept, clusters, centroids, strict=True):
         if len(members) == 1 or clip is None:
             alpha = 1.0
+        elif image_noise is None:
+            alpha = rrs(radius[i], sorted(radius[m] for m in members))
         else:
-            top, bottom = (delta**2, r**2 + delta**2) if image_noise is None else (delta**2 - image_noise, delta**2)
-            nothing = 0.0 if image_noise else 1.0
-            alpha = top / bottom if bottom > 0 else nothing
+            alpha = signal_part(radius, image_noise)
+        if len(members) > 1 and clip is not None:
             alpha = min(max(alpha, clip[0]), clip[1])
         alphas.append(alpha)
         rows.append(alpha * tokens[i] + (1 - alpha) * centre)
     return Result(np.array(rows), kept, labels, np.array(centroids), alphas)
+
+
+def rrs(r: float, radii: list[float]) -> float:
+    """delta^2 / (r^2 + delta^2), delta the median of a cluster's residuals."""
+    delta = (radii[(len(radii) - 1) // 2] + radii[len(radii) // 2]) / 2
+    return delta**2 / (r**2 + delta**2) if r > 0 or delta > 0 else 1.0
+
+
+def signal_part(radius: list[float], image_noise: float) -> float:
+    """The part of the mean squared residual of an image that is not noise."""
+    total = sum(r**2 for r in radius) / len(radius)
+    if total > 0:
+        return 1 - image_noise / total
+    return 0.0 if image_noise > 0 else 1.0

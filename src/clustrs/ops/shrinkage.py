@@ -5,7 +5,7 @@ from torch import Tensor
 
 from clustrs.ops import kmeans
 from clustrs.ops.clusters import Clusters, medians, partition, weighted_sums
-from clustrs.ops.geometry import ROUNDING
+from clustrs.ops.geometry import ROUNDING, map_images
 from clustrs.ops.indexing import gather_tokens
 from clustrs.ops.precision import upcast_half
 
@@ -37,13 +37,13 @@ def noise_variance(distances: Tensor, scale: Tensor) -> Tensor:
 
 
 def adaptive_factors(residuals: Tensor, clusters: Clusters, noise: Tensor, clip: tuple[float, float]) -> Tensor:
-    """How much of each kept token stays, [B, k]: alpha = 1 - noise / delta^2, within `clip`; of all tokens of a
-    cluster the same.
+    """How much of each kept token stays, [B, k]: alpha = 1 - noise / mean(r^2), within `clip`; the same for all tokens
+    of an image.
 
-    delta^2 is the squared median distance of a cluster's tokens to its centre, signal and `noise` [B, 1] together; what
-    stays is the part of it that is not noise. Where both are 0, or in a cluster of one, alpha is 1.
+    The mean squared distance r^2 of all its tokens to the centres of their clusters is signal and `noise` [B, 1]
+    together; what stays is the part that is not noise. Where both are 0, or in a cluster of one, alpha is 1.
     """
-    total = medians(clusters, residuals).square()
+    total = map_images(lambda image: image.square().mean(-1, keepdim=True), residuals)
     alpha = torch.where(total > 0, 1 - noise / total, torch.where(noise > 0, 0.0, 1.0)).clamp(*clip)
     return torch.where(clusters.sizes == 1, 1, alpha)
 
