@@ -15,7 +15,7 @@ def add_grid_distances(distances: Tensor, tile: Tensor, y: Tensor, x: Tensor, we
     distances the results are some, too, which is all that k-means asks for.
     """
     side = torch.maximum(span(y), span(x)).to(distances.dtype)[:, None, None]
-    grid = sum(squared_differences(part).to(distances.dtype) for part in (y, x)) / side.square()
+    grid = (squared_differences(y) + squared_differences(x)).to(distances.dtype) / side.square()
     grid = grid + (tile[:, :, None] != tile[:, None, :])
     unit = median_distance(distances)[:, None, None] * weight
     total = distances + unit.square() * grid
