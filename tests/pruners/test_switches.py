@@ -85,6 +85,7 @@ def test_same_as_reference(
     tolerance = {torch.float64: 1e-9, torch.float32: 1e-5}.get(dtype, 3 * torch.finfo(dtype).eps)
     np.testing.assert_allclose(result.tokens.double().numpy(), expected.tokens, rtol=tolerance, atol=tolerance)
     assert result.centroids is not None
+    assert expected.centroids is not None
     np.testing.assert_allclose(result.centroids.double().numpy(), expected.centroids, rtol=tolerance, atol=tolerance)
 
 
