@@ -170,9 +170,9 @@ def draw(rows: Sequence[Row], about: str) -> Any:
     for axis, keep in zip(axes[0], keeps, strict=True):
         draw_budget(axis, [row for row in shown if row["keep"] == keep], names)
         axis.set_title("all budgets" if keep == EVERY else f"k = {keep}")
+        axis.set_xlabel(f"difference to {REFERENCE}")
     axes[0][0].set_yticks(range(len(names)), names)
     axes[0][0].invert_yaxis()
-    figure.supxlabel(f"difference to {REFERENCE} as in the paper", fontsize=10)
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     title = f"{about} Mean over conditions.\nBars: 95 % intervals over questions; controls are grey."
