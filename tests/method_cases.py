@@ -14,6 +14,12 @@ METHODS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("clustrs", {}, {"tau": 0.3, "iterations": 2, "tolerance": 0.0, "clip": [0.2, 0.7], "salience": True, "seed": 7}),
     ("clustrs", {"shrink": False}, {"distance": "euclidean", "shrink": False, "iterations": 1}),
     ("clustrs", {"centroid": "huber"}, {"centroid": "huber", "tau": 2.0, "tolerance": 0.2, "seed": 2**40 + 3}),
+    (
+        "clustrs",
+        {"representative": "medoid"},
+        {"representative": "medoid", "attention_power": 0.5, "shrinkage": "adaptive", "clip": [0.0, 1.0], "seed": 3},
+    ),
+    ("clustrs", {"shrinkage": "adaptive"}, {"attention_power": 2.5, "clip": [0.0, 0.0], "centroid": "huber"}),
     ("fastervlm", {}, {}),
     ("divprune", {}, {}),
     ("visionzip", {}, {}),

@@ -43,6 +43,11 @@ def test_commas_inside_a_parameter_stay() -> None:
         "none",
         "clustrs tau=2 clip=[0.1, 0.95]",
     ]
+    words_of_a_switch = ["--methods", "clustrs", "clustrs representative=medoid"]
+    assert compare.labels(compare.compared(parse(["compare", "sample:scene-1", "Why?", *words_of_a_switch]))) == [
+        "clustrs",
+        'clustrs representative="medoid"',
+    ]
     evaluated = configuration(parse(["eval", *words])).methods
     assert [method["name"] for method in evaluated] == ["clustrs", "none", "clustrs"]
     assert values.split(["a=[1,[2,3]],b", "c"]) == ["a=[1,[2,3]]", "b", "c"]

@@ -50,6 +50,8 @@ def test_labels_tell_apart_what_differs(tmp_path: Path) -> None:
         "clustrs clip=[0.1,0.95] shrink=true",
         "clustrs clip=[0.0,1.0] shrink=false",
     ]
+    run = load_run(write_run(tmp_path, methods=[clustrs, {**clustrs, "representative": "medoid"}]))
+    assert [method.label for method in run.methods] == ["clustrs", "clustrs representative=medoid"]
 
 
 def test_counts_and_shares_are_different_budgets(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from export.graph_checks import assert_same, check_graph, run, session
 from method_cases import draw_image, tensors
 
-from clustrs import ClustRS, FasterVLM, NoPruning, Pruner, VisPruner, get_method, list_methods
+from clustrs import ClustRS, Denoise, FasterVLM, NoPruning, Pruner, VisPruner, get_method, list_methods
 from clustrs.export import METHODS, TokenSelection, export_selection, trace
 
 N, D, H, K = 40, 24, 10, 6
@@ -18,6 +18,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("clustrs", {}),
     ("clustrs", {**HARD, "centroid": "huber", "salience": True}),
     ("clustrs", {"distance": "euclidean", "shrink": False, "iterations": 1}),
+    ("clustrs", {"representative": "medoid", "attention_power": 0.5, "shrinkage": "adaptive"}),
     ("fastervlm", {}),
     ("divprune", {}),
     ("vispruner", {"important": 0.4}),
@@ -105,6 +106,12 @@ def test_methods_that_cannot_be_exported_are_refused() -> None:
         with pytest.raises(ValueError, match=f"method '{name}' can't be exported: give one of clustrs, denoise"):
             TokenSelection(get_method(name, keep=K), N, D)
     assert set(METHODS) <= set(list_methods())
+
+
+@pytest.mark.parametrize("method", [ClustRS(keep=K, spatial=0.5), Denoise(ClustRS(keep=K, spatial=0.5, shrink=False))])
+def test_the_spatial_term_is_refused(method: Pruner) -> None:
+    with pytest.raises(ValueError, match=r"spatial=0\.5 can't be exported: graphs have no layout; give 0"):
+        TokenSelection(method, N, D)
 
 
 @pytest.mark.parametrize(

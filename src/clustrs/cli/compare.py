@@ -102,7 +102,7 @@ def labels(methods: list["Pruner"]) -> list[str]:
     def label(method: Pruner) -> str:
         same = [other.to_dict() for other in methods if other.name == method.name]
         own = method.to_dict()
-        differing = [key for key in own if any(other[key] != own[key] for other in same)]
+        differing = [key for key in own if any(other.get(key) != own[key] for other in same)]
         return " ".join([method.name, *(f"{key}={json.dumps(own[key])}" for key in differing)])
 
     return names if len(set(names)) == len(names) else [label(method) for method in methods]

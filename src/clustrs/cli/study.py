@@ -24,6 +24,7 @@ STUDIES = {
     "overhead": "milliseconds of the vision tower, of scoring and of selection, for each method and budget",
     "ablation": "Clustering, C+H and ClustRS, over noise and budgets",
     "sensitivity": "tau, the clip interval, and the centroid",
+    "variants": "switches of ClustRS beyond the paper, picked on one half of the images and compared on the other",
     "denoising": "how far noisy kept tokens are from the clean ones, before and after shrinkage",
 }
 EPILOG = f"""\

@@ -413,7 +413,8 @@ def _methods(described: Sequence[Mapping[str, Any]]) -> tuple[Method, ...]:
     labelled = []
     for method in plain:
         names = differing[method.name, method.budget]
-        label = " ".join([method.name, *(f"{name}={_short(method.parameters.get(name))}" for name in names)])
+        known = [name for name in names if name in method.parameters]  # a switch that is off is not stored
+        label = " ".join([method.name, *(f"{name}={_short(method.parameters[name])}" for name in known)])
         labelled.append(replace(method, label=label))
     if len({(method.label, method.budget) for method in labelled}) < len(labelled):
         raise ValueError("methods of config.json: two of them are the same")

@@ -134,6 +134,9 @@ def check_exportable(method: Pruner) -> None:
     inner = getattr(method, "inner", None)
     if isinstance(inner, Pruner):
         check_exportable(inner)
+    if "layout" in method.requirements():
+        spatial = getattr(method, "spatial", None)
+        raise ValueError(f"spatial={spatial!r} can't be exported: graphs have no layout; give 0")
 
 
 def trace(module: PrunedVision | TokenSelection) -> ExportedProgram:

@@ -23,7 +23,7 @@ from torch import Tensor
 from clustrs.ops import plain
 from clustrs.ops.geometry import centre, map_images
 from clustrs.ops.indexing import gather_tokens
-from clustrs.ops.kmeans import LIGHTEST, gather_own
+from clustrs.ops.kmeans import LEAST_SUM, LIGHTEST, gather_own
 from clustrs.ops.matmul import deterministic_matmul
 from clustrs.ops.precision import is_ordinary, upcast_half
 
@@ -175,7 +175,7 @@ def _shares(labels: Tensor, weight: Tensor, k: int, own: Tensor, huber_tau: floa
     """The shares [B, k, N] of the tokens in the centres; `own` are the squared distances to the centres before."""
     batch, n = weight.shape
     out = torch.empty(batch, k, n, dtype=weight.dtype, device=weight.device)
-    arguments = (labels, weight, own, out, n, k, huber_tau or 1.0, LIGHTEST)
+    arguments = (labels, weight, own, out, n, k, huber_tau or 1.0, LEAST_SUM)
     _kernels().shares_kernel[(k, batch)](*arguments, HUBER=huber_tau is not None, BLOCK=block(n))
     return out
 

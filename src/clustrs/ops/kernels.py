@@ -92,7 +92,7 @@ def seeding_kernel(
 
 
 @triton.jit
-def shares_kernel(labels, weight, own, shares, n, k, tau, lightest, HUBER: tl.constexpr, BLOCK: tl.constexpr):
+def shares_kernel(labels, weight, own, shares, n, k, tau, least_sum, HUBER: tl.constexpr, BLOCK: tl.constexpr):
     """One program per cluster: the share of each token in its weighted mean."""
     j = tl.program_id(0)
     image = tl.program_id(1).to(tl.int64)
@@ -104,7 +104,7 @@ def shares_kernel(labels, weight, own, shares, n, k, tau, lightest, HUBER: tl.co
         far = tl.load(own + image * n + token, mask=member, other=1)
         radius = tl.sqrt_rn(far)
         part = part * tl.where(radius > tau, tl.div_rn(tau, tl.maximum(radius, tau)), 1.0)
-    total = tl.maximum(tl.sum(part, 0), lightest)
+    total = tl.maximum(tl.sum(part, 0), least_sum)
     share = tl.div_rn(part, total)
     tl.store(shares + (image * k + j) * n + token, share, mask=inside)
 

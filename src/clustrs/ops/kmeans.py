@@ -19,6 +19,8 @@ AT_ONCE = 8
 """From this share of the tokens on, 1 / AT_ONCE, the costs to all tokens are computed at once, not seed by seed."""
 LIGHTEST = 1e-36
 """What counts as no weight at all, next to a largest weight of about 1."""
+LEAST_SUM = 2.0**-126
+"""Below every sum of weights in a cluster, also of the lightest ones that the Huber estimate makes lighter still."""
 
 
 def unit_scale(weight: Tensor) -> Tensor:
@@ -30,6 +32,12 @@ def unit_scale(weight: Tensor) -> Tensor:
     # From the logarithm, because frexp does not export. Where it rounds at a power of two, either is right.
     exponent = weight.amax(-1, keepdim=True).log2().floor().clamp(-127, 125)
     return (weight * torch.exp2(-1 - exponent)).clamp_(min=LIGHTEST)
+
+
+def raised(weight: Tensor, power: float) -> Tensor:
+    """Weights [B, N] from `unit_scale` to a power above 0, the largest 1; what weighed nothing still does."""
+    share = weight / weight.amax(-1, keepdim=True)
+    return share.masked_fill_(weight <= LIGHTEST, 0).pow_(power).clamp_(min=LIGHTEST)
 
 
 def seeding(distances: Tensor, scale: Tensor, weight: Tensor, k: int, *, tau: float | None, seed: int) -> Tensor:
@@ -74,7 +82,7 @@ def membership(labels: Tensor, k: int) -> Tensor:
 def mean_shares(members: Tensor, weight: Tensor) -> Tensor:
     """The share [B, k, N] of each token in the weighted mean of its cluster; an empty cluster has zeros."""
     part = members * weight.unsqueeze(1)
-    return part.div_(part.sum(-1, keepdim=True).clamp_(min=LIGHTEST))
+    return part.div_(part.sum(-1, keepdim=True).clamp_(min=LEAST_SUM))
 
 
 def to_means(distances: Tensor, shares: Tensor) -> Tensor:
@@ -140,9 +148,28 @@ def representatives(labels: Tensor, score: Tensor, k: int) -> tuple[Tensor, Tens
     An empty cluster gives its slot to the best token not kept yet, which leaves its old cluster for one of its own.
     """
     best = torch.where(membership(labels, k), score.unsqueeze(1), -1).max(-1)
-    alive = best.values >= 0
-    kept = fill_invalid(best.indices, alive, score)
-    index = torch.arange(k, device=labels.device)
+    return renumber(labels, best.indices, best.values >= 0, score)
+
+
+def medoids(labels: Tensor, distances: Tensor, scale: Tensor, weight: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """As `representatives`, but the member nearest to the weighted mean of its cluster: the first of those that
+    rounding (see `scale` [B, N]) cannot tell from the nearest. Slots of empty clusters go by weight."""
+    members = membership(labels, k)
+    to_centres = to_means(distances, mean_shares(members, weight)).masked_fill(~members, torch.inf)
+    limit = to_centres.amin(-1, keepdim=True) + (ROUNDING * scale).unsqueeze(1)
+    n = labels.shape[-1]
+    index = torch.arange(n, device=labels.device)
+    first = torch.where(members & (to_centres <= limit), index, n).amin(-1)
+    return renumber(labels, first.clamp(max=n - 1), first < n, weight)
+
+
+def renumber(labels: Tensor, kept: Tensor, alive: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
+    """The token [B, k] of each cluster in raster order, and the labels in that order of the clusters.
+
+    A cluster that is not `alive` [B, k] has no members: the best-scored token not kept yet becomes its only one.
+    """
+    kept = fill_invalid(kept, alive, score)
+    index = torch.arange(kept.shape[-1], device=labels.device)
     labels = labels.scatter(-1, kept, torch.where(alive, labels.gather(-1, kept), index))
     kept, order = kept.sort(-1)
     return kept, order.argsort(-1).gather(-1, labels)

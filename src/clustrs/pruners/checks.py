@@ -111,7 +111,8 @@ def requirements(method: str, needs: tuple[str, ...], inputs: PrunerInputs) -> N
     """All that a method needs is there."""
     for need in needs:
         if getattr(inputs, "scores" if need == "attention" else need) is None:
-            where = "attention" if need == "attention" else f"states=EncoderStates({need}=...)"
+            arguments = {"attention": "attention", "layout": "layout=Layout(...)"}
+            where = arguments.get(need, f"states=EncoderStates({need}=...)")
             raise ValueError(f"{need} is missing: {method} needs it, give select(..., {where})")
 
 

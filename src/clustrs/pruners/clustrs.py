@@ -1,19 +1,26 @@
 """ClustRS: attention-weighted Huber k-means++ (C+H), then residual shrinkage (RRS)."""
 
 from dataclasses import dataclass
-from typing import Literal
+from types import ModuleType
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from clustrs import validation
-from clustrs.ops import fused, kmeans
+from clustrs.ops import fused, kmeans, plain
 from clustrs.ops.precision import upcast_half
 from clustrs.ops.salience import salience
+from clustrs.ops.spatial import add_grid_distances
 from clustrs.pruners import checks
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.registry import register
 from clustrs.pruners.selection import PrunerInputs, Selection
+
+SWITCHES = ("representative", "attention_power", "shrinkage", "spatial")
+"""What goes beyond the paper: off at its defaults."""
+LARGEST_SPATIAL = 100.0
+"""Far beyond the weight from which features no longer matter, and small enough that squares stay in float32."""
 
 
 @register
@@ -25,6 +32,11 @@ class ClustRS(Pruner):
     tokens changes cluster. distance: "huber" or "euclidean" cost in the seeding. centroid: "mean", or one step of
     the "huber" M-estimate a round. shrink: apply RRS. clip: bounds of the shrink factor alpha. salience: add the
     norm to the attention; None means only for encoders without a CLS token. seed: of the draws in the seeding.
+
+    Beyond the paper, off by default. representative: keep the member with the most "attention", or the "medoid", which
+    is the one nearest to the centre. attention_power: attention to this power is the weight of a token. shrinkage:
+    alpha from the "residual" (RRS), or "adaptive" to the noise in the image. spatial: how much the distance on the
+    image's grid counts in the clustering; at 1 tokens a whole image apart gain the median distance of two tokens.
     """
 
     name = "clustrs"
@@ -41,6 +53,10 @@ class ClustRS(Pruner):
     clip: tuple[float, float] = (0.10, 0.95)
     salience: bool | None = None
     seed: int = 0
+    representative: Literal["attention", "medoid"] = "attention"
+    attention_power: float = 1.0
+    shrinkage: Literal["residual", "adaptive"] = "residual"
+    spatial: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,37 +69,70 @@ class ClustRS(Pruner):
         object.__setattr__(self, "clip", validation.interval("clip", self.clip, 0, 1))
         validation.choice("salience", self.salience, (True, False, None))
         validation.integer("seed", self.seed, 0)
+        validation.choice("representative", self.representative, ("attention", "medoid"))
+        validation.above("attention_power", self.attention_power, 0)
+        validation.choice("shrinkage", self.shrinkage, ("residual", "adaptive"))
+        validation.number("spatial", self.spatial, 0, LARGEST_SPATIAL)
+        if self.shrinkage == "adaptive" and not self.shrink:
+            raise ValueError("shrinkage='adaptive' with shrink=False: nothing would move; leave one of them out")
+
+    def requirements(self) -> tuple[str, ...]:
+        return (*self.needs, "layout") if self.spatial else self.needs
+
+    def to_dict(self) -> dict[str, Any]:
+        """As of any method, without the switches beyond the paper that are off: runs that were stored before there were
+        any stay the same runs."""
+        off = {name for name in SWITCHES if getattr(self, name) == getattr(ClustRS, name)}
+        return {key: value for key, value in super().to_dict().items() if key not in off}
 
     def _select(self, inputs: PrunerInputs, k: int, check: bool) -> Selection:
-        steps = fused.steps(inputs.tokens)
+        has_kernels = self.representative == "attention" and self.shrinkage == "residual"
+        steps = fused.steps(inputs.tokens) if has_kernels else plain
         with torch.no_grad():
-            weight = token_weights(inputs, self.salience)
+            weight = token_weights(inputs, self.salience, self.attention_power)
             distances, scale = steps.squared_distances(upcast_half(inputs.tokens))
             if check:
                 checks.finite("tokens", inputs.tokens, norms=scale.sqrt())
-            tau = self.tau if self.distance == "huber" else None
-            seeds = steps.seeding(distances, scale, weight, k, tau=tau, seed=self.seed)
-            labels, _ = steps.refine(
-                distances,
-                scale,
-                weight,
-                seeds,
-                iterations=self.iterations,
-                tolerance=self.tolerance,
-                huber_tau=self.tau if self.centroid == "huber" else None,
-            )
-            indices, labels = steps.representatives(labels, weight, k)
+            labels = self._cluster(steps, inputs, distances, scale, weight, k)
+            if self.representative == "medoid":
+                indices, labels = kmeans.medoids(labels, distances, scale, weight, k)
+            else:
+                indices, labels = steps.representatives(labels, weight, k)
         clip = self.clip if self.shrink else None
-        moved = steps.shrink_to_means(inputs.tokens, indices, labels, weight, distances, scale, clip)
+        adaptive = {"adaptive": True} if self.shrinkage == "adaptive" else {}
+        moved = steps.shrink_to_means(inputs.tokens, indices, labels, weight, distances, scale, clip, **adaptive)
         kept, centroids, alpha, shares = moved
         return Selection(kept, indices, labels, centroids, alpha, shares=shares)
 
+    def _cluster(
+        self, steps: ModuleType, inputs: PrunerInputs, distances: Tensor, scale: Tensor, weight: Tensor, k: int
+    ) -> Tensor:
+        """The cluster [B, N] of each token."""
+        if self.spatial:
+            layout = inputs.layout
+            assert layout is not None
+            distances, scale = add_grid_distances(distances, layout.tile, layout.y, layout.x, self.spatial)
+        tau = self.tau if self.distance == "huber" else None
+        seeds = steps.seeding(distances, scale, weight, k, tau=tau, seed=self.seed)
+        labels: Tensor = steps.refine(
+            distances,
+            scale,
+            weight,
+            seeds,
+            iterations=self.iterations,
+            tolerance=self.tolerance,
+            huber_tau=self.tau if self.centroid == "huber" else None,
+        )[0]
+        return labels
 
-def token_weights(inputs: PrunerInputs, with_salience: bool | None) -> Tensor:
-    """How much each token counts, [B, N]: its attention, with salience if asked for (None: if there is no CLS)."""
+
+def token_weights(inputs: PrunerInputs, with_salience: bool | None, power: float = 1.0) -> Tensor:
+    """How much each token counts, [B, N]: its attention, with salience if asked for (None: if there is no CLS), to a
+    power."""
     assert inputs.scores is not None
     features = upcast_half(inputs.tokens)
     weight = inputs.scores.to(features.dtype)
     if with_salience or (with_salience is None and not inputs.cls):
         weight = salience(features, weight)
-    return kmeans.unit_scale(weight)
+    weight = kmeans.unit_scale(weight)
+    return weight if power == 1 else kmeans.raised(weight, power)

@@ -26,7 +26,8 @@ class Denoise(Pruner):
 
     inner: the method that chooses, for example `Denoise(DivPrune(keep=16))`, or its name. Its clusters are used; where
     it has none, each token belongs to the nearest kept one. keep: the budget, if not the one that `inner` has. clip:
-    bounds of the shrink factor alpha. salience: as in ClustRS; None means as `inner` has it.
+    bounds of the shrink factor alpha. salience: as in ClustRS; None means as `inner` has it. The power of the attention
+    is that of `inner`, too.
     """
 
     name = "denoise"
@@ -60,7 +61,7 @@ class Denoise(Pruner):
         with_salience = getattr(self.inner, "salience", None) if self.salience is None else self.salience
         steps = fused.steps(inputs.tokens)
         with torch.no_grad():
-            weight = token_weights(inputs, with_salience)
+            weight = token_weights(inputs, with_salience, getattr(self.inner, "attention_power", 1.0))
             distances, scale = steps.squared_distances(upcast_half(inputs.tokens))
             labels = chosen.labels
             if labels is None:

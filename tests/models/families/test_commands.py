@@ -22,6 +22,7 @@ STUDIES: dict[str, list[Any]] = {
     "denoising": ["IMAGES", "--keep", KEEP, "--levels", 1],
     "ablation": ["TASK", "--keep", KEEP, "--levels", 1, "--limit", 2],
     "sensitivity": ["TASK", "--keep", KEEP, "--corrupt", "clean", "--parameters", "centroid", "--limit", 2],
+    "variants": ["TASK", "--keep", KEEP, "--corrupt", "clean"],
 }
 Run = Callable[..., tuple[int, str, str]]
 
