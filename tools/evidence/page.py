@@ -41,9 +41,9 @@ results in `docs/results/evidence`; no verdict is set by hand.
 - "No difference" holds if the interval lies within {SAME:g} points of 0, and does not hold if it lies outside. Where a
   claim is about a threshold, the threshold stands in the table.
 - A claim of several numbers holds if all of them do, and does not hold if one of them does not.
-- "Gaussian noise" and "salt and pepper" are the mean over three levels of each, at which the unpruned model loses 10, 35
-  and 50 % of its clean score ([how](evaluation.md#levels-by-what-they-cost)): where it is blind, all methods look alike.
-  For the same reason corruptions under which it keeps less than {BLIND:.0%} of its clean score are left out.
+- "Gaussian noise" and "salt and pepper" are the mean over three levels of each, at which the unpruned model loses 10,
+  35 and 50 % of its clean score ([how](evaluation.md#levels-by-what-they-cost)): where it is blind, all methods look
+  alike. For the same reason corruptions under which it keeps less than {BLIND:.0%} of its clean score are left out.
 - {sum(len(claim.checks) for claim in CLAIMS)} numbers of each model are judged one by one. Of so many intervals of 95 %
   a few miss by chance.
 """

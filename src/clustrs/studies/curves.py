@@ -109,7 +109,7 @@ def study_corruptions(
     """The corruption of a study of images at its levels and at those of its losses, from mild to severe, and how the
     latter came about in words."""
     given = resolve_corruptions(config.corruption, config.levels, default)
-    losses = requested_losses(config.losses, config.levels is not None)
+    losses = requested_losses(config.losses, config.levels is not None or bool(config.images))
     folder = None if config.folder is None else config.folder / "curve"
     chosen = choose_levels(config, [config.corruption], losses, config.curve_questions, folder)
     extra = resolve_corruptions(config.corruption, chosen.levels[config.corruption])

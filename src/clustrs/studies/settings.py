@@ -98,7 +98,7 @@ class LossSettings:
     losses: tuple[float, ...] | None = setting(
         None,
         "also the levels at which the unpruned model loses these shares of its clean score (default: 0.1 0.35, unless "
-        "levels are given)",
+        "levels or images are given)",
         metavar="SHARE",
     )
     curve_questions: int = setting(300, "questions of the task that are asked at each level to find those")
