@@ -8,6 +8,7 @@ from typing import Any
 import evaluation.run_files as files
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from clustrs.cli.app import parse
 from clustrs.cli.evaluate import configuration
@@ -98,9 +99,7 @@ def right_sometimes(patch: pytest.MonkeyPatch) -> None:
         right = {"clean": 8, "gaussian:0.5": 6, "gaussian:2": 2}[unit.corruption]
         order = [item.id for item in self.task.items]
         for records in answered(self, unit):
-            for record in records:
-                record.score = float(order.index(record.item) < right)
-            yield records
+            yield [replace(record, score=float(order.index(record.item) < right)) for record in records]
 
     patch.setattr(Worker, "run", run)
 

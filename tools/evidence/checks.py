@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from clustrs.evaluation.metrics import Estimate
 from tools.evidence import paper
@@ -50,16 +51,20 @@ def compared(
     rule: Rule | None = None,
     tables: Sequence[str] = paper.MAIN,
     model: str = paper.LLAVA,
+    part: Literal["grid", "parameters"] = "grid",
 ) -> Check:
-    """A comparison of scores on the same questions."""
-    number = paper.contrast(terms, tables, model)
-    return Check(label, rule or Above(), lambda stored: stored.grid and stored.grid.contrast(terms), number)
+    """A comparison of scores on the same questions, in the grid or in the run that varies ClustRS's parameters."""
+
+    def measure(stored: Stored) -> Estimate | None:
+        answers = stored.grid if part == "grid" else stored.parameters
+        return None if answers is None else answers.contrast(terms)
+
+    return Check(label, rule or Above(), measure, paper.contrast(terms, tables, model))
 
 
 def varied(label: str, terms: Sequence[Term], rule: Rule, tables: Sequence[str]) -> Check:
-    """As `compared`, in the run that varies the parameters of ClustRS."""
-    check = compared(label, terms, rule, tables)
-    return replace(check, measure=lambda stored: stored.parameters and stored.parameters.contrast(terms))
+    """A comparison in the run that varies the parameters of ClustRS."""
+    return compared(label, terms, rule, tables, part="parameters")
 
 
 def over_budgets(first: str, second: str) -> tuple[Term, ...]:
@@ -74,26 +79,32 @@ def changed(terms: Iterable[Term], minus: Iterable[Term]) -> tuple[Term, ...]:
 
 
 def table_check(
-    label: str, rule: Rule, table: str, column: str, where: dict[str, str], factor: float = 1.0, **more: float | str
+    label: str,
+    rule: Rule,
+    where: tuple[str, str, dict[str, str]],
+    factor: float = 1.0,
+    number: float | None = None,
+    unit: str = "%",
 ) -> Check:
-    """A number of a study's table, with its interval: the row with these fields."""
+    """A number of a study's table, with its interval: `where` is the table, the column, and the fields of the row."""
+    table, column, fields = where
 
     def measure(stored: Stored) -> Estimate | None:
-        rows = [row for row in stored.table(table) if all(row[name] == value for name, value in where.items())]
+        rows = [row for row in stored.table(table) if all(row[name] == value for name, value in fields.items())]
         if len(rows) != 1 or not rows[0][column]:
             return None
         ends = ("low", "high") if column == "mean" else (f"{column}_low", f"{column}_high")
         low, high = (factor * float(rows[0][end]) if rows[0][end] else None for end in ends)
         return Estimate(int(rows[0].get("images") or 0), factor * float(rows[0][column]), low, high)
 
-    return Check(label, rule, measure, **more)  # type: ignore[arg-type]
+    return Check(label, rule, measure, number, unit)
 
 
 def ranking(level: str, rule: Rule) -> Check:
     where = {"measure": "top_overlap", "method": "ranking", "corruption": "gaussian", "level": level}
     number = paper.table_value("rank_instability", "overlap", level=float(level))
     label = f"of the 15 most attended tokens still there at sigma {level}"
-    return table_check(label, rule, "stability", "mean", where, 100, paper=number, unit="%")
+    return table_check(label, rule, ("stability", "mean", where), 100, number)
 
 
 def kept_again(level: str) -> Check:
@@ -117,11 +128,11 @@ def kept_again(level: str) -> Check:
 def nearer(level: str) -> Check:
     where = {"keep": "16", "corruption": "gaussian", "level": level}
     label = f"change of the distance from the clean token at sigma {level}, k = 16"
-    return table_check(label, Below(0.0), "denoising", "after_change", where, 100, unit="%")
+    return table_check(label, Below(0.0), ("denoising", "after_change", where), 100)
 
 
 def geometry(label: str, measure: str, rule: Rule, number: float) -> Check:
-    return table_check(label, rule, "geometry", "mean", {"measure": measure}, paper=number, unit="times the median")
+    return table_check(label, rule, ("geometry", "mean", {"measure": measure}), 1.0, number, "times the median")
 
 
 def cost(label: str, rule: Rule, keep: str, number: float, of_answer: bool) -> Check:
@@ -143,9 +154,11 @@ def cost(label: str, rule: Rule, keep: str, number: float, of_answer: bool) -> C
     return Check(label, rule, measure, number, "%" if of_answer else "times FasterVLM's")
 
 
-def leads(keep: int, groups: dict[str, str], rivals: Iterable[str] = RIVALS, **more: str) -> tuple[Check, ...]:
+def leads(
+    keep: int, groups: dict[str, str], rivals: Iterable[str] = tuple(RIVALS), model: str = paper.LLAVA
+) -> tuple[Check, ...]:
     return tuple(
-        compared(f"{text}, k = {keep}, ClustRS minus {RIVALS[rival]}", lead("clustrs", rival, keep, group), **more)
+        compared(f"{text}, k = {keep}, ClustRS minus {RIVALS[rival]}", lead("clustrs", rival, keep, group), model=model)
         for group, text in groups.items()
         for rival in rivals
     )

@@ -149,7 +149,7 @@ def make_engine(options: EvalOptions) -> "Engine":
     return get_engine(options.engine, **settings)
 
 
-def configuration(options: GridOptions) -> "Config":
+def configuration(options: EvalOptions) -> "Config":
     """The run's configuration: defaults, then the file, then the options."""
     from clustrs.evaluation.config import Config, expand_corruptions, expand_methods
 
@@ -179,7 +179,7 @@ def configuration(options: GridOptions) -> "Config":
     return choose_levels(config, corruptions, options) if by_loss else config
 
 
-def choose_levels(config: "Config", corruptions: Sequence[str], options: GridOptions) -> "Config":
+def choose_levels(config: "Config", corruptions: Sequence[str], options: EvalOptions) -> "Config":
     """The configuration with levels from the unpruned model's curve; what that was measured on is kept beside the run.
 
     The curve is a run of its own: without --output in a folder of its own, so that other runs find it again.
@@ -190,12 +190,12 @@ def choose_levels(config: "Config", corruptions: Sequence[str], options: GridOpt
 
     asked = [text for text in corruptions if "@" in text]
     names = [parse_loss(text)[0] for text in asked]
-    folder = getattr(options, "output", None)
-    curve = folder / "curve" if folder else default_folder(curve_config(config, {name: ladder(name) for name in names}))
+    ladders = {name: ladder(name) for name in names}
+    curve = options.output / "curve" if options.output else default_folder(curve_config(config, ladders))
     check_folder("--output", curve)
     quiet_transformers()
     print(f"curve of the unpruned model: {curve}", file=sys.stderr)
-    levels = resolve_losses(asked, config, curve, progress=not getattr(options, "quiet", False))
+    levels = resolve_losses(asked, config, curve, progress=not options.quiet)
     for text, level in levels.items():
         print(f"  {text} is {level}", file=sys.stderr)
     return replace(config, corruptions=expand_corruptions([levels.get(text, text) for text in corruptions]))

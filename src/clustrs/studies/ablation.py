@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clustrs import palette
@@ -51,12 +52,13 @@ def run(config: AblationConfig) -> StudyResult:
 
     default = LEVELS if config.corruption == "gaussian" else None
     corruptions = resolve_corruptions(config.corruption, config.levels, default)
+    folder = Path(config.folder)
     losses = requested_losses(config.losses, config.levels is not None)
-    chosen = choose_levels(config, [config.corruption], losses, config.curve_questions, config.folder / "curve")
+    chosen = choose_levels(config, [config.corruption], losses, config.curve_questions, folder / "curve")
     parts = [part("ablation", config, corruptions)]
     levels = chosen.levels[config.corruption]
     if levels:
-        own = replace(config, folder=config.folder / "chosen")
+        own = replace(config, folder=folder / "chosen")
         parts.append(part("ablation-chosen", own, resolve_corruptions(config.corruption, levels)))
     return StudyResult((*parts[:-1], replace(parts[-1], findings=f"{parts[-1].findings}\n{chosen.text}".rstrip())))
 

@@ -110,7 +110,7 @@ def study_corruptions(
     latter came about in words."""
     given = resolve_corruptions(config.corruption, config.levels, default)
     losses = requested_losses(config.losses, config.levels is not None or bool(config.images))
-    folder = None if config.folder is None else config.folder / "curve"
+    folder = None if config.folder is None else Path(config.folder) / "curve"
     chosen = choose_levels(config, [config.corruption], losses, config.curve_questions, folder)
     extra = resolve_corruptions(config.corruption, chosen.levels[config.corruption])
     levels = {corruption.level: corruption for corruption in (*given, *extra)}

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from clustrs import palette
@@ -61,12 +62,13 @@ def run(config: SensitivityConfig) -> StudyResult:
     from clustrs.images.corruptions import Corruption
     from clustrs.studies.curves import choose_levels, requested_losses
 
+    folder = Path(config.folder)
     losses = requested_losses(config.losses, config.corruptions is not None)
-    chosen = choose_levels(config, CHOSEN, losses, config.curve_questions, config.folder / "curve")
+    chosen = choose_levels(config, CHOSEN, losses, config.curve_questions, folder / "curve")
     parts = [part("sensitivity", config, expand_corruptions(config.corruptions or CONDITIONS))]
     levels = [str(Corruption(name, level)) for name in CHOSEN for level in chosen.levels[name]]
     if levels:
-        own = replace(config, folder=config.folder / "chosen")
+        own = replace(config, folder=folder / "chosen")
         parts.append(part("sensitivity-chosen", own, ["clean", *levels]))
     return StudyResult((*parts[:-1], replace(parts[-1], findings=f"{parts[-1].findings}\n{chosen.text}".rstrip())))
 
