@@ -138,7 +138,7 @@ def verdicts(shares: dict[str, float]) -> dict[str, Verdict | None]:
     return {claim.title: claim_verdict(claim, stored) for claim in CLAIMS}
 
 
-BETTER = "Better than attention and diversity at k = 16, clean images"
+BETTER = "Better than attention and diversity with 16 tokens, clean images"
 
 
 def test_verdicts_follow_from_the_answers() -> None:

@@ -54,22 +54,22 @@ CLAIMS = (
         (kept_again("0.1"), kept_again("1")),
     ),
     Claim(
-        "Better than attention and diversity at k = 16, clean images",
+        "Better than attention and diversity with 16 tokens, clean images",
         "ClustRS leads FasterVLM, DivPrune and VisionZip by 3 to 6 points.",
         leads(16, {"clean": "clean images"}),
     ),
     Claim(
-        "Better than attention and diversity at k = 16, under noise",
+        "Better than attention and diversity with 16 tokens, under noise",
         "The lead is largely kept under Gaussian and salt-and-pepper noise.",
         leads(16, {name: text for name, text in MAIN_GROUPS.items() if name != "clean"}),
     ),
     Claim(
-        "Better at k = 16 under other corruptions",
+        "Better with 16 tokens under other corruptions",
         "Brightness, contrast, cutout, motion blur and JPEG show the same.",
         leads(16, {"other": "other corruptions"}),
     ),
     Claim(
-        "Better at k = 50",
+        "Better with 50 tokens",
         "Best on clean images, under salt and pepper, and under most other corruptions; variable under Gaussian noise.",
         leads(50, {"clean": "clean images", "salt_pepper": "salt and pepper", "other": "other corruptions"}),
     ),

@@ -44,8 +44,8 @@ results in `docs/results/evidence`; no verdict is set by hand.
 - "Gaussian noise" and "salt and pepper" are the mean over three levels of each, at which the unpruned model loses 10,
   35 and 50 % of its clean score ([how](evaluation.md#levels-by-what-they-cost)): where it is blind, all methods look
   alike. For the same reason corruptions under which it keeps less than {BLIND:.0%} of its clean score are left out.
-- {sum(len(claim.checks) for claim in CLAIMS)} numbers of each model are judged one by one. Of so many intervals of 95 %
-  a few miss by chance.
+- {sum(len(claim.checks) for claim in CLAIMS)} numbers are judged one by one; of so many intervals of 95 % a few miss by
+  chance.
 """
 
 
@@ -59,8 +59,9 @@ def build(models: Sequence[Stored]) -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> str:
     """A Markdown table; the last `numbers` columns are aligned to the right."""
-    marks = [":--"] * (len(head) - numbers) + ["--:"] * numbers
-    return "\n".join("| " + " | ".join(row) + " |" for row in (head, marks, *rows)).replace("| :--", "|:--") + "\n"
+    marks = "|" + ":--|" * (len(head) - numbers) + "--:|" * numbers
+    first, *others = ("| " + " | ".join(row) + " |" for row in (head, *rows))
+    return "\n".join([first, marks, *others]) + "\n"
 
 
 def claim_verdict(claim: Claim, stored: Stored) -> Verdict | None:
