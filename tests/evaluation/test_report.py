@@ -541,8 +541,8 @@ def test_a_table_for_the_terminal(tmp_path: Path) -> None:
         "------------------------------------------------------\n"
         "clean       4     100.0 ±0.0   25.0 ±0.0   50.0 ±25.0*\n"
         "            8     100.0 ±0.0   25.0 ±0.0   25.0  ±0.0\n"
-        "jpeg:30     4     100.0 ±0.0      –        50.0 ±25.0\n"
-        "            8     100.0 ±0.0      –        25.0  ±0.0\n"
+        "jpeg:30     4     100.0 ±0.0      \N{EN DASH}        50.0 ±25.0\n"
+        "            8     100.0 ±0.0      \N{EN DASH}        25.0  ±0.0\n"
         "mean score (per cent); ± half of its 95 % interval; * the best pruning method of the row\n"
         "of 120 answers: 24 missing\n"
     )
