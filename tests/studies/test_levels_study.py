@@ -129,7 +129,7 @@ def test_studies_of_images_add_them_to_the_paper_s(
     assert "10% at 0.1, 35% at 0.3" in part.findings
     assert {row["images"] for row in part.rows} == {2}
     ((_, folder, questions),) = measured
-    assert (folder, questions) == (tmp_path / "run" / "curve", 300)
+    assert (folder, questions) == (tmp_path / "run" / "curve", 200)
 
 
 def expected_levels(study: Any) -> list[Any]:

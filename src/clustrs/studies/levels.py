@@ -19,7 +19,7 @@ Row = dict[str, Any]
 class LevelsConfig(TaskStudyConfig):
     """Which corruptions, on which ladder of levels, and which shares of the clean score are to be lost."""
 
-    limit: int | None = setting(300, "only the first so many questions")
+    limit: int | None = setting(200, "only the first so many questions")
     corruptions: tuple[str, ...] = setting(
         ("gaussian", "salt_pepper"), "corruptions, see clustrs corruptions", flag="--corrupt", metavar="NAME"
     )

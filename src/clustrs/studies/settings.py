@@ -101,7 +101,7 @@ class LossSettings:
         "levels or images are given)",
         metavar="SHARE",
     )
-    curve_questions: int = setting(300, "questions of the task that are asked at each level to find those")
+    curve_questions: int = setting(200, "questions of the task that are asked at each level to find those")
 
 
 @dataclass(frozen=True, kw_only=True)
