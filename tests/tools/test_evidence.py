@@ -253,6 +253,11 @@ def test_levels_come_from_the_table_of_the_curve() -> None:
     assert command.chosen_levels(rows) == {"gaussian@35%": "gaussian:0.25"}
 
 
+def test_studies_look_at_the_paper_s_levels_and_at_the_model_s() -> None:
+    chosen = {"gaussian@10%": "gaussian:0.21", "gaussian@50%": "gaussian:0.5", "salt_pepper@10%": "salt_pepper:0.1"}
+    assert command.study_levels(("0", "0.1", "0.5", "3"), chosen) == ["0", "0.1", "0.21", "0.5", "3"]
+
+
 def test_the_page_is_what_the_stored_results_give() -> None:
     assert PAGE.read_text(encoding="utf-8") == build(stored_models())
 
@@ -261,7 +266,7 @@ def test_the_page_has_every_claim_and_its_links_lead_somewhere() -> None:
     text = build([Stored(model) for model in MODELS])
     headings = {anchor(0, Claim(line, "")).removeprefix("0-") for line in re.findall(r"^## (.*)$", text, re.M)}
     links = re.findall(r"\(#([^)]*)\)", text)
-    assert len(links) == len(CLAIMS)
+    assert len(links) == len(CLAIMS) + 1
     assert set(links) <= headings
 
 

@@ -3,7 +3,7 @@
 import argparse
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -18,6 +18,7 @@ LOSSES = (0.1, 0.35, 0.5)
 QUESTIONS = {"grid": 300, "parameters": 300}
 STUDIES = {"stability": "40", "denoising": "24", "geometry": "40"}
 """How many images each looks at."""
+PAPER_LEVELS = {"stability": ("0", "0.1", "0.5", "1", "2", "3"), "denoising": ("0.1", "0.5", "1", "2", "3")}
 PARTS = ("levels", "grid", "parameters", *STUDIES, "overhead")
 
 
@@ -30,10 +31,16 @@ def chosen_levels(rows: Sequence[dict[str, str]]) -> dict[str, str]:
     }
 
 
-def corruptions(name: str, levels: dict[str, str]) -> list[str]:
+def corruptions(name: str, levels: Mapping[str, str]) -> list[str]:
     """The corruptions of a configuration with the levels of a model. A loss that it never reaches is left out."""
     listed: list[str] = yaml.safe_load((HERE / f"{name}.yaml").read_text())["corrupt"]
     return [levels.get(text, text) for text in listed if "@" not in text or text in levels]
+
+
+def study_levels(given: Sequence[str], chosen: Mapping[str, str]) -> list[str]:
+    """The paper's levels of Gaussian noise and those of a model's curve, from mild to severe."""
+    own = [text.partition(":")[2] for text in chosen.values() if text.startswith("gaussian:")]
+    return sorted({*given, *own}, key=float)
 
 
 def measure(model: str, part: str, folder: Path, extra: Sequence[str]) -> int:
@@ -48,8 +55,11 @@ def measure(model: str, part: str, folder: Path, extra: Sequence[str]) -> int:
         return clustrs(["eval", *shared, *options, *output])
     if (folder / part / f"{part}.csv").exists():
         return 0
-    count = ["--count", STUDIES[part]] if part in STUDIES else []
-    return clustrs(["study", part, *shared, *count, *output])
+    options = ["--count", STUDIES[part]] if part in STUDIES else []
+    if part in PAPER_LEVELS:
+        chosen = chosen_levels(read_rows(folder / "levels" / "levels.csv"))
+        options += ["--levels", *study_levels(PAPER_LEVELS[part], chosen)]
+    return clustrs(["study", part, *shared, *options, *output])
 
 
 def store(model: str, folder: Path) -> None:

@@ -35,15 +35,17 @@ results in `docs/results/evidence`; no verdict is set by hand.
 ## How a verdict is found
 
 - Scores are compared on the same questions. A number is a difference in points (per cent of the questions), with a 95 %
-  bootstrap interval over the questions; of a study of images, over the images.
+  bootstrap interval over the questions; of a study of images, over the images. Questions are drawn one by one, though
+  several are about the same image.
 - A gain **holds** if its interval lies above 0. It **does not hold** if the interval lies below 0, or wholly within
   {TOO_SMALL:g} point of it: then it is too small to matter. Otherwise it **cannot be told** from these questions.
 - "No difference" holds if the interval lies within {SAME:g} points of 0, and does not hold if it lies outside. Where a
   claim is about a threshold, the threshold stands in the table.
 - A claim of several numbers holds if all of them do, and does not hold if one of them does not.
-- "Gaussian noise" and "salt and pepper" are the mean over three levels of each, at which the unpruned model loses 10,
-  35 and 50 % of its clean score ([how](evaluation.md#levels-by-what-they-cost)): where it is blind, all methods look
-  alike. For the same reason corruptions under which it keeps less than {BLIND:.0%} of its clean score are left out.
+- "Gaussian noise" and "salt and pepper" are means over levels at which the unpruned model loses 10, 35 and 50 % of its
+  clean score ([how](evaluation.md#levels-by-what-they-cost)): where it is blind, all methods look alike. Which of them
+  were measured [stands below](#what-was-measured). For the same reason corruptions under which it keeps less than
+  {BLIND:.0%} of its clean score are left out.
 - {sum(len(claim.checks) for claim in CLAIMS)} numbers are judged one by one; of so many intervals of 95 % a few miss by
   chance.
 """
