@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from clustrs.evaluation import metrics
-from clustrs.evaluation.config import CLEAN, Config
+from clustrs.evaluation.config import CLEAN, Config, expand_methods
 from clustrs.evaluation.results import Run, load_run
 from clustrs.evaluation.runner import run as run_evaluation
+from clustrs.evaluation.worker import open_task
 from clustrs.images.corruptions import Corruption, corruption_rule
 
 QUESTIONS = 200
@@ -102,7 +103,7 @@ def curve_config(config: Config, ladders: Mapping[str, Sequence[float]], questio
     rungs = [str(Corruption(name, level)) for name, levels in ladders.items() for level in levels]
     return replace(
         config,
-        methods=({"name": "none"},),
+        methods=expand_methods(["none"], ()),
         corruptions=(CLEAN, *rungs),
         seeds=config.seeds[:1],
         limit=questions if config.limit is None else min(questions, config.limit),
@@ -118,10 +119,10 @@ def measure_curves(
     progress: bool = True,
 ) -> dict[str, Curve]:
     """The curve of each corruption. The answers are stored in `folder`, from where a stopped measurement resumes."""
+    if open_task(config).judged:
+        raise ValueError(f"task={config.task!r}: a judge has to score its answers, so give levels instead of losses")
     run_evaluation(curve_config(config, ladders, questions), folder, progress=progress)
     run = load_run(folder)
-    if run.config["judged"]:
-        raise ValueError(f"task={config.task!r}: a judge has to score its answers, so give levels instead of losses")
     return {name: read_curve(run, name, levels) for name, levels in ladders.items()}
 
 

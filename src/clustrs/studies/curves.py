@@ -41,12 +41,12 @@ def requested_losses(given: Sequence[float] | None, other_levels: bool) -> tuple
 
 def evaluation_config(config: ImageStudyConfig | TaskStudyConfig) -> "Config":
     """The unpruned model of a study on its task."""
-    from clustrs.evaluation.config import Config
+    from clustrs.evaluation.config import Config, expand_methods
 
     plain = Config(
         task=config.task,
         model=config.model,
-        methods=({"name": "none"},),
+        methods=expand_methods(["none"], ()),
         data=config.data,
         prompt_template=config.prompt_template,
         image_padding=config.image_padding,
