@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import recorded_run
 
+from clustrs.evaluation.config import read_settings
 from clustrs.evaluation.metrics import Estimate, estimates
 from clustrs.evaluation.results import Condition, load_run
 from tools.evidence import __main__ as command
@@ -17,6 +18,7 @@ from tools.evidence.checks import RIVALS, Check, Claim, compared
 from tools.evidence.claims import CLAIMS
 from tools.evidence.page import MEASURES, MODELS, PAGE, anchor, build, claim_verdict, measured_text, stored_models
 from tools.evidence.results import (
+    STORED,
     Answers,
     Stored,
     Term,
@@ -274,6 +276,17 @@ def test_every_number_of_the_geometry_is_shown() -> None:
     from clustrs.studies.geometry import MEASURES as measured
 
     assert list(MEASURES) == list(measured)
+
+
+def test_the_demo_looks_where_its_model_still_answers() -> None:
+    """Its levels are those of the stored curve at which the model loses 10 % and 35 %, and there are enough questions."""
+    demo = read_settings(Path("demo"))
+    levels = command.chosen_levels(read_rows(STORED / f"{demo['model']}-levels.csv"))
+    names = [f"{name}@{loss}%" for name in ("gaussian", "salt_pepper") for loss in (10, 35)]
+    assert demo["corrupt"] == ["clean", *(levels[name] for name in names)]
+    assert demo["task"] == MODELS[demo["model"]]
+    assert demo["keep"] == [16, 50, 144]
+    assert demo["limit"] >= 200
 
 
 def test_a_model_without_results_says_so() -> None:

@@ -29,8 +29,8 @@ HEAD = f"""\
 
 Every claim of the paper, its numbers (LLaVA-1.5-7B and LLaVA-OneVision-7B on MM-Vet), and what the embedded models say
 about it. They are small, and what is true of them need not be true of models of billions of parameters; but they can be
-asked many questions, so that chance can be told from effect. `python -m tools.evidence page` writes this page from the
-results in `docs/results/evidence`; no verdict is set by hand.
+asked many questions, so that chance can be told from effect. `make evidence` writes this page from the results in
+`docs/results/evidence`; no verdict is set by hand.
 
 ## How a verdict is found
 
@@ -197,7 +197,7 @@ def again() -> str:
 
     python -m tools.evidence run mini-llava      # hours on a laptop; stopped, the same command resumes
     python -m tools.evidence store mini-llava
-    python -m tools.evidence page
+    make evidence                                # writes this page
 """
 
 
