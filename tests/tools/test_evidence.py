@@ -16,7 +16,17 @@ from tools.evidence import __main__ as command
 from tools.evidence import paper
 from tools.evidence.checks import RIVALS, Check, Claim, compared
 from tools.evidence.claims import CLAIMS
-from tools.evidence.page import MEASURES, MODELS, PAGE, anchor, build, claim_verdict, measured_text, stored_models
+from tools.evidence.page import (
+    MEASURES,
+    MODELS,
+    PAGE,
+    SHOWN,
+    anchor,
+    build,
+    claim_verdict,
+    measured_text,
+    stored_models,
+)
 from tools.evidence.results import (
     STORED,
     Answers,
@@ -31,6 +41,7 @@ from tools.evidence.results import (
 )
 from tools.evidence.verdicts import Above, Below, Verdict, Within, combine, judge
 
+SHOWN_METHODS = [{"name": name, "keep": 1.0 if name == "none" else 16} for name in SHOWN]
 CLEAN, MILD, SEVERE = Condition("clean"), Condition("gaussian", 0.1), Condition("gaussian", 0.4)
 
 
@@ -279,7 +290,7 @@ def test_every_number_of_the_geometry_is_shown() -> None:
 
 
 def test_the_demo_looks_where_its_model_still_answers() -> None:
-    """Its levels are those of the stored curve at which the model loses 10 % and 35 %, and there are enough questions."""
+    """At the levels of the stored curve that cost it 10 % and 35 %, with enough questions."""
     demo = read_settings(Path("demo"))
     levels = command.chosen_levels(read_rows(STORED / f"{demo['model']}-levels.csv"))
     names = [f"{name}@{loss}%" for name in ("gaussian", "salt_pepper") for loss in (10, 35)]
@@ -298,3 +309,12 @@ def test_a_model_without_results_says_so() -> None:
 def test_nothing_is_stored_where_there_is_no_table(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "missing.csv") == []
     assert read_answers([]) is None
+
+
+def test_a_stored_report_is_linked(tmp_path: Path) -> None:
+    run = load_run(recorded_run.write_run(tmp_path / "run", every_answer_right_or_wrong, methods=SHOWN_METHODS))
+    write_rows(tmp_path / "mini-llava-grid.csv", compact_rows(run))
+    link = "[The whole report](results/evidence/mini-llava-report.md)."
+    assert link not in build([load("mini-llava", tmp_path)])
+    (tmp_path / "mini-llava-report.md").write_text("# Report")
+    assert link in build([load("mini-llava", tmp_path)])

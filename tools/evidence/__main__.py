@@ -69,6 +69,8 @@ def store(model: str, folder: Path) -> None:
         if part in QUESTIONS:
             if (folder / part / "answers.jsonl").exists():
                 write_rows(target, compact_rows(load_run(folder / part)))
+                if part == "grid":
+                    shutil.copy(folder / part / "report.md", STORED / f"{model}-report.md")
         elif (folder / part / f"{part}.csv").exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(folder / part / f"{part}.csv", target)

@@ -178,10 +178,11 @@ def conditions(models: Sequence[Stored]) -> str:
             keys = [(method, None if method == UNPRUNED else 16, condition) for method in SHOWN]
             scores = [100 * float(grid.right[key].mean()) for key in keys]
             rows.append([str(condition), *(f"{score:.1f}" for score in scores)])
+        report = f" [The whole report](results/evidence/{stored.report})." if stored.report else ""
         parameters = "" if stored.parameters is None else f" Parameters: {stored.parameters.questions} questions."
         lines.append(
-            f"**{stored.model}**, task {grid.task}: {grid.questions} questions, {len(grid.right)} cells.{parameters} "
-            f"Left out, the model being blind: {', '.join(left_out) or 'nothing'}. Right answers in per cent, k = 16:\n"
+            f"**{stored.model}**, task {grid.task}: {grid.questions} questions, {len(grid.right)} cells.{report}"
+            f"{parameters} Left out, the model being blind: {', '.join(left_out) or 'nothing'}. Right answers in per cent, k = 16:\n"
         )
         lines.append(table(["", *SHOWN.values()], rows, numbers=len(SHOWN)))
     return "\n".join(lines)
@@ -195,7 +196,7 @@ def again() -> str:
     return """\
 ## Again
 
-    python -m tools.evidence run mini-llava      # hours on a laptop; stopped, the same command resumes
+    python -m tools.evidence run mini-llava      # stopped, the same command resumes
     python -m tools.evidence store mini-llava
     make evidence                                # writes this page
 """

@@ -166,6 +166,8 @@ class Stored:
     grid: Answers | None = None
     parameters: Answers | None = None
     tables: Mapping[str, Sequence[Row]] | None = None
+    report: str | None = None
+    """The name of the file with the grid's report."""
 
     def table(self, name: str) -> Sequence[Row]:
         return (self.tables or {}).get(name, ())
@@ -177,4 +179,6 @@ TABLES = ("levels", "stability", "denoising", "geometry", "overhead")
 def load(model: str, folder: Path = STORED) -> Stored:
     """What is stored of a model in a folder."""
     grid, parameters = (read_answers(read_rows(folder / f"{model}-{name}.csv")) for name in ("grid", "parameters"))
-    return Stored(model, grid, parameters, {name: read_rows(folder / f"{model}-{name}.csv") for name in TABLES})
+    tables = {name: read_rows(folder / f"{model}-{name}.csv") for name in TABLES}
+    report = f"{model}-report.md"
+    return Stored(model, grid, parameters, tables, report if (folder / report).exists() else None)
