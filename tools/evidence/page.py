@@ -182,7 +182,8 @@ def conditions(models: Sequence[Stored]) -> str:
         parameters = "" if stored.parameters is None else f" Parameters: {stored.parameters.questions} questions."
         lines.append(
             f"**{stored.model}**, task {grid.task}: {grid.questions} questions, {len(grid.right)} cells.{report}"
-            f"{parameters} Left out, the model being blind: {', '.join(left_out) or 'nothing'}. Right answers in per cent, k = 16:\n"
+            f"{parameters} Left out, the model being blind: {', '.join(left_out) or 'nothing'}. Right answers in per "
+            "cent, k = 16:\n"
         )
         lines.append(table(["", *SHOWN.values()], rows, numbers=len(SHOWN)))
     return "\n".join(lines)
