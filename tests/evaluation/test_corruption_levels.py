@@ -55,7 +55,14 @@ def test_what_a_worse_image_seems_to_gain_does_not_count() -> None:
 
 @pytest.mark.parametrize(
     ("name", "level", "rounded"),
-    [("gaussian", 0.23456, 0.23), ("gaussian", 1.2345, 1.2), ("jpeg", 33.4, 33), ("motion_blur", 15.9, 15)],
+    [
+        ("gaussian", 0.23456, 0.23),
+        ("gaussian", 1.2345, 1.2),
+        ("salt_pepper", 0.0991, 0.1),
+        ("salt_pepper", 0.01234, 0.012),
+        ("jpeg", 33.4, 33),
+        ("motion_blur", 15.9, 15),
+    ],
 )
 def test_rounding(name: str, level: float, rounded: float) -> None:
     assert round_level(name, level) == rounded

@@ -72,8 +72,7 @@ def store(model: str, folder: Path) -> None:
                 if part == "grid":
                     shutil.copy(folder / part / "report.md", STORED / f"{model}-report.md")
         elif (folder / part / f"{part}.csv").exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(folder / part / f"{part}.csv", target)
+            write_rows(target, read_rows(folder / part / f"{part}.csv"))
 
 
 def main() -> int:

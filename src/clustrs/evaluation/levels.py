@@ -82,10 +82,11 @@ class Curve:
 
 
 def round_level(name: str, level: float) -> float:
-    """The nearest level that the corruption takes: an integer, an odd one, or two significant digits."""
+    """The nearest level that the corruption takes: an integer, an odd one, or hundredths; two significant digits where
+    hundredths would be too coarse or too fine."""
     rule = corruption_rule(name)
     if rule.kind == "any":
-        rounded = float(f"{level:.2g}")
+        rounded = round(level, 2) if 0.05 <= level < 1 else float(f"{level:.2g}")
     elif rule.kind == "odd":
         rounded = 2.0 * round((level - 1) / 2) + 1
     else:
