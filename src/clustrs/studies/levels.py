@@ -49,7 +49,7 @@ def run(config: LevelsConfig) -> StudyResult:
 def table(curve: "Curve", losses: Sequence[float]) -> list[Row]:
     """The measured levels, and those that were chosen: of these the loss is the one asked for, and there is no level
     where it is never reached."""
-    measured = [
+    measured: list[Row] = [
         {"corruption": curve.corruption, "chosen": False, "clean": curve.clean, **asdict(rung)} for rung in curve.rungs
     ]
     same: Row = {**dict.fromkeys(measured[0]), "corruption": curve.corruption, "chosen": True, "clean": curve.clean}
