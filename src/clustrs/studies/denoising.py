@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from clustrs import palette
 from clustrs.studies.result import StudyResult, pyplot, single
-from clustrs.studies.settings import ImageStudyConfig, Keep, LossSettings, seed_setting, setting
+from clustrs.studies.settings import Keep, LossImageStudyConfig, seed_setting, setting
 
 if TYPE_CHECKING:
     from clustrs.images.corruptions import Corruption
@@ -27,7 +27,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DenoisingConfig(LossSettings, ImageStudyConfig):
+class DenoisingConfig(LossImageStudyConfig):
     """Which budgets, under which corruption at which levels."""
 
     count: int = setting(24, "how many images of the task to take when none is given")

@@ -87,8 +87,6 @@ class ImageStudyConfig(StudyConfig):
     count: int = setting(1, "how many images of the task to take when none is given")
     task: str = setting("scenes", "the task whose images are taken, see clustrs tasks")
     data: str | None = setting(None, "the folder (or file) of the task", metavar="PATH")
-    folder: Path | None = None
-    """Where a study keeps what it asked the model, to resume from there; None: nowhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +100,14 @@ class LossSettings:
         metavar="SHARE",
     )
     curve_questions: int = setting(200, "questions of the task that are asked at each level to find those")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossImageStudyConfig(LossSettings, ImageStudyConfig):
+    """What the studies of images take that look at such levels. What the model was asked to find them is kept in
+    `folder`, from where it resumes; None: nowhere."""
+
+    folder: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

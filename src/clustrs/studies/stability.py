@@ -17,7 +17,7 @@ from clustrs import palette
 from clustrs.studies.inputs import methods_by_label
 from clustrs.studies.projection import Values, distances, spread, to_numpy
 from clustrs.studies.result import StudyResult, pyplot, single
-from clustrs.studies.settings import ImageStudyConfig, LossSettings, seed_setting, setting
+from clustrs.studies.settings import LossImageStudyConfig, seed_setting, setting
 
 if TYPE_CHECKING:
     from clustrs.images.corruptions import Corruption
@@ -34,7 +34,7 @@ RANKING = "ranking"
 
 
 @dataclass(frozen=True, kw_only=True)
-class StabilityConfig(LossSettings, ImageStudyConfig):
+class StabilityConfig(LossImageStudyConfig):
     """Which methods at which budget, under which corruption at which levels."""
 
     count: int = setting(40, "how many images of the task to take when none is given")
