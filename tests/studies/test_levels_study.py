@@ -44,10 +44,10 @@ def test_the_study(folder_of: Folders, data: Path, tmp_path: Path, monkeypatch: 
     words = ("--corrupt", "gaussian", "--levels", 0.5, 2, "--losses", 0.001, 0.999)
     part = grid_task.run(levels, folder_of("llava", "clip"), data, tmp_path, *words)
     scores: dict[str, dict[str, float]] = {}
-    for row in grid_task.answers(tmp_path):
-        assert row["method"]["name"] == "none"
-        if row["error"] is None:
-            scores.setdefault(row["corruption"], {})[row["item"]] = row["score"]
+    for answer in grid_task.answers(tmp_path):
+        assert answer["method"]["name"] == "none"
+        if answer["error"] is None:
+            scores.setdefault(answer["corruption"], {})[answer["item"]] = answer["score"]
     clean = grid_task.mean(scores["clean"])
     first, second, *chosen = part.rows
     for row, condition in ((first, "gaussian:0.5"), (second, "gaussian:2")):

@@ -100,7 +100,8 @@ def answers(shares: dict[str, float], conditions: tuple[Condition, ...] = (CLEAN
     """Made-up answers: the first so many of 1000 questions are right with each method, at every budget."""
     right: dict[tuple[str, int | None, Condition], Any] = {}
     for method, share in shares.items():
-        for keep in [None] if method == "none" else [8, 16, 50, 144]:
+        keeps: tuple[int | None, ...] = (None,) if method == "none" else (8, 16, 50, 144)
+        for keep in keeps:
             for condition in conditions:
                 right[method, keep, condition] = np.arange(1000) < 1000 * share
     return Answers("scenes", "made-up", right)
@@ -109,7 +110,7 @@ def answers(shares: dict[str, float], conditions: tuple[Condition, ...] = (CLEAN
 def test_a_contrast_is_a_mean_over_questions() -> None:
     generator = np.random.default_rng(0)
     cells = [(m, c) for m in ("clustrs", "fastervlm") for c in (CLEAN, MILD, SEVERE)]
-    right = {(m, 16, c): generator.random(40) < 0.6 for m, c in cells}
+    right: dict[tuple[str, int | None, Condition], Any] = {(m, 16, c): generator.random(40) < 0.6 for m, c in cells}
     found = Answers("scenes", "made-up", right).contrast(lead("clustrs", "fastervlm", 16, "gaussian"))
     values = np.zeros(40)
     for question in range(40):
@@ -228,7 +229,8 @@ def test_stored_answers_come_back(tmp_path: Path) -> None:
     for m, method in enumerate(run.methods):
         for c, condition in enumerate(run.conditions):
             expected = run.scores[m, c, 0].astype(bool)
-            assert (stored.grid.right[method.name, method.keep, condition] == expected).all()
+            keep = None if method.keep is None else int(method.keep)
+            assert (stored.grid.right[method.name, keep, condition] == expected).all()
 
 
 @pytest.mark.parametrize("change", [lambda rows: rows, lambda rows: every_answer_right_or_wrong(rows)[1:]])
@@ -238,7 +240,7 @@ def test_only_complete_runs_are_stored(tmp_path: Path, change: Callable[[Any], A
 
 
 def test_parameters_are_part_of_a_method_s_name(tmp_path: Path) -> None:
-    variants = [{}, {"tau": 0.25}, {"clip": [0.0, 1.0]}, {"salience": False}, {"shrink": False}]
+    variants: list[dict[str, Any]] = [{}, {"tau": 0.25}, {"clip": [0.0, 1.0]}, {"salience": False}, {"shrink": False}]
     methods = [{"name": "clustrs", "keep": 4, "seed": 0, **variant} for variant in variants]
     run = load_run(recorded_run.write_run(tmp_path / "run", every_answer_right_or_wrong, methods=methods))
     names = dict.fromkeys(row["method"] for row in compact_rows(run))
