@@ -18,7 +18,7 @@ WORKERS ?= auto
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs test test-fast test-oldest test-app test-vllm lint format graph bench bench-serving train wheels clean
+.PHONY: help setup demo docs test test-fast test-oldest test-app test-vllm lint format graph evidence bench bench-serving train wheels clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
@@ -35,8 +35,10 @@ $(STAMP): $(DEPENDENCIES)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable $(MODELS) --editable '.[dev]'
 	@touch $@
 
-demo: setup ## Measure every method on noisy images with the embedded model: a table and a report.
+demo: setup ## Measure every method on noisy images with the embedded model: a table, a report and a drawing.
 	$(BIN)/clustrs eval --config demo --output out/demo
+	$(BIN)/clustrs compare sample:scene-1 "Which digit is on the purple circle?" --corrupt gaussian:0.1 \
+		--methods none clustrs fastervlm random --show out/demo/kept.png
 
 test: setup ## Run all tests, in parallel.
 	$(PYTEST)
@@ -98,6 +100,9 @@ docs: setup ## Build the documentation as a site, in site/.
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable $(MODELS) --editable '.[dev,docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo 'site/index.html'
+
+evidence: setup ## Write docs/evidence.md from the results in docs/results/evidence.
+	$(BIN)/python -m tools.evidence page
 
 bench: setup ## Time the selections, and whole models end to end.
 	$(BIN)/python benchmarks/selection.py

@@ -16,9 +16,11 @@ from itertools import count, product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from recorded_run import CONFIG, METHODS, Row, failed, large_run, rows_of, write_run
 
+from clustrs.evaluation import metrics
 from clustrs.evaluation.report import terminal_table, write_report
 from clustrs.evaluation.report.escaping import for_markdown, for_spreadsheet, for_tex, plain
 from clustrs.evaluation.report.html import DRAWING, environment
@@ -519,22 +521,29 @@ def test_the_papers_numbers_are_not_for_every_model(tmp_path: Path) -> None:
 
 
 def test_a_table_for_the_terminal(tmp_path: Path) -> None:
+    def score(row: Row) -> float:
+        if row["method"]["keep"] == 8 or row["method"]["name"] == "fastervlm":
+            return 0.25
+        return 1.0 if row["method"]["name"] == "none" else float(int(row["item"].partition("_")[2]) % 2)
+
     def change(rows: list[Row]) -> list[Row]:
-        scores = {"none": 1.0, "fastervlm": 0.25, "clustrs": 0.5}
         return [
-            {**row, "score": 0.25 if row["method"]["keep"] == 8 else scores[row["method"]["name"]]}
+            {**row, "score": score(row)}
             for row in rows
             if row["method"]["name"] != "fastervlm" or row["corruption"] == "clean"
         ]
 
-    assert terminal_table(load_run(write_run(tmp_path, change, corruptions=["clean", "jpeg:30"]))) == (
-        "corruption  keep  unpruned  fastervlm  clustrs\n"
-        "----------------------------------------------\n"
-        "clean       4       100.0       25.0     50.0*\n"
-        "            8       100.0       25.0     25.0\n"
-        "jpeg:30     4       100.0          \N{EN DASH}     50.0\n"
-        "            8       100.0          \N{EN DASH}     25.0\n"
-        "mean score (per cent); * the best pruning method of the row\n"
+    run = load_run(write_run(tmp_path, change, corruptions=["clean", "jpeg:30"]))
+    (half,) = metrics.estimates(np.array([[float(int(item.partition("_")[2]) % 2) for item in run.items]]))
+    assert (half.low, half.high) == (0.25, 0.75)
+    assert terminal_table(run) == (
+        "corruption  keep     unpruned   fastervlm      clustrs\n"
+        "------------------------------------------------------\n"
+        "clean       4     100.0 ±0.0   25.0 ±0.0   50.0 ±25.0*\n"
+        "            8     100.0 ±0.0   25.0 ±0.0   25.0  ±0.0\n"
+        "jpeg:30     4     100.0 ±0.0      \N{EN DASH}        50.0 ±25.0\n"
+        "            8     100.0 ±0.0      \N{EN DASH}        25.0  ±0.0\n"
+        "mean score (per cent); ± half of its 95 % interval; * the best pruning method of the row\n"
         "of 120 answers: 24 missing\n"
     )
 

@@ -3,8 +3,8 @@
 import hashlib
 import json
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +72,8 @@ class GridOptions(LoadOptions):
     keep: tuple[int | float, ...] | None = option(None, "counts or fractions (default: 16)", metavar="K")
     corrupt: tuple[str, ...] | None = option(
         None,
-        '"clean", "gaussian:0.5", "gaussian" (all levels of the paper), "paper"; see clustrs corruptions',
+        '"clean", "gaussian:0.5", "gaussian" (all levels of the paper), "paper", "gaussian@10%" (the level that costs '
+        "the unpruned model 10 % of its score); see clustrs corruptions",
         metavar="C",
     )
     seeds: tuple[int, ...] | None = option(
@@ -149,7 +150,7 @@ def make_engine(options: EvalOptions) -> "Engine":
     return get_engine(options.engine, **settings)
 
 
-def configuration(options: GridOptions) -> "Config":
+def configuration(options: EvalOptions) -> "Config":
     """The run's configuration: defaults, then the file, then the options."""
     from clustrs.evaluation.config import Config, expand_corruptions, expand_methods
 
@@ -169,12 +170,37 @@ def configuration(options: GridOptions) -> "Config":
         values.read_value("keep", value, values.keep) if isinstance(value, str) else value
         for value in chosen.pop("keep")
     ]
-    return Config(
+    corruptions = [str(text) for text in chosen.pop("corrupt")]
+    by_loss = [text for text in corruptions if "@" in text]
+    config = Config(
         methods=expand_methods(chosen.pop("methods"), keeps),
-        corruptions=expand_corruptions([str(text) for text in chosen.pop("corrupt")]),
+        corruptions=expand_corruptions([text for text in corruptions if text not in by_loss] or ["clean"]),
         seeds=tuple(chosen.pop("seeds")),
         **chosen,
     )
+    return choose_levels(config, corruptions, options) if by_loss else config
+
+
+def choose_levels(config: "Config", corruptions: Sequence[str], options: EvalOptions) -> "Config":
+    """The configuration with levels from the unpruned model's curve; what that was measured on is kept beside the run.
+
+    The curve is a run of its own: without --output in a folder of its own, so that other runs find it again.
+    """
+    from clustrs.evaluation.config import expand_corruptions
+    from clustrs.evaluation.levels import curve_config, ladder, parse_loss, resolve_losses
+    from clustrs.models.load import quiet_transformers
+
+    asked = [text for text in corruptions if "@" in text]
+    names = [parse_loss(text)[0] for text in asked]
+    ladders = {name: ladder(name) for name in names}
+    curve = options.output / "curve" if options.output else default_folder(curve_config(config, ladders))
+    check_folder("--output", curve)
+    quiet_transformers()
+    print(f"curve of the unpruned model: {curve}", file=sys.stderr)
+    levels = resolve_losses(asked, config, curve, progress=not options.quiet)
+    for text, level in levels.items():
+        print(f"  {text} is {level}", file=sys.stderr)
+    return replace(config, corruptions=expand_corruptions([levels.get(text, text) for text in corruptions]))
 
 
 def file_settings(path: Path) -> dict[str, Any]:

@@ -26,6 +26,8 @@ STUDIES = {
     "sensitivity": "tau, the clip interval, and the centroid",
     "variants": "switches of ClustRS beyond the paper, picked on one half of the images and compared on the other",
     "denoising": "how far noisy kept tokens are from the clean ones, before and after shrinkage",
+    "levels": "what each level of a corruption costs the unpruned model, and which level costs a given share",
+    "geometry": "how the tokens of a model lie: norms, distances, main direction, contrast of the attention",
 }
 EPILOG = f"""\
 {values.LIST_HELP}: --levels 0.1 1 is --levels 0.1,1
@@ -85,6 +87,7 @@ def make_config(options: Any) -> Any:
     given = {one.name: getattr(options, one.name) for one in fields(config) if "help" in one.metadata}
     if "task_options" in given:
         check_task_options(given["task_options"])
+    if any(one.name == "folder" for one in fields(config)):
         given["folder"] = options.output / "run"
     return config(**given)
 

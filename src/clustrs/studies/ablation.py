@@ -1,22 +1,23 @@
 """Ablation: clustering, with the Huber distance (C+H), and with the shrinkage (ClustRS), over noise and budgets."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clustrs import palette
 from clustrs.studies.inputs import resolve_corruptions
 from clustrs.studies.intervals import count_clear, signed
 from clustrs.studies.panels import PAPER, draw_panel, series, shared_legend
-from clustrs.studies.result import StudyResult, pyplot, single
-from clustrs.studies.settings import GridStudyConfig, setting
+from clustrs.studies.result import StudyPart, StudyResult, pyplot
+from clustrs.studies.settings import GridStudyConfig, LossSettings, setting
 
 if TYPE_CHECKING:
+    from clustrs.images.corruptions import Corruption
     from clustrs.studies.grids import Grid
 
 LEVELS = (0.5, 1.0, 2.0, 3.0)
 """Of Gaussian noise, in the paper's ablation."""
-SCENE_QUESTIONS = 360
 VARIANTS: dict[str, dict[str, Any]] = {
     "Clustering": {"distance": "euclidean", "shrink": False},
     "C+H": {"shrink": False},
@@ -37,22 +38,38 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AblationConfig(GridStudyConfig):
-    """The variants of ClustRS at each of `levels` of one corruption and each budget."""
+class AblationConfig(LossSettings, GridStudyConfig):
+    """The variants of ClustRS at each of `levels` of one corruption and each budget, and likewise at the levels at
+    which the unpruned model has some `losses`: a part of its own, with a run of its own in the folder `chosen`."""
 
     corruption: str = setting("gaussian", "a corruption, see clustrs corruptions", flag="--corrupt", metavar="NAME")
     levels: tuple[float, ...] | None = setting(None, "levels of the corruption (default: the paper's)", metavar="LEVEL")
 
 
 def run(config: AblationConfig) -> StudyResult:
-    """Answer what is left of the grid, and compare the variants question by question."""
-    from clustrs.studies.grids import measure
+    """Answer what is left of the grids, and compare the variants question by question."""
+    from clustrs.studies.curves import choose_levels, requested_losses
 
     default = LEVELS if config.corruption == "gaussian" else None
     corruptions = resolve_corruptions(config.corruption, config.levels, default)
-    grid = measure(config, list(VARIANTS.values()), [str(corruption) for corruption in corruptions], SCENE_QUESTIONS)
+    folder = Path(config.folder)
+    losses = requested_losses(config.losses, config.levels is not None)
+    chosen = choose_levels(config, [config.corruption], losses, config.curve_questions, folder / "curve")
+    parts = [part("ablation", config, corruptions)]
+    levels = chosen.levels[config.corruption]
+    if levels:
+        own = replace(config, folder=folder / "chosen")
+        parts.append(part("ablation-chosen", own, resolve_corruptions(config.corruption, levels)))
+    return StudyResult((*parts[:-1], replace(parts[-1], findings=f"{parts[-1].findings}\n{chosen.text}".rstrip())))
+
+
+def part(name: str, config: AblationConfig, corruptions: "Sequence[Corruption]") -> StudyPart:
+    """The ablation under some corruptions."""
+    from clustrs.studies.grids import QUESTIONS, measure
+
+    grid = measure(config, list(VARIANTS.values()), [str(corruption) for corruption in corruptions], QUESTIONS)
     rows = table(grid)
-    return single("ablation", draw(rows, grid.about), rows, findings(rows, grid.about))
+    return StudyPart(name, draw(rows, grid.about), rows, findings(rows, grid.about))
 
 
 def table(grid: "Grid") -> list[Row]:

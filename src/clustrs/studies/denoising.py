@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clustrs import palette
-from clustrs.studies.inputs import resolve_corruptions
 from clustrs.studies.result import StudyResult, pyplot, single
-from clustrs.studies.settings import ImageStudyConfig, Keep, seed_setting, setting
+from clustrs.studies.settings import Keep, LossImageStudyConfig, seed_setting, setting
 
 if TYPE_CHECKING:
     from clustrs.images.corruptions import Corruption
@@ -28,10 +27,10 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DenoisingConfig(ImageStudyConfig):
+class DenoisingConfig(LossImageStudyConfig):
     """Which budgets, under which corruption at which levels."""
 
-    count: int = setting(24, "how many scenes to draw when no image is given")
+    count: int = setting(24, "how many images of the task to take when none is given")
     keep: tuple[Keep, ...] = setting((16,), "budgets: counts (16) or fractions (0.25)", metavar="K")
     corruption: str = setting("gaussian", "a corruption, see clustrs corruptions", flag="--corrupt", metavar="NAME")
     levels: tuple[float, ...] | None = setting(None, "levels of the corruption (default: the paper's)", metavar="LEVEL")
@@ -44,11 +43,13 @@ def run(config: DenoisingConfig) -> StudyResult:
 
     from clustrs.pruners import get_method
     from clustrs.studies.closeness import summarise
+    from clustrs.studies.curves import study_corruptions
     from clustrs.studies.images import VisionEncoder, study_images
 
     methods = [get_method("clustrs", keep=keep) for keep in config.keep]
-    conditions = [None, *resolve_corruptions(config.corruption, config.levels)]
-    images = study_images(config.images, config.count)
+    corruptions, about = study_corruptions(config)
+    conditions = [None, *corruptions]
+    images = study_images(config)
     encoder = VisionEncoder(config)
     total = len(images) * len(conditions)
     with tqdm(total=total, desc="denoising", unit="image", disable=not config.progress) as bar:
@@ -58,7 +59,8 @@ def run(config: DenoisingConfig) -> StudyResult:
         for m, method in enumerate(methods)
         for c, corruption in enumerate(conditions)
     ]
-    return single("denoising", draw(rows, config.model), rows, findings(rows))
+    text = "\n".join(filter(None, (findings(rows), about)))
+    return single("denoising", draw(rows, config.model), rows, text)
 
 
 def measure(

@@ -8,9 +8,9 @@ from PIL import Image
 from torch import Tensor
 
 from clustrs.embedded import image_path
+from clustrs.evaluation.tasks import get_task
 from clustrs.images.corruptions import Corruption
 from clustrs.images.open import open_image
-from clustrs.images.scenes import examples
 from clustrs.models import shared_encoding
 from clustrs.models.adapters import VisualTokens
 from clustrs.models.load import load_model
@@ -18,9 +18,11 @@ from clustrs.models.prompts import chat_prompt
 from clustrs.models.protocol import apply_image_padding
 from clustrs.models.select import select_tokens
 from clustrs.pruners import Pruner, Selection
-from clustrs.studies.settings import StudyConfig
+from clustrs.studies.settings import ImageStudyConfig, StudyConfig
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+QUESTIONS_PER_IMAGE = 16
+"""No task that we know asks more about one image; so many are looked at for each image that is needed."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,13 @@ class StudyImage:
         return self if corruption is None else StudyImage(self.name, corruption.apply(self.image, self.name, seed))
 
 
-def study_images(given: Sequence[str], count: int) -> list[StudyImage]:
-    """The user's own images (files, folders of them, or sample:NAME), or the first drawn scenes of the test set."""
-    if not given:
-        return [StudyImage(f"scene-{e.number:04}", Image.fromarray(e.drawing.pixels)) for e in examples(count)]
+def study_images(config: ImageStudyConfig) -> list[StudyImage]:
+    """The user's own images (files, folders of them, or sample:NAME), or the first images of the study's task."""
+    return own_images(config.images) if config.images else task_images(config.task, config.data, config.count)
+
+
+def own_images(given: Sequence[str]) -> list[StudyImage]:
+    """The images that a user named."""
     paths: list[Path] = []
     for name in given:
         path = image_path(name)
@@ -47,6 +52,13 @@ def study_images(given: Sequence[str], count: int) -> list[StudyImage]:
             raise ValueError(f"image {name!r}: the folder has no images in it, they end in {', '.join(SUFFIXES)}")
         paths += inside
     return [StudyImage(path.name, open_image(path)) for path in paths]
+
+
+def task_images(name: str, data: str | None, count: int) -> list[StudyImage]:
+    """The first images of a task, as many as there are up to `count`."""
+    task = get_task(name, data, limit=count * QUESTIONS_PER_IMAGE)
+    images = list(dict.fromkeys(item.image for item in task.items))
+    return [StudyImage(image, task.open(image).convert("RGB")) for image in images[:count]]
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def run(config: ManifoldConfig) -> StudyResult:
         check_umap()
     corruptions = resolve_corruptions(config.corruption, config.levels, strongest(config.corruption))
     methods = methods_by_label(config.methods, config.keep)
-    images = study_images(config.images, config.count)
+    images = study_images(config)
     encoder = VisionEncoder(config)
     names = part_names("manifold", [image.name for image in images], [CLEAN])
     parts = []

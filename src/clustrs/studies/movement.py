@@ -82,7 +82,7 @@ def run(config: MovementConfig) -> StudyResult:
     if config.corruption is not None:
         corruptions = [*resolve_corruptions(config.corruption, config.levels, strongest(config.corruption))]
     method = ClustRS(keep=config.keep)
-    images = study_images(config.images, config.count)
+    images = study_images(config)
     encoder = VisionEncoder(config)
     titles = [CLEAN if corruption is None else str(corruption) for corruption in corruptions]
     names = part_names("movement", [image.name for image in images], titles)

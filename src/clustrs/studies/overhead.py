@@ -50,7 +50,7 @@ def run(config: OverheadConfig) -> StudyResult:
 
     contestants = [Contestant(*pair) for pair in resolve_methods(config.methods, config.keep)]
     lengths = sorted(config.new_tokens)
-    images = study_images(config.images, config.count)
+    images = study_images(config)
     model, processor = load_model(config.model, config.load_options())
     processor = apply_image_padding(processor, config.image_padding)
     total = (config.repeats + 1) * len(contestants)

@@ -1,21 +1,23 @@
 """Sensitivity: how much the Huber threshold, the clip interval of alpha and the kind of centroid matter."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from clustrs import palette
 from clustrs.studies.intervals import count_clear, signed
 from clustrs.studies.panels import PAPER, draw_panel, series, shared_legend
-from clustrs.studies.result import StudyResult, pyplot, single
-from clustrs.studies.settings import GridStudyConfig, Keep, setting
+from clustrs.studies.result import StudyPart, StudyResult, pyplot
+from clustrs.studies.settings import GridStudyConfig, Keep, LossSettings, setting
 
 if TYPE_CHECKING:
     from clustrs.studies.grids import Grid
 
 CONDITIONS = ("clean", "gaussian:0.5", "gaussian:2", "salt_pepper:0.1")
 """Of the paper's sensitivity tables."""
-SCENE_QUESTIONS = 120
+CHOSEN = ("gaussian", "salt_pepper")
+"""Corruptions that are also measured at levels of the model's own."""
 Parameter = Literal["tau", "clip", "centroid"]
 VALUES: dict[Parameter, dict[str, dict[str, Any]]] = {
     "tau": {"0.25": {"tau": 0.25}, "0.5": {"tau": 0.5}, "1": {}, "2": {"tau": 2.0}, "4": {"tau": 4.0}},
@@ -37,11 +39,17 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SensitivityConfig(GridStudyConfig):
-    """Which parameters of ClustRS are varied, one at a time, and under which corruptions."""
+class SensitivityConfig(LossSettings, GridStudyConfig):
+    """Which parameters of ClustRS are varied, one at a time, and under which corruptions.
 
-    corruptions: tuple[str, ...] = setting(
-        CONDITIONS, "corruptions as NAME:LEVEL, clean, or a NAME for all its levels", flag="--corrupt", metavar="C"
+    Beside those, clean images and the levels of `CHOSEN` at which the unpruned model has some `losses` are a part of
+    their own, with a run of its own in the folder `chosen`."""
+
+    corruptions: tuple[str, ...] | None = setting(
+        None,
+        "corruptions as NAME:LEVEL, clean, or a NAME for all its levels (default: the paper's)",
+        flag="--corrupt",
+        metavar="C",
     )
     parameters: tuple[Parameter, ...] = setting(
         ("tau", "clip", "centroid"), "which parameters to vary", metavar="PARAMETER"
@@ -49,16 +57,32 @@ class SensitivityConfig(GridStudyConfig):
 
 
 def run(config: SensitivityConfig) -> StudyResult:
-    """Answer what is left of the grid, and compare every value with the default question by question."""
+    """Answer what is left of the grids, and compare every value with the default question by question."""
     from clustrs.evaluation.config import expand_corruptions
-    from clustrs.studies.grids import measure
+    from clustrs.images.corruptions import Corruption
+    from clustrs.studies.curves import choose_levels, requested_losses
+
+    folder = Path(config.folder)
+    losses = requested_losses(config.losses, config.corruptions is not None)
+    chosen = choose_levels(config, CHOSEN, losses, config.curve_questions, folder / "curve")
+    parts = [part("sensitivity", config, expand_corruptions(config.corruptions or CONDITIONS))]
+    levels = [str(Corruption(name, level)) for name in CHOSEN for level in chosen.levels[name]]
+    if levels:
+        own = replace(config, folder=folder / "chosen")
+        parts.append(part("sensitivity-chosen", own, ["clean", *levels]))
+    return StudyResult((*parts[:-1], replace(parts[-1], findings=f"{parts[-1].findings}\n{chosen.text}".rstrip())))
+
+
+def part(name: str, config: SensitivityConfig, corruptions: Sequence[str]) -> StudyPart:
+    """The sensitivity under some corruptions."""
+    from clustrs.studies.grids import QUESTIONS, measure
 
     variants: list[dict[str, Any]] = [{}]
-    for name in config.parameters:
-        variants += [variant for variant in VALUES[name].values() if variant]
-    grid = measure(config, variants, expand_corruptions(config.corruptions), SCENE_QUESTIONS)
-    rows = [row for name in config.parameters for row in table(grid, name)]
-    return single("sensitivity", draw(rows, grid.about), rows, findings(rows, grid.about))
+    for parameter in config.parameters:
+        variants += [variant for variant in VALUES[parameter].values() if variant]
+    grid = measure(config, variants, corruptions, QUESTIONS)
+    rows = [row for parameter in config.parameters for row in table(grid, parameter)]
+    return StudyPart(name, draw(rows, grid.about), rows, findings(rows, grid.about))
 
 
 def table(grid: "Grid", parameter: Parameter) -> list[Row]:

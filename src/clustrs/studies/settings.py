@@ -83,17 +83,40 @@ class ImageStudyConfig(StudyConfig):
 
     images: tuple[str, ...] = setting(
         (),
-        "image files, folders of them, or sample:NAME (default: drawn scenes)",
+        "image files, folders of them, or sample:NAME (default: images of the task)",
         metavar="IMAGE",
         repeats=True,
         positional=True,
     )
-    count: int = setting(1, "how many scenes to draw when no image is given")
+    count: int = setting(1, "how many images of the task to take when none is given")
+    task: str = setting("scenes", "the task whose images are taken, see clustrs tasks")
+    data: str | None = setting(None, "the folder (or file) of the task", metavar="PATH")
 
 
 @dataclass(frozen=True, kw_only=True)
-class GridStudyConfig(StudyConfig):
-    """What the studies take that run a grid of the evaluation. A study that was stopped resumes from its `folder`."""
+class LossSettings:
+    """Levels by what they cost the unpruned model, for studies that look beside the paper's levels."""
+
+    losses: tuple[float, ...] | None = setting(
+        None,
+        "also the levels at which the unpruned model loses these shares of its clean score (default: 0.1 0.35, unless "
+        "levels or images are given)",
+        metavar="SHARE",
+    )
+    curve_questions: int = setting(200, "questions of the task that are asked at each level to find those")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossImageStudyConfig(LossSettings, ImageStudyConfig):
+    """What the studies of images take that look at such levels. What the model was asked to find them is kept in
+    `folder`, from where it resumes; None: nowhere."""
+
+    folder: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskStudyConfig(StudyConfig):
+    """What the studies take that ask the questions of a task. A study that was stopped resumes from its `folder`."""
 
     folder: Path
     task: str = setting(TASK, "the task, see clustrs tasks")
@@ -101,10 +124,18 @@ class GridStudyConfig(StudyConfig):
     task_options: Mapping[str, Any] = field(
         default_factory=dict, metadata={"help": "options of the task", "flag": "--set-task", "metavar": "KEY=VALUE"}
     )
-    limit: int | None = setting(None, "only the first so many questions (default: some of scenes, all of other tasks)")
+    limit: int | None = setting(
+        None, "only the first so many questions (default: some of scenes and photos, all of other tasks)"
+    )
+    batch_size: int = setting(24, "questions answered together")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridStudyConfig(TaskStudyConfig):
+    """What the studies take that run a grid of the evaluation."""
+
     keep: tuple[Keep, ...] = setting((16, 50, 144), "budgets: counts (16) or fractions (0.25)", metavar="K")
     seeds: tuple[int, ...] = setting((0,), "seeds of the corruptions", metavar="SEED", low=0, high=LARGEST_SEED)
-    batch_size: int = setting(24, "questions answered together")
     judge_model: str | None = setting(None, "whose verdicts count, when a judge has to score the answers")
 
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clustrs import palette
-from clustrs.studies.inputs import methods_by_label, resolve_corruptions
+from clustrs.studies.inputs import methods_by_label
 from clustrs.studies.projection import Values, distances, spread, to_numpy
 from clustrs.studies.result import StudyResult, pyplot, single
-from clustrs.studies.settings import ImageStudyConfig, seed_setting, setting
+from clustrs.studies.settings import LossImageStudyConfig, seed_setting, setting
 
 if TYPE_CHECKING:
     from clustrs.images.corruptions import Corruption
@@ -34,10 +34,10 @@ RANKING = "ranking"
 
 
 @dataclass(frozen=True, kw_only=True)
-class StabilityConfig(ImageStudyConfig):
+class StabilityConfig(LossImageStudyConfig):
     """Which methods at which budget, under which corruption at which levels."""
 
-    count: int = setting(40, "how many scenes to draw when no image is given")
+    count: int = setting(40, "how many images of the task to take when none is given")
     methods: tuple[str, ...] = setting(METHODS, 'methods, see clustrs methods; "all" is every one', metavar="METHOD")
     keep: int | float = setting(16, "a count (16) or a fraction (0.25)", metavar="K")
     top: int = setting(15, "how many of the ranking count")
@@ -61,15 +61,15 @@ class Measurement:
 
 def run(config: StabilityConfig) -> StudyResult:
     """Encode every image clean and at each level, and compare rankings and selections."""
+    from clustrs.studies.curves import study_corruptions
     from clustrs.studies.images import VisionEncoder, study_images
 
-    default = GAUSSIAN if config.corruption == "gaussian" else None
-    corruptions = resolve_corruptions(config.corruption, config.levels, default)
     methods = methods_by_label(config.methods, config.keep)
-    images = study_images(config.images, config.count)
+    corruptions, about = study_corruptions(config, GAUSSIAN if config.corruption == "gaussian" else None)
+    images = study_images(config)
     measurements, values, n = measure(VisionEncoder(config), images, corruptions, methods, config)
     rows = table(measurements, values, n)
-    return single("stability", draw(rows), rows, findings(rows))
+    return single("stability", draw(rows), rows, "\n".join(filter(None, (findings(rows), about))))
 
 
 def ranks(attention: Values) -> Values:

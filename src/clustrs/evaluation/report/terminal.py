@@ -16,19 +16,22 @@ def terminal_table(run: Run, compare_with: str | None = None) -> str:
     """
     summary = Summary(run, compare_with)
     table = mean_table(summary)
-    wide = [max(len(row.values[i].paper) for row in table.rows) for i in range(len(table.columns))]
+    columns = range(len(table.columns))
+    wide = [max(len(row.values[i].paper) for row in table.rows) for i in columns]
+    margins = [max(len(row.values[i].interval) for row in table.rows) for i in columns]
     lines = [[*table.heads, *(short(plain(column), 32) for column in table.columns)]]
     lines += [
         [
             *map(plain, table.headings(row)),
-            *(_cell(value, width) for value, width in zip(row.values, wide, strict=True)),
+            *(_cell(*parts) for parts in zip(row.values, margins, wide, strict=True)),
         ]
         for row in table.rows
     ]
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     text = [_aligned(line, widths, len(table.heads)) for line in lines]
     text.insert(1, "-" * max(map(len, text)))
-    text.append(f"mean score ({summary.unit}); * the best pruning method of the row")
+    bounds = "; \N{PLUS-MINUS SIGN} half of its 95 % interval" if any(margins) else ""
+    text.append(f"mean score ({summary.unit}){bounds}; * the best pruning method of the row")
     if summary.reference is not None and any(wide):
         text.append(about_reference(run.config, summary.reference).replace('marked "paper"', "in brackets"))
     counts = ((MISSING, "missing"), (FAILED, "failed"), (UNJUDGED, "not judged"))
@@ -38,10 +41,11 @@ def terminal_table(run: Run, compare_with: str | None = None) -> str:
     return "\n".join(text) + "\n"
 
 
-def _cell(value: Value, width: int) -> str:
-    """A number with its star, and the paper's in brackets, in a column where it has `width` characters."""
+def _cell(value: Value, margin: int, width: int) -> str:
+    """A number with its margin and its star, and the paper's in brackets, in columns of that many characters."""
     paper = f"({value.paper})".rjust(width + 2) if value.paper else " " * (width + 2 if width else 0)
-    return f"{value.text}{'*' if value.strong else ' '}{paper}"
+    bounds = f" {value.interval.rjust(margin)}" if margin else ""
+    return f"{value.text}{bounds}{'*' if value.strong else ' '}{paper}"
 
 
 def _aligned(cells: list[str], widths: list[int], heads: int) -> str:

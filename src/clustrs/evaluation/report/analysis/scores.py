@@ -36,15 +36,17 @@ def scores(summary: Summary) -> Section:
 
 
 def mean_table(summary: Summary) -> Table:
-    """The means alone, of all corruptions in one table, with the paper's numbers."""
+    """The means of all corruptions in one table, each with half the width of its interval, and the paper's numbers."""
     run = summary.run
 
     def under(condition: int) -> Callable[[int], Value]:
         def value(method: int) -> Value:
-            mean, one = metrics.mean(summary.values[method, condition]), run.conditions[condition]
+            estimate, one = summary.estimates[method][condition], run.conditions[condition]
             paper = summary.paper_score(method, one.name, one.level)
             printed = "" if paper is None else summary.number(paper)
-            return Value(NOTHING.text if mean is None else summary.number(mean), paper=printed)
+            mean, low, high = estimate.mean, estimate.low, estimate.high
+            margin = "" if low is None or high is None else f"\N{PLUS-MINUS SIGN}{summary.number((high - low) / 2)}"
+            return Value(NOTHING.text if mean is None else summary.number(mean), margin, paper=printed)
 
         return value
 

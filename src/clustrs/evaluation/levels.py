@@ -1,0 +1,181 @@
+"""Levels of a corruption, chosen by what they cost the unpruned model.
+
+The same level is nothing to one model and blinds another, and where a model is blind all methods look alike. So the
+unpruned model is asked under a ladder of levels, from mild to severe, and a level is read off its curve: the one at
+which it loses 10 %, say, of its score on clean images.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from clustrs.evaluation import metrics
+from clustrs.evaluation.config import CLEAN, Config, expand_methods
+from clustrs.evaluation.results import Run, load_run
+from clustrs.evaluation.runner import run as run_evaluation
+from clustrs.evaluation.worker import open_task
+from clustrs.images.corruptions import Corruption, corruption_rule
+
+QUESTIONS = 200
+"""Asked at each rung: the interval of a score reaches 7 points to either side, enough to choose where to look."""
+LADDERS: dict[str, tuple[float, ...]] = {
+    "gaussian": (0.1, 0.2, 0.3, 0.4, 0.6, 1.0, 2.0),
+    "salt_pepper": (0.02, 0.05, 0.1, 0.2, 0.3, 0.5),
+    "brightness": (0.7, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05),
+    "contrast": (0.7, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05),
+    "cutout": (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7),
+    "motion_blur": (3, 5, 9, 15, 21, 31, 45),
+    "jpeg": (60, 40, 30, 20, 10, 5, 2),
+}
+"""From mild to severe; a corruption that is not here has the levels it is registered with. Brightness and contrast go
+down: up, they come to an end where everything is white."""
+HARMLESS = {"brightness": 1.0, "contrast": 1.0, "motion_blur": 1.0, "jpeg": 100.0}
+"""The level that leaves an image as it is, where that is not 0."""
+LOSS = re.compile(r"(?P<name>[^@:]+)@(?P<percent>[0-9]+(\.[0-9]+)?)%")
+"""How a level is asked for by its loss: gaussian@10%."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """The unpruned model at one level. The loss is a share of its clean score; bounds are 95 % intervals."""
+
+    level: float
+    n: int
+    score: float
+    low: float
+    high: float
+    loss: float
+    loss_low: float
+    loss_high: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """How the unpruned model fares under one corruption, from mild to severe. Scores go from 0 to 1."""
+
+    corruption: str
+    clean: float
+    rungs: tuple[Rung, ...]
+
+    def level_at(self, loss: float) -> float | None:
+        """The level at which this share of the clean score is lost, rounded to what the corruption takes; None if that
+        much is never lost.
+
+        Between two rungs it is on the line through them. What a model seems to gain from a worse image is noise of the
+        measurement: a loss counts as no smaller than at any milder level.
+        """
+        level, reached = HARMLESS.get(self.corruption, 0.0), 0.0
+        for rung in self.rungs:
+            worst = max(reached, rung.loss)
+            if worst >= loss:
+                share = (loss - reached) / (worst - reached) if worst > reached else 1.0
+                return round_level(self.corruption, level + share * (rung.level - level))
+            level, reached = rung.level, worst
+        return None
+
+    @property
+    def largest_loss(self) -> float:
+        return max(rung.loss for rung in self.rungs)
+
+
+def round_level(name: str, level: float) -> float:
+    """The nearest level that the corruption takes: an integer, an odd one, or hundredths; two significant digits where
+    hundredths would be too coarse or too fine."""
+    rule = corruption_rule(name)
+    if rule.kind == "any":
+        rounded = round(level, 2) if 0.05 <= level < 1 else float(f"{level:.2g}")
+    elif rule.kind == "odd":
+        rounded = 2.0 * round((level - 1) / 2) + 1
+    else:
+        rounded = float(round(level))
+    return min(max(rounded, rule.low), rule.high)
+
+
+def ladder(name: str) -> tuple[float, ...]:
+    """The levels at which the unpruned model is measured, from mild to severe."""
+    return LADDERS.get(name) or corruption_rule(name).levels
+
+
+def curve_config(config: Config, ladders: Mapping[str, Sequence[float]], questions: int = QUESTIONS) -> Config:
+    """The run behind some curves: as `config`, without pruning, at every rung of the ladders, on some questions."""
+    rungs = [str(Corruption(name, level)) for name, levels in ladders.items() for level in levels]
+    return replace(
+        config,
+        methods=expand_methods(["none"], ()),
+        corruptions=(CLEAN, *rungs),
+        seeds=config.seeds[:1],
+        limit=questions if config.limit is None else min(questions, config.limit),
+        reproduces=None,
+    )
+
+
+def measure_curves(
+    config: Config,
+    ladders: Mapping[str, Sequence[float]],
+    folder: Path,
+    questions: int = QUESTIONS,
+    progress: bool = True,
+) -> dict[str, Curve]:
+    """The curve of each corruption. The answers are stored in `folder`, from where a stopped measurement resumes."""
+    if open_task(config).judged:
+        raise ValueError(f"task={config.task!r}: a judge has to score its answers, so give levels instead of losses")
+    run_evaluation(curve_config(config, ladders, questions), folder, progress=progress)
+    run = load_run(folder)
+    return {name: read_curve(run, name, levels) for name, levels in ladders.items()}
+
+
+def read_curve(run: Run, name: str, levels: Sequence[float]) -> Curve:
+    """The curve of one corruption in a run that has clean images and these levels without pruning."""
+    by_condition = {(c.name, c.level): run.scores[0, i] for i, c in enumerate(run.conditions)}
+    clean = by_condition[CLEAN, None]
+    noisy = np.stack([by_condition[name, level] for level in levels])
+    (unharmed,) = metrics.estimates(metrics.question_means(clean[None]))
+    if not unharmed.mean or unharmed.n < 2:
+        raise ValueError(
+            f"model={run.config['model']!r}: it has none of {run.config['items']} questions of the task "
+            f"{run.config['task']!r} right on clean images, so nothing can be lost: give levels instead of losses"
+        )
+    scores = metrics.estimates(metrics.question_means(noisy))
+    losses = metrics.differences(np.broadcast_to(clean, noisy.shape), noisy)
+    rungs = []
+    for level, score, loss in zip(levels, scores, losses, strict=True):
+        numbers = [*(score.mean, score.low, score.high), *(loss.mean, loss.low, loss.high)]
+        known = [float("nan") if value is None else value for value in numbers]
+        rungs.append(Rung(level, score.n, *known[:3], *(value / unharmed.mean for value in known[3:])))
+    return Curve(name, unharmed.mean, tuple(rungs))
+
+
+def chosen_level(curve: Curve, loss: float, model: str) -> float:
+    """The level of a loss; a ValueError says that the model never loses that much."""
+    level = curve.level_at(loss)
+    if level is None:
+        raise ValueError(
+            f"{curve.corruption}@{100 * loss:g}%: {model} loses at most {curve.largest_loss:.1%} of its clean score, "
+            f"up to level {curve.rungs[-1].level:g}: give a smaller loss, or a level"
+        )
+    return level
+
+
+def parse_loss(text: str) -> tuple[str, float]:
+    """The corruption and the share to lose in NAME@PERCENT%."""
+    match = LOSS.fullmatch(text)
+    percent = float(match["percent"]) if match else 0.0
+    if match is None or not 0 < percent < 100:
+        raise ValueError(f"corruption {text!r}: give NAME@LOSS% with a loss above 0 and below 100, as in gaussian@10%")
+    corruption_rule(match["name"])
+    return match["name"], percent / 100
+
+
+def resolve_losses(asked: Sequence[str], config: Config, folder: Path, progress: bool = True) -> dict[str, str]:
+    """For corruptions that are asked for by a loss (gaussian@10%) the same with a level (gaussian:0.21), from the curve
+    of the model and task of `config`; see `measure_curves`."""
+    losses = {text: parse_loss(text) for text in asked}
+    ladders = {name: ladder(name) for name, _ in losses.values()}
+    curves = measure_curves(config, ladders, folder, progress=progress)
+    return {
+        text: str(Corruption(name, chosen_level(curves[name], loss, config.model)))
+        for text, (name, loss) in losses.items()
+    }
