@@ -29,7 +29,7 @@ def test_numbers(folder_of: Folders, images: list[Path], family: str, tower: str
         assert rows[name]["mean"] == pytest.approx(mean(one[name] for one in found), rel=1e-4), name
         assert rows[name]["low"] <= rows[name]["mean"] <= rows[name]["high"]
         assert rows[name]["images"] == 3
-    words = encoder.model.get_input_embeddings().weight.double()
+    words = encoder.model.get_input_embeddings().weight.detach().double()
     assert rows["word_norm"]["mean"] == pytest.approx(mean(float(word.norm()) for word in words))
     assert len(part.findings.splitlines()) == 1 + len(rows)
 
