@@ -2,9 +2,10 @@
 
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
 
@@ -85,8 +86,14 @@ def examine(check: Check) -> Finding:
 
 def version_of(module: str) -> str:
     """The version of the package that a module comes with."""
-    packages = metadata.packages_distributions().get(module)
+    packages = distributions().get(module)
     return metadata.version(packages[0]) if packages else "unknown"
+
+
+@cache
+def distributions() -> Mapping[str, list[str]]:
+    """The installed packages by module."""
+    return metadata.packages_distributions()
 
 
 def judge_key() -> Finding:

@@ -79,7 +79,7 @@ def read_value(name: str, value: Any, hint: Any) -> Any:
         return parse_corruption(value)
     if name == "batch_size":
         return read_batch_size(value)
-    found = convert(name, value, hint)
+    found = convert(name, value, validation.plain_hint(hint))
     if name == "seed" and not 0 <= found <= LARGEST:
         raise ValueError(f"seed={value!r}: give an integer from 0 to {LARGEST}")
     return found

@@ -5,6 +5,7 @@ calls that differ in method, budget, corruption and seed alone make one run.
 """
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from clustrs.evaluation.records import AnswerRecord
 from clustrs.evaluation.store import write_whole
 
 ENDING = "_results.json"
+DEPTHS = ("", "*/", "*/*/")
+"""Where result files are looked for: in a folder and in two levels of folders below."""
 RUNS = "clustrs"
 """The folder for the runs, beside the results."""
 CELL = ("method", "corrupt", "seed")
@@ -66,7 +69,13 @@ class Sample:
 
 def holds_results(folder: Path) -> bool:
     """Whether a folder has results of lmms-eval, in it or below."""
-    return not (folder / "config.json").exists() and any(folder.rglob(f"*{ENDING}"))
+    return not os.path.exists(folder / "config.json") and bool(result_files(folder))
+
+
+def result_files(folder: Path) -> list[Path]:
+    """The result files of a folder, older ones first. lmms-eval puts them into a folder per model."""
+    found = [path for depth in DEPTHS for path in folder.glob(f"{depth}*{ENDING}")]
+    return sorted(found, key=lambda path: (path.name, str(path)))
 
 
 def import_results(folder: Path, metric: str | None = None, tell: Callable[[str], None] = print) -> list[Path]:
@@ -100,7 +109,7 @@ def new_name(folder: Path, name: str, taken: Sequence[Path]) -> Path:
 
 def read_cells(folder: Path, tell: Callable[[str], None]) -> Iterator[Cell]:
     """The tasks of all results of pruned models, older ones first; those of other models are left aside."""
-    for path in sorted(folder.rglob(f"*{ENDING}"), key=lambda path: (path.name, str(path))):
+    for path in result_files(folder):
         where, content = repr(str(path)), read_object(path)
         config = need(where, content, "config", dict)
         record = next((one["clustrs"] for one in own_fields(config) if "clustrs" in one), None)
