@@ -72,15 +72,16 @@ class SimpleModel(lmms):
         alike = [identity(request.args[self.settings_index]) for request in requests]
         return self._run(requests, alike, self.read_generation, answer)
 
-    def loglikelihood(self, requests: Sequence[Instance]) -> list[tuple[float, bool]]:
+    def loglikelihood(self, requests: Sequence[Instance]) -> list[GenerationResult]:
         """For each continuation its mean negative log-likelihood, and whether greedy decoding would give it.
 
-        lmms-eval takes the choice with the smallest number, and its own models return this loss.
+        lmms-eval takes the choice with the smallest number, and its own models return this loss. A bare pair would not
+        arrive: version 0.7.3 makes a text of it. What stands in a GenerationResult is left as it is.
         """
 
-        def fit(asks: Sequence[Ask], prompts: Sequence[Prompt]) -> Iterator[tuple[tuple[float, bool], VisualCount]]:
+        def fit(asks: Sequence[Ask], prompts: Sequence[Prompt]) -> Iterator[tuple[GenerationResult, VisualCount]]:
             for one in self.engine.likelihoods(prompts, [ask.settings for ask in asks]):
-                yield (one.loss, one.greedy), one.visual
+                yield GenerationResult(text=(one.loss, one.greedy)), one.visual
 
         return self._run(requests, [""] * len(requests), self.read_continuation, fit)
 
