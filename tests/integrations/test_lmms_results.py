@@ -31,7 +31,7 @@ def write(
         "results": {task: {"alias": task, "acc,none": total, "samples": 4, "acc_stderr,none": 0.1, **(others or {})}},
         "configs": {task: {"task": task}},
         "n-samples": {task: {"original": 4, "effective": 4}},
-        "config": {"model": "clustrs", "batch_sizes": [{"clustrs": {**record, "tasks": {task: tokens}}}]},
+        "config": {"model": "clustrs", "batch_sizes": [{**record, "tasks": {task: tokens}}]},
         "lmms_eval_version": "0.7.3",
     }
     inside = folder / "llava-hf__llava-1.5-7b-hf"
@@ -167,8 +167,11 @@ def test_other_models_are_left_aside(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"results": 3}, "results is 3, dict is expected"),
-        ({"config": {"batch_sizes": [{"clustrs": 3}]}}, "3 stands where the settings of a model are expected"),
-        ({"config": {"batch_sizes": [{"clustrs": {"pretrained": "a"}}]}}, "method is missing, dict is expected"),
+        ({"config": {"batch_sizes": [{"clustrs": "0.1.0"}]}}, "pretrained is missing, str is expected"),
+        (
+            {"config": {"batch_sizes": [{"clustrs": "0.1.0", "pretrained": "a", "method": 3}]}},
+            "method is 3, dict is exp",
+        ),
     ],
 )
 def test_damaged_results_are_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib import metadata
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ class SimpleModel(lmms):
     @property
     def batch_sizes(self) -> dict[str, Any]:
         """What is recorded in the result file: lmms-eval writes the values of this, and of nothing else of a model."""
-        return {"clustrs": {**self.arguments.to_json(), **versions(), "tasks": self.tally.to_json()}}
+        return {"settings": {**self.arguments.to_json(), **versions(), "tasks": self.tally.to_json()}}
 
     def clean(self) -> None:
         """Free the model: lmms-eval may start a judge on the same device when the answers are there."""
@@ -158,4 +159,8 @@ def versions() -> dict[str, str]:
     """The versions that decide answers."""
     import transformers
 
-    return {"torch": torch.__version__, "transformers": transformers.__version__}
+    return {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "lmms_eval": metadata.version("lmms_eval"),
+    }

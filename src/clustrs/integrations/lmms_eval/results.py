@@ -43,7 +43,6 @@ class Cell:
     scores: Mapping[str, float]
     """By metric, as lmms-eval added them up."""
     questions: int
-    lmms_eval: str
 
     @property
     def key(self) -> str:
@@ -112,7 +111,7 @@ def read_cells(folder: Path, tell: Callable[[str], None]) -> Iterator[Cell]:
     for path in result_files(folder):
         where, content = repr(str(path)), read_object(path)
         config = need(where, content, "config", dict)
-        record = next((one["clustrs"] for one in own_fields(config) if "clustrs" in one), None)
+        record = next((one for one in own_fields(config) if "clustrs" in one), None)
         if record is None:
             tell(f"{path}: the model is {excerpt(config.get('model'))}, left aside")
             continue
@@ -121,7 +120,7 @@ def read_cells(folder: Path, tell: Callable[[str], None]) -> Iterator[Cell]:
             found = metrics_of(scores)
             if found and task in content.get("configs", {}):
                 number = content.get("n-samples", {}).get(task, {}).get("effective", 1)
-                yield Cell(path, task, record, found, int(number), str(content.get("lmms_eval_version")))
+                yield Cell(path, task, record, found, int(number))
 
 
 def own_fields(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -130,10 +129,8 @@ def own_fields(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     return (one for one in written if isinstance(one, dict)) if isinstance(written, list) else iter(())
 
 
-def check_record(where: str, record: Any) -> None:
+def check_record(where: str, record: Mapping[str, Any]) -> None:
     """Refuse a record that lacks what a run must know."""
-    if not isinstance(record, dict):
-        raise ValueError(f"{where}: {excerpt(record)} stands where the settings of a model are expected")
     for name, kind in (("pretrained", str), ("method", dict), ("corrupt", str), ("seed", int), ("clustrs", str)):
         need(where, record, name, kind)
 
@@ -281,7 +278,6 @@ def config_of(
         "scale": scale,
         "metric": metric,
         **known,
-        "lmms_eval": first.lmms_eval,
         "results": sorted(cell.path.name for cell in cells),
     }
 
