@@ -27,7 +27,7 @@ from clustrs.integrations.lmms_eval.arguments import read_arguments
 from clustrs.integrations.lmms_eval.engine import continued
 from clustrs.models.load import load_model
 from clustrs.models.prompts import chat_prompt
-from clustrs.pruners import get_method
+from clustrs.pruners import from_dict, get_method
 
 pytest.importorskip("lmms_eval")
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("lmms_eval")]
@@ -182,7 +182,7 @@ def test_both_forms_of_a_task_get_the_same_answers(done: Done) -> None:
 def test_settings_are_recorded(done: Done) -> None:
     (record,) = done.content("grid/tau-gaussian")["config"]["batch_sizes"]
     assert record["clustrs"] == __version__
-    assert record["method"] == get_method("clustrs", keep=0.25, tau=2, shrink=False).to_dict()
+    assert from_dict(record["method"]) == get_method("clustrs", keep=0.25, tau=2, shrink=False)
     assert (record["corrupt"], record["seed"], record["image_id"]) == (NOISE, SEED, "image")
     assert (record["torch"], record["lmms_eval"]) == (torch.__version__, version("lmms_eval"))
     counts = record["tasks"]["drawn_scenes"]
@@ -264,7 +264,7 @@ def test_report_reads_the_results(done: Done, expected: Any, capsys: pytest.Capt
         assert corrupt.partition(":")[0] in means
     page = (folder / "report.md").read_text()
     assert "Retention" in page
-    assert "95 % bootstrap intervals" in page
+    assert "with the 95 % interval of a bootstrap over questions" in page
     assert "Overlap" not in page
 
 

@@ -31,7 +31,7 @@ def write(
         "results": {task: {"alias": task, "acc,none": total, "samples": 4, "acc_stderr,none": 0.1, **(others or {})}},
         "configs": {task: {"task": task}},
         "n-samples": {task: {"original": 4, "effective": 4}},
-        "config": {"model": "clustrs", "batch_sizes": [{**record, "tasks": {task: tokens}}]},
+        "config": {"model": "clustrs", "batch_sizes": [{**record, "lmms_eval": "0.7.3", "tasks": {task: tokens}}]},
         "lmms_eval_version": "0.7.3",
     }
     inside = folder / "llava-hf__llava-1.5-7b-hf"
@@ -80,7 +80,8 @@ def test_the_report_is_that_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "75.0" in printed
     page = (tmp_path / RUNS / "llava-hf_llava-1.5-7b-hf-pope" / "report.html").read_text()
     assert "Retention" in page
-    assert "576" in page
+    assert "3 %" in page
+    assert "--latency" not in page
     first = page
     assert main(["report", str(tmp_path)]) == 0
     assert (tmp_path / RUNS / "llava-hf_llava-1.5-7b-hf-pope" / "report.html").read_text() == first
@@ -204,4 +205,4 @@ def test_options_that_do_not_fit(
 
 def test_a_metric_is_for_results_of_lmms_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path), "--metric", "acc"]) == 2
-    assert "--metric acc: there are no results of lmms-eval" in capsys.readouterr().err
+    assert "has no results of lmms-eval, leave it out" in capsys.readouterr().err
