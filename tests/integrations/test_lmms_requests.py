@@ -59,7 +59,7 @@ def test_images_stand_where_the_text_has_placeholders() -> None:
 
 
 def test_a_conversation_keeps_its_turns() -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "system", "content": [{"type": "text", "text": "Be brief."}]},
         {"role": "user", "content": [{"type": "text", "text": "Look:"}, {"type": "image", "url": drawn(1)}]},
     ]

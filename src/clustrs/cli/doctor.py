@@ -165,9 +165,7 @@ def try_triton() -> str:
 
 
 def try_openvino() -> str:
-    import openvino
-
-    return f"devices: {', '.join(openvino.Core().available_devices)}"
+    return f"devices: {', '.join(import_module('openvino').Core().available_devices)}"
 
 
 def extra(name: str) -> str:

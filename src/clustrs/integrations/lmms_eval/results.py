@@ -192,8 +192,8 @@ def read_samples(cell: Cell, metric: str) -> list[Sample] | None:
         score = score_of(line.get(metric))
         if score is None:
             return None
-        texts = (as_text(line.get(name)) for name in ("input", "target", "filtered_resps"))
-        samples.append(Sample(f"{need(where, line, 'doc_id', int):06}", *texts, score))
+        question, answer, text = (as_text(line.get(name)) for name in ("input", "target", "filtered_resps"))
+        samples.append(Sample(f"{need(where, line, 'doc_id', int):06}", question, answer, text, score))
     if not samples or len({sample.item for sample in samples}) < len(samples):
         return None
     mean, total = sum(sample.score for sample in samples) / len(samples), cell.scores[metric]
