@@ -89,7 +89,7 @@ $(LMMS_STAMP): pyproject.toml constraints.txt tools/torchvision_schemas.py
 	@touch $@
 
 test-lmms: $(LMMS_STAMP) ## Run the tests of the lmms-eval plugin and of clustrs doctor, in .venv-lmms.
-	OMP_NUM_THREADS=1 $(LMMS)/python -m pytest tests/integrations tests/cli/test_doctor.py
+	OMP_NUM_THREADS=1 $(LMMS)/python -m pytest tests/integrations/test_lmms_command.py tests/cli/test_doctor.py
 
 bench-serving: $(VLLM_STAMP) ## Measure servers with and without pruning, about ten minutes.
 	PYTHONPATH=. $(VLLM)/python benchmarks/serving.py
