@@ -30,7 +30,7 @@ from clustrs.models.prompts import chat_prompt
 from clustrs.pruners import from_dict, get_method
 
 pytest.importorskip("lmms_eval")
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("lmms_eval")]
+pytestmark = pytest.mark.slow
 
 QUESTIONS, SEED, NOISE = 24, 3, "gaussian:0.5"
 METHODS = {
