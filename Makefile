@@ -12,13 +12,16 @@ VLLM_VERSION := 0.32.0
 # The package with the weights is installed from here, too: editable, like clustrs itself.
 MODELS := packages/clustrs-models
 DEPENDENCIES := pyproject.toml $(MODELS)/pyproject.toml constraints.txt
+LMMS := .venv-lmms/bin
+LMMS_STAMP := .venv-lmms/.ready
+LMMS_VERSION := 0.7.3
 
 # Tests run in this many processes, with one thread each; `make test WORKERS=0` runs them one after the other.
 WORKERS ?= auto
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs test test-fast test-oldest test-app test-vllm lint format graph evidence bench bench-serving train wheels clean
+.PHONY: help setup demo docs test test-fast test-oldest test-app test-vllm test-lmms lint format graph evidence bench bench-serving train wheels clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
@@ -80,6 +83,19 @@ $(VLLM_STAMP): $(DEPENDENCIES) tools/torchvision_schemas.py
 test-vllm: $(VLLM_STAMP) ## Run the tests of the vLLM plugin and of clustrs serve, in .venv-vllm.
 	OMP_NUM_THREADS=1 $(VLLM)/python -m pytest tests/serving
 
+# lmms-eval asks for a torchvision, too; see above.
+$(LMMS_STAMP): $(DEPENDENCIES) tools/torchvision_schemas.py
+	$(PYTHON) -m venv .venv-lmms
+	$(LMMS)/python -m pip install --quiet --upgrade pip
+	$(LMMS)/python -m pip install --quiet --constraint constraints.txt torch
+	$(LMMS)/python -m pip install --quiet --constraint constraints.txt --editable $(MODELS) --editable '.[lmms-eval]' 'lmms-eval==$(LMMS_VERSION)' pytest hypothesis psutil
+	site=$$($(LMMS)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+		cp tools/torchvision_schemas.py "$$site/" && echo 'import torchvision_schemas' > "$$site/torchvision_schemas.pth"
+	@touch $@
+
+test-lmms: $(LMMS_STAMP) ## Run the tests of the lmms-eval plugin and of clustrs doctor, in .venv-lmms.
+	OMP_NUM_THREADS=1 $(LMMS)/python -m pytest tests/integrations/test_lmms_command.py tests/cli/test_doctor.py
+
 bench-serving: $(VLLM_STAMP) ## Measure servers with and without pruning, about 25 minutes.
 	PYTHONPATH=. $(VLLM)/python benchmarks/serving.py
 
@@ -121,4 +137,4 @@ wheels: setup ## Build the wheels of clustrs and clustrs-models in dist/, and pr
 	@wc -c dist/*.whl
 
 clean: ## Remove the environments, caches, builds and results.
-	rm -rf .venv .venv-oldest .venv-vllm build dist out runs site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-oldest .venv-vllm .venv-lmms build dist out runs site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -22,6 +22,7 @@ COMMANDS = (
     "serve",
     "onnx_graph",
     "catalog",
+    "doctor",
 )
 """The modules that declare commands, in the order of the help."""
 NAME = "clustrs"

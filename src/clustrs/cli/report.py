@@ -15,8 +15,9 @@ from clustrs.cli.outputs import print_report
 class ReportOptions:
     """The options of `clustrs report`."""
 
-    folder: Path = positional("the folder of a run", "RUN")
+    folder: Path = positional("the folder of a run, or of results that lmms-eval wrote", "RUN")
     judge_model: str | None = option(None, "whose verdicts count, when there are several judges'")
+    metric: str | None = option(None, "which metric to show of lmms-eval's results (default: a task's first)")
     compare_with: str | None = option(None, "show the paper's numbers for this model next to ours", metavar="MODEL")
     images: int | None = option(
         None,
@@ -33,8 +34,18 @@ class ReportOptions:
 def run_report(options: ReportOptions) -> None:
     """Write the tables and plots of a run.
 
-    They are report.html, .md, .tex and .csv in the run's folder.
+    They are report.html, .md, .tex and .csv in the run's folder. Results of lmms-eval (--model clustrs) become runs
+    first, one per model and task, in a folder clustrs beside them.
     """
+    from clustrs.integrations.lmms_eval.results import holds_results
+
+    if holds_results(options.folder):
+        report_results(options)
+        return
+    if options.metric is not None:
+        raise ValueError(
+            f"--metric {options.metric}: {str(options.folder)!r} has no results of lmms-eval, leave it out"
+        )
     if options.images or options.latency:
         from clustrs.evaluation.report.rerun import draw_examples, measure_latency
         from clustrs.models.load import quiet_transformers
@@ -45,6 +56,18 @@ def run_report(options: ReportOptions) -> None:
         if options.latency:
             measure_latency(options.folder, options.latency)
     print_report(options.folder, options.judge_model, options.compare_with)
+
+
+def report_results(options: ReportOptions) -> None:
+    """Report the results of lmms-eval in a folder, a run per model and task."""
+    from clustrs.cli import terminal
+    from clustrs.integrations.lmms_eval.results import import_results
+
+    if options.images or options.latency or options.judge_model:
+        raise ValueError("--images, --latency and --judge-model are for runs of clustrs eval, leave them out")
+    for run in import_results(options.folder, options.metric, terminal.say):
+        print(f"{run.name}:")
+        print_report(run, None, options.compare_with)
 
 
 @dataclass(frozen=True, kw_only=True)

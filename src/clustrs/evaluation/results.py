@@ -127,6 +127,11 @@ class Run:
         return float(self.config["scale"])
 
     @property
+    def totals_only(self) -> bool:
+        """Whether there is one score for all questions instead of one each, as results from elsewhere may have it."""
+        return bool(self.config.get("totals_only"))
+
+    @property
     def expected(self) -> int:
         """How many answers the whole grid has."""
         return len(self.methods) * len(self.conditions) * len(self.seeds) * int(self.config["items"])

@@ -26,12 +26,7 @@ def open_image(path: str | os.PathLike[str]) -> Image.Image:
         with Image.open(path, formats=FORMATS) as file:
             check_size(where, file.size)
             file.load()
-            image = ImageOps.exif_transpose(file)
-            if image.mode.startswith("I;16"):  # Pillow would cut off the values above 255
-                image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-            if image.mode in ("I", "F"):
-                raise ValueError("it has 32-bit pixels, give 8 or 16 bits")
-            return image.convert("RGB")
+            return to_rgb(ImageOps.exif_transpose(file))
     except UnidentifiedImageError:
         raise ValueError(f"{where}: not an image in any format that is read here ({', '.join(FORMATS)})") from None
     except ImageTooLarge:
@@ -41,6 +36,15 @@ def open_image(path: str | os.PathLike[str]) -> Image.Image:
         raise ImageTooLarge(f"{where}: too large, more than {limit} pixels") from None
     except Exception as error:  # damaged files make the decoders raise many kinds
         raise ValueError(f"{where} could not be read: {first_sentence(error)}") from error
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """An image in RGB, of 16-bit images the upper 8 bits; a ValueError if its pixels have 32 bits."""
+    if image.mode.startswith("I;16"):  # Pillow would cut off the values above 255
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError("it has 32-bit pixels, give 8 or 16 bits")
+    return image.convert("RGB")
 
 
 def check_size(where: str, size: tuple[int, int]) -> None:

@@ -1,5 +1,6 @@
 """The words around a question: the checkpoint's own chat template, or the one that LLaVA-1.5 is evaluated with."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clustrs.options import PromptTemplate
@@ -22,15 +23,50 @@ def chat_prompt(processor: Any, question: str, template: PromptTemplate = "check
     placeholder = processor.image_token
     if placeholder in question:
         raise ValueError(f"the question has {placeholder!r} in it, which stands for an image: leave it out")
+    content = [{"type": "image"}, {"type": "text", "text": question}]
+    return messages_prompt(processor, [{"role": "user", "content": content}], template)
+
+
+def messages_prompt(
+    processor: Any, messages: Sequence[Mapping[str, Any]], template: PromptTemplate = "checkpoint"
+) -> str:
+    """Return a conversation with any number of images in the words that the template has around it.
+
+    `messages` are those of chat templates: a role, and parts of type "image" or "text". LLaVA-1.5's words, and those
+    for processors without a template, are for one turn of a user whose images come before the text.
+    """
+    words = plain_words(processor, template)
+    if words is None:
+        return apply_template(processor, messages)
+    roles = [message["role"] for message in messages]
+    if roles != ["user"]:
+        raise ValueError(
+            f"messages of {', '.join(roles)}: prompt_template={template!r} has words for one turn of a user; give one, "
+            "or a model with a chat template and prompt_template='checkpoint'"
+        )
+    parts = messages[0]["content"]
+    text = "\n".join(part["text"] for part in parts if part["type"] == "text")
+    images = sum(part["type"] == "image" for part in parts)
+    after = "\n" if "{image}\n" in words else ""
+    if not images:
+        words = words.replace(f"{{image}}{after}", "")
+    return words.format(image=after.join([processor.image_token] * images), question=text)
+
+
+def plain_words(processor: Any, template: PromptTemplate) -> str | None:
+    """Return the words around one turn, or None where the checkpoint's own template has them."""
     if template == "vicuna_v1":
-        return VICUNA_V1.format(image=placeholder, question=question)
+        return VICUNA_V1
     if template != "checkpoint":
         raise ValueError(f"prompt_template={template!r}: give one of 'checkpoint', 'vicuna_v1'")
-    if not getattr(processor, "chat_template", None):
-        plain = PLAIN_PROMPTS.get(type(processor).__name__, PLAIN_PROMPT)
-        return plain.format(image=placeholder, question=question)
-    content = [{"type": "image"}, {"type": "text", "text": question}]
+    if getattr(processor, "chat_template", None):
+        return None
+    return PLAIN_PROMPTS.get(type(processor).__name__, PLAIN_PROMPT)
+
+
+def apply_template(processor: Any, messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return what the checkpoint's own chat template makes of messages, up to where the answer begins."""
     try:
-        return str(processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True))
+        return str(processor.apply_chat_template(list(messages), add_generation_prompt=True))
     except Exception as error:  # a template is a program: it raises what it likes
         raise ValueError(f"the model's chat template failed: {' '.join(str(error).split())[:200]}") from error

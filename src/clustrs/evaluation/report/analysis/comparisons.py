@@ -10,6 +10,7 @@ from clustrs.evaluation.report.analysis.scores import words
 from clustrs.evaluation.report.analysis.summary import Summary
 from clustrs.evaluation.report.analysis.tables import Group, budget_table
 from clustrs.evaluation.report.blocks import NOTHING, Block, Row, Section, Table, Text, Value
+from clustrs.evaluation.results import Run
 
 OURS = "clustrs"
 
@@ -47,7 +48,7 @@ def robustness(summary: Summary) -> Section | None:
                 ),
                 budget_table(run, "Corruption error", "corruption", _errors(summary), unpruned=False, best="lowest"),
             ]
-    if summary.clean is not None and summary.corrupted:
+    if summary.clean is not None and summary.corrupted and not run.totals_only:
         blocks += [
             Text(
                 "Flip rate: the share of questions right on clean and wrong on corrupted images, or the other way "
@@ -56,7 +57,7 @@ def robustness(summary: Summary) -> Section | None:
             ),
             budget_table(run, "Flip rate", "corruption", _per_condition(summary, _flips), best=None),
         ]
-        if run.labels:
+        if run.labels and _knows_tokens(run):
             blocks += [
                 Text(
                     "Overlap: the share of the tokens kept in the clean image that are also kept in the corrupted "
@@ -73,6 +74,11 @@ def robustness(summary: Summary) -> Section | None:
                 ),
             ]
     return Section("Robustness", tuple(blocks)) if blocks else None
+
+
+def _knows_tokens(run: Run) -> bool:
+    """Whether the run says which tokens were kept; results from elsewhere do not."""
+    return not run.kept or any(tokens.counts.any() for tokens in run.kept.values())
 
 
 def _differences(summary: Summary, budget: str) -> Table | None:

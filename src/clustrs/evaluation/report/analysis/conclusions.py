@@ -100,8 +100,8 @@ def _smallest(summary: Summary) -> str:
     found = False
     for budget in sorted(run.budgets, key=lambda text: (np.nanmin(_tokens(summary, text)), text)):
         for method, _ in ranked(summary, budget)[:1]:
-            found = True
             difference = compare(summary, method, run.unpruned)
+            found = found or difference.high is not None
             if difference.high is not None and difference.high >= 0:
                 return (
                     f"The smallest budget that is not clearly worse than no pruning {where}: keep {budget}, with "

@@ -26,7 +26,7 @@ def costs(summary: Summary, latency: Latency | None = None) -> Section | None:
         columns += [f"{part} ms" for part in PARTS]
     order = sorted(range(len(run.methods)), key=lambda i: (-_known(run.visual_tokens[i]), i))
     rows = tuple(_row(summary, i, times, latency is not None) for i in order)
-    blocks: list[Block] = [Text(_explained(latency))]
+    blocks: list[Block] = [Text(_explained(latency, elsewhere="lmms_eval" in run.config))]
     return Section("Tokens and time", (*blocks, Table("Cost and score", ("method", "keep"), tuple(columns), rows)))
 
 
@@ -54,8 +54,11 @@ def _score(summary: Summary, values: metrics.Values) -> Value:
     return NOTHING if mean is None else Value(summary.number(mean))
 
 
-def _explained(latency: Latency | None) -> str:
+def _explained(latency: Latency | None, elsewhere: bool) -> str:
+    """What the table shows. The times of a run from elsewhere can't be measured here."""
     text = "What the language model reads of an image on average, beside the score."
+    if latency is None and elsewhere:
+        return text
     if latency is None:
         return f"{text} Times are not part of a run: clustrs report RUN --latency 10 measures them."
     return (

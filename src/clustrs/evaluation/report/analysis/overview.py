@@ -20,7 +20,7 @@ def overview(summary: Summary) -> Section:
     config = run.config
     judge = f"Judge: {run.judge}. " if run.judge else ""
     parts = (
-        _many(config["items"], "question"),
+        _many(config["questions"] if run.totals_only else config["items"], "question"),
         _many(len(run.methods), "method"),
         _many(len(run.conditions), "condition"),
         _many(len(run.seeds), "seed"),
@@ -32,6 +32,9 @@ def overview(summary: Summary) -> Section:
         ),
         Text(_provenance(config)),
     ]
+    if run.totals_only:
+        text = "Only totals are known: a score for all questions and not one each, so there are no intervals."
+        blocks.append(Text(text, warning=True))
     missing, failed, unjudged = (run.count(state) for state in (MISSING, FAILED, UNJUDGED))
     if missing:
         share = 100 * missing / run.expected

@@ -1,0 +1,197 @@
+"""`clustrs doctor`: which optional packages are there, and whether they work."""
+
+import io
+import os
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import import_module, metadata
+from importlib.util import find_spec
+
+from clustrs.cli import terminal
+from clustrs.cli.arguments import option
+from clustrs.cli.catalog import PANEL
+from clustrs.cli.commands import command
+
+BROKEN = "broken"
+LONGEST = 200
+"""Of what an error says."""
+JUDGE_KEY = "OPENAI_API_KEY"
+
+
+@dataclass(frozen=True)
+class Check:
+    """Something that is not needed to prune tokens: its modules, how it is installed, and a trial.
+
+    The trial returns a note. What it raises says that the thing is broken.
+    """
+
+    name: str
+    modules: tuple[str, ...]
+    install: str
+    trial: Callable[[], str]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found: "works", "not installed" or "broken"."""
+
+    name: str
+    state: str
+    version: str
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions:
+    """The options of `clustrs doctor`."""
+
+    json: bool = option(False, "print JSON")
+
+
+@command("doctor", panel=PANEL)
+def run_doctor(options: DoctorOptions) -> int:
+    """Check the optional packages: installed, which version, whether they work, and what to do.
+
+    The exit code is 1 if something that is installed does not work.
+    """
+    findings = []
+    for check in CHECKS:
+        with terminal.status(f"trying {check.name}"):
+            findings.append(examine(check))
+    findings.append(judge_key())
+    if options.json:
+        terminal.print_json([asdict(finding) for finding in findings])
+    else:
+        rows = [[finding.name, finding.state, finding.version, finding.note] for finding in findings]
+        terminal.print_table(["what", "state", "version", "note"], rows)
+    return int(any(finding.state == BROKEN for finding in findings))
+
+
+def examine(check: Check) -> Finding:
+    """Look for the modules of a check and try them; what they print on the way is nobody's business."""
+    missing = [module for module in check.modules if find_spec(module) is None]
+    versions = ", ".join(version_of(module) for module in check.modules if module not in missing)
+    if missing:
+        return Finding(check.name, "not installed", versions, check.install)
+    try:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            note = check.trial()
+    except Exception as error:  # a broken package raises what it likes
+        told = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST]
+        return Finding(check.name, BROKEN, versions, told)
+    return Finding(check.name, "works", versions, note)
+
+
+def version_of(module: str) -> str:
+    """The version of the package that a module comes with."""
+    packages = distributions().get(module)
+    return metadata.version(packages[0]) if packages else "unknown"
+
+
+@cache
+def distributions() -> Mapping[str, list[str]]:
+    """The installed packages by module."""
+    return metadata.packages_distributions()
+
+
+def judge_key() -> Finding:
+    """Whether a key for judges is set. It is never shown."""
+    if os.environ.get(JUDGE_KEY):
+        return Finding("judge key", "set", "", f"{JUDGE_KEY} is there; it was not tried")
+    return Finding("judge key", "not set", "", f"clustrs judge reads {JUDGE_KEY}; servers of your own may need none")
+
+
+def try_imports(*modules: str) -> Callable[[], str]:
+    """A trial that imports modules."""
+
+    def trial() -> str:
+        for module in modules:
+            import_module(module)
+        return ""
+
+    return trial
+
+
+def try_models() -> str:
+    from clustrs.models.adapters import list_model_types
+
+    import_module("clustrs.models.attach")
+    return f"{len(list_model_types())} families of models"
+
+
+def try_vllm() -> str:
+    import vllm
+
+    from clustrs.serving import config, plugin
+
+    config.check_version(vllm.__version__)
+    plugin.register()
+    return "clustrs serve"
+
+
+def try_lmms_eval() -> str:
+    """Look whether lmms-eval knows the model. It only warns when an entry point fails, and then leaves out others."""
+    from lmms_eval import models
+
+    from clustrs.integrations.lmms_eval import MODEL
+
+    if MODEL not in models.list_available_models():
+        raise RuntimeError(why_missing("lmms_eval.models"))
+    for simple in (False, True):
+        models.get_model(MODEL, force_simple=simple)
+    return f"lmms-eval --model {MODEL}"
+
+
+def why_missing(group: str) -> str:
+    """The entry point of a group that fails, or that ours is not there."""
+    for entry in metadata.entry_points(group=group):
+        try:
+            entry.load()
+        except Exception as error:
+            package = entry.dist.name if entry.dist else "an unknown package"
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            return f"the entry point {entry.name} = {entry.value} of {package} fails ({reason}); remove that package"
+    return f"clustrs was installed without its entry point in {group}: install it again"
+
+
+def try_triton() -> str:
+    import torch
+
+    import_module("triton")
+    import_module("clustrs.ops.kernels")
+    return "kernels on CUDA devices" if torch.cuda.is_available() else "no CUDA device: the kernels are not used"
+
+
+def try_openvino() -> str:
+    return f"devices: {', '.join(import_module('openvino').Core().available_devices)}"
+
+
+def extra(name: str) -> str:
+    """How an extra is installed."""
+    return f"pip install 'clustrs[{name}]'"
+
+
+CHECKS = (
+    Check("models", ("transformers", "PIL"), extra("models"), try_models),
+    Check("plots", ("matplotlib",), extra("plot"), try_imports("matplotlib.figure")),
+    Check("triton kernels", ("triton",), "pip install triton (Linux with a CUDA device)", try_triton),
+    Check("accelerate", ("accelerate",), "pip install accelerate", try_imports("accelerate")),
+    Check("bitsandbytes", ("bitsandbytes",), "pip install bitsandbytes", try_imports("bitsandbytes")),
+    Check("vLLM", ("vllm",), extra("vllm"), try_vllm),
+    Check("lmms-eval", ("lmms_eval",), extra("lmms-eval"), try_lmms_eval),
+    Check("ray engine", ("ray",), extra("ray"), try_imports("ray")),
+    Check("datasets of the hub", ("datasets",), extra("hub"), try_imports("datasets")),
+    Check("UMAP of studies", ("umap",), extra("studies"), try_imports("umap")),
+    Check(
+        "ONNX",
+        ("onnx", "onnxscript", "onnxruntime"),
+        extra("onnx"),
+        try_imports("onnx", "onnxscript", "onnxruntime"),
+    ),
+    Check("OpenVINO", ("openvino",), extra("openvino"), try_openvino),
+    Check("web page", ("gradio",), extra("app"), try_imports("gradio", "clustrs.app.page")),
+    Check("judge", ("openai",), extra("cli"), try_imports("openai", "clustrs.evaluation.judge")),
+)
+"""In the order in which they are printed."""
