@@ -21,7 +21,7 @@ WORKERS ?= auto
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs test test-fast test-oldest test-app test-vllm test-lmms lint format graph evidence bench bench-serving train wheels clean
+.PHONY: help setup demo docs test test-fast test-oldest test-app test-vllm test-lmms environments lint format graph evidence bench bench-serving train wheels clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
@@ -95,6 +95,8 @@ $(LMMS_STAMP): $(DEPENDENCIES) tools/torchvision_schemas.py
 
 test-lmms: $(LMMS_STAMP) ## Run the tests of the lmms-eval plugin and of clustrs doctor, in .venv-lmms.
 	OMP_NUM_THREADS=1 $(LMMS)/python -m pytest tests/integrations/test_lmms_command.py tests/cli/test_doctor.py
+
+environments: $(VLLM_STAMP) $(LMMS_STAMP) ## Create the environments of test-vllm and test-lmms.
 
 bench-serving: $(VLLM_STAMP) ## Measure servers with and without pruning, about 25 minutes.
 	PYTHONPATH=. $(VLLM)/python benchmarks/serving.py

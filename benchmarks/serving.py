@@ -299,8 +299,8 @@ def predictions() -> list[Row]:
 
 def markdown(result: Row) -> str:
     """The table of what was measured, and that of what the cost model says."""
-    columns = ("model", "visual tokens", "at once", "answered", "requests/s", "first token, median", "p99", "prompt")
-    columns += ("KV blocks, mean (peak)",)
+    columns = ["model", "visual tokens", "at once", "answered", "requests/s", "first token, median", "p99", "prompt"]
+    columns.append("KV blocks, mean (peak)")
     lines = [", ".join(f"{k} {v}" for k, v in result["machine"].items()), ""]
     lines += [f"| {' | '.join(columns)} |", f"|:--|{'--:|' * (len(columns) - 1)}"]
     for row in result["rows"]:
