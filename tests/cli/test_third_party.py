@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import clustrs_models
 import pytest
 
 import clustrs
@@ -59,7 +60,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Command:
     python = Path(sysconfig.get_path("scripts", "venv", names)) / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
     subprocess.run([*pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel)], check=True)
-    source = str(Path(clustrs.__file__).parents[1])
+    source = os.pathsep.join(str(Path(package.__file__).parents[1]) for package in (clustrs, clustrs_models))
 
     def run(*words: str) -> str:
         called = [str(python), "-m", "clustrs.cli", *words]
