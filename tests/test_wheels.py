@@ -100,11 +100,11 @@ def test_readme_of_the_data_lists_every_model() -> None:
 def test_every_environment_gets_both_packages() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     editable = [line for line in makefile.splitlines() if "--editable '." in line]
-    assert len(editable) == 5  # .venv, .venv-oldest, .venv-vllm, the page's and the documentation's additions
+    assert len(editable) == 6  # .venv and those of other tests, the page's and the documentation's additions
     assert all("--editable $(MODELS) --editable '." in line for line in editable)
     assert "\nMODELS := packages/clustrs-models\n" in makefile
-    stamps = re.findall(r"^\$\((?:OLDEST_|VLLM_|)STAMP\): (.*)$", makefile, re.MULTILINE)
-    assert len(stamps) == 3
+    stamps = re.findall(r"^\$\((?:OLDEST_|VLLM_|LMMS_|)STAMP\): (.*)$", makefile, re.MULTILINE)
+    assert len(stamps) == 4
     assert all(stamp.startswith("$(DEPENDENCIES)") for stamp in stamps)
 
 

@@ -1,6 +1,5 @@
 """The report's page in a real browser: numbers on hover, curves that hide, no request, readable at any width."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,21 +8,7 @@ from recorded_run import write_run
 
 from clustrs.evaluation.report import write_report
 
-CHROMIUM = Path("/usr/bin/chromium")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason="Chromium is not installed"),
-    pytest.mark.xdist_group("browser"),
-]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        yield opened
-        opened.close()
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +16,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(write_run(tmp_path_factory.mktemp("browser")))
 
 
-def test_curves_show_their_numbers_and_can_be_hidden(browser: Any, report: Path) -> None:
-    page = browser.new_page(viewport={"width": 1400, "height": 900})
+def test_curves_show_their_numbers_and_can_be_hidden(chromium: Any, report: Path) -> None:
+    page = chromium.new_page(viewport={"width": 1400, "height": 900})
     requests: list[str] = []
     problems: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
@@ -65,9 +50,9 @@ def test_curves_show_their_numbers_and_can_be_hidden(browser: Any, report: Path)
 
 
 @pytest.mark.parametrize("width", [420, 1400])
-def test_it_is_as_wide_as_the_window_and_headings_stay_whole(browser: Any, report: Path, width: int) -> None:
+def test_it_is_as_wide_as_the_window_and_headings_stay_whole(chromium: Any, report: Path, width: int) -> None:
     """Tables scroll inside the page, which does not; no heading is broken into single letters."""
-    page = browser.new_page(viewport={"width": width, "height": 900})
+    page = chromium.new_page(viewport={"width": width, "height": 900})
     page.goto(report.as_uri())
     assert page.evaluate("document.documentElement.scrollWidth") == width
     heads = page.evaluate(
@@ -83,10 +68,10 @@ def test_it_is_as_wide_as_the_window_and_headings_stay_whole(browser: Any, repor
     page.close()
 
 
-def test_dark_and_light(browser: Any, report: Path) -> None:
+def test_dark_and_light(chromium: Any, report: Path) -> None:
     """Text stands out from the page in both schemes, also the unpruned model's curve, which is black on white."""
     for scheme, dark in (("light", False), ("dark", True)):
-        page = browser.new_page(color_scheme=scheme)
+        page = chromium.new_page(color_scheme=scheme)
         page.goto(report.as_uri())
         colors = page.evaluate(
             "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color,"
@@ -99,8 +84,8 @@ def test_dark_and_light(browser: Any, report: Path) -> None:
         page.close()
 
 
-def test_it_is_whole_without_its_script(browser: Any, report: Path) -> None:
-    context = browser.new_context(java_script_enabled=False)
+def test_it_is_whole_without_its_script(chromium: Any, report: Path) -> None:
+    context = chromium.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(report.as_uri())
     assert page.locator(".panel svg .mark").count() == 2 * 2 * 3 * 3
