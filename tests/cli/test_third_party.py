@@ -60,7 +60,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Command:
     python = Path(sysconfig.get_path("scripts", "venv", names)) / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
     subprocess.run([*pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel)], check=True)
-    source = os.pathsep.join(str(Path(package.__file__).parents[1]) for package in (clustrs, clustrs_models))
+    source = os.pathsep.join(str(Path(file).parents[1]) for file in (clustrs.__file__, clustrs_models.__file__))
 
     def run(*words: str) -> str:
         called = [str(python), "-m", "clustrs.cli", *words]
