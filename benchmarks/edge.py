@@ -106,10 +106,7 @@ def calls_of(
 
 def graph_call(path: Path, threads: int, **inputs: Tensor) -> Call:
     """A call of a graph. onnxruntime's threads may not spin after it: they would take the cores from the next call."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    session = open_graph(path, threads, spinning=False)
     return partial(session.run, None, {name: value.numpy() for name, value in inputs.items()})
 
 

@@ -49,7 +49,7 @@ VISUAL_TOKENS = 576
 FILLER = ("How", "many", "red", "objects", "are", "there", "?", "Is", "the", "yellow", "circle", "left", "or", "right")
 SERVER_OPTIONS = [
     *("--dtype", "float32", "--enforce-eager", "--max-model-len", "1024", "--max-num-seqs", "32"),
-    *("--no-enable-prefix-caching", "--mm-processor-cache-gb", "0", "--host", "127.0.0.1"),
+    *("--no-enable-prefix-caching", "--mm-processor-cache-gb", "0"),
 ]
 START_SECONDS = 600
 Row = dict[str, Any]
@@ -117,39 +117,52 @@ def proportional_config() -> Any:
 @contextmanager
 def server(model: str, keep: int | float | None, log: Path) -> Iterator[str]:
     """A server of its own on a free port, until the block ends; its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    here = [sys.executable, "-m"]
     command = list(server_words(model))
     if keep is not None:
         command = ["clustrs.cli", "serve", model, "--keep", str(keep)]
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")}
+    arguments = [*command, *SERVER_OPTIONS, "--served-model-name", "served"]
+    with running(arguments, log, environment, START_SECONDS) as (address, _):
+        yield address
+
+
+@contextmanager
+def running(
+    arguments: list[str], log: Path, environment: dict[str, str], seconds: float
+) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """`python -m` with arguments, which starts a server, on a free port of this machine until the block ends; its
+    address and process, once it answers. What it prints goes to `log`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", *arguments, "--host", "127.0.0.1", "--port", str(port)]
     with log.open("w") as out:
-        arguments = [*here, *command, *SERVER_OPTIONS, "--served-model-name", "served", "--port", str(port)]
-        process = subprocess.Popen(arguments, stdout=out, stderr=subprocess.STDOUT, env=environment)
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
+    try:
+        wait_until_ready(f"http://127.0.0.1:{port}", process, log, seconds)
+        yield f"http://127.0.0.1:{port}", process
+    finally:
+        process.terminate()
         try:
-            wait_until_ready(f"http://127.0.0.1:{port}", process, log)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
-def wait_until_ready(address: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
+def wait_until_ready(address: str, process: "subprocess.Popen[bytes]", log: Path, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise RuntimeError(f"the server stopped with exit code {process.returncode}: see {log}")
-        with suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=2) as reply:
+            end = log.read_text(errors="replace")[-4000:]
+            raise RuntimeError(f"the server stopped with exit code {process.returncode}, see {log}:\n{end}")
+        with suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=5) as reply:
             if reply.status == 200:
                 return
         time.sleep(0.5)
-    raise RuntimeError(f"the server was not ready after {START_SECONDS} s: see {log}")
+    raise RuntimeError(
+        f"the server was not ready after {seconds} s, see {log}:\n{log.read_text(errors='replace')[-4000:]}"
+    )
 
 
 def read_metrics(address: str) -> dict[str, float]:

@@ -25,10 +25,12 @@ from clustrs.models.load import load_model, quiet_transformers
 from clustrs.models.prompts import chat_prompt
 
 
-def open_graph(path: Path, threads: int = 0) -> Any:
-    """A session of onnxruntime for a graph; 0 threads means as many as there are cores."""
+def open_graph(path: Path, threads: int = 0, spinning: bool = True) -> Any:
+    """A session of onnxruntime for a graph; 0 threads means as many as there are cores. Spinning threads wait for the
+    next call on their cores, for a while."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spinning)))
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 

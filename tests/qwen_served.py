@@ -3,18 +3,13 @@
 A patch has 4 x 4 pixels and a token 2 x 2 patches, so an image of 40 x 56 pixels has 5 x 7 tokens. Needs vLLM.
 """
 
-import gc
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import numpy as np
 import torch
@@ -22,6 +17,7 @@ import transformers as tf
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
+from vllm_engine import InProcess, recorded
 
 from clustrs.pruners.base import Pruner
 
@@ -117,36 +113,19 @@ class Output:
         return max(abs(mine[token] - theirs[token]) for mine, theirs in pairs for token in mine.keys() & theirs.keys())
 
 
-class Engine:
-    """A vLLM engine in this process."""
+class Engine(InProcess):
+    """A vLLM engine that is asked several questions at once."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
-        from vllm import LLM
-
         shared = {"dtype": "float32", "enforce_eager": True, "max_model_len": 512, "max_num_seqs": 8, "seed": 0}
-        self.llm = LLM(str(folder), limit_mm_per_prompt={"image": 20}, **shared, **options)
-
-    def close(self) -> None:
-        from vllm.distributed import cleanup_dist_env_and_memory
-
-        self.llm.llm_engine.engine_core.shutdown()
-        del self.llm
-        cleanup_dist_env_and_memory()
-        gc.collect()
-
-    @property
-    def model(self) -> Any:
-        (model,) = self.llm.apply_model(lambda model: model)
-        return model
+        super().__init__(folder, limit_mm_per_prompt={"image": 20}, **shared, **options)
 
     def ask(self, questions: Sequence[Question], fresh: bool = True) -> list[Output]:
         """Ask all at once; with empty caches if `fresh`. Indices are known of a question that is asked alone."""
         from vllm import SamplingParams
 
         if fresh:
-            self.llm.reset_mm_cache()
-            self.llm.reset_prefix_cache()
-            self.llm.llm_engine.reset_encoder_cache()
+            self.empty_caches()
         requests = [{"prompt": q.text, "multi_modal_data": {"image": list(q.images)}} for q in questions]
         sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=5)
         with recorded() as seen:
@@ -157,27 +136,10 @@ class Engine:
                 [{token: float(entry.logprob) for token, entry in step.items()} for step in out.outputs[0].logprobs],
                 len(out.prompt_token_ids),
                 out.num_cached_tokens,
-                list(seen) if len(questions) == 1 else None,
+                [list(image) for image in seen] if len(questions) == 1 else None,
             )
             for out in outputs
         ]
-
-
-@contextmanager
-def recorded() -> Iterator[list[list[int]]]:
-    """The indices of each image that anybody selects from in this process."""
-    select, seen = Pruner.select, list[list[int]]()
-
-    def listening(self: Pruner, *args: Any, **options: Any) -> Any:
-        selection = select(self, *args, **options)
-        seen.append(selection.indices.tolist())
-        return selection
-
-    Pruner.select = listening  # type: ignore[method-assign]
-    try:
-        yield seen
-    finally:
-        Pruner.select = select  # type: ignore[method-assign]
 
 
 class Reference:

@@ -52,13 +52,13 @@ def question(text: str, images: int) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}]
 
 
-class Engine:
-    """A vLLM engine, and what its pruned model selects."""
+class InProcess:
+    """A vLLM engine in this process."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         from vllm import LLM
 
-        self.llm = LLM(str(folder), **{**OPTIONS, **options})
+        self.llm = LLM(str(folder), **options)
 
     def close(self) -> None:
         from vllm.distributed import cleanup_dist_env_and_memory
@@ -73,14 +73,24 @@ class Engine:
         (model,) = self.llm.apply_model(lambda model: model)
         return model
 
+    def empty_caches(self) -> None:
+        self.llm.reset_mm_cache()
+        self.llm.reset_prefix_cache()
+        self.llm.llm_engine.reset_encoder_cache()
+
+
+class Engine(InProcess):
+    """A vLLM engine, and what its pruned model selects."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        super().__init__(folder, **{**OPTIONS, **options})
+
     def ask(self, text: str, images: Any) -> Output:
         """Ask about images, or embeddings [images, k, D]; not by `chat`, which leaves out the prompt's first token."""
         from vllm import SamplingParams
 
         prompt = self.prompt(text, len(images))
-        self.llm.reset_mm_cache()
-        self.llm.reset_prefix_cache()
-        self.llm.llm_engine.reset_encoder_cache()
+        self.empty_caches()
         with recorded() as seen:
             sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
             request = {"prompt": prompt, "multi_modal_data": {"image": images}}

@@ -5,15 +5,11 @@ import base64
 import io
 import os
 import re
-import socket
 import struct
 import subprocess
-import sys
-import time
 import urllib.request
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +20,7 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 import openai
 from vllm_engine import Reference
 
+from benchmarks.serving import running
 from clustrs import ClustRS
 from clustrs.embedded import model_folder, samples
 from clustrs.images.open import open_image
@@ -80,38 +77,12 @@ def media(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(media: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     log = tmp_path_factory.mktemp("server") / "log.txt"
-    local = ["--host", "127.0.0.1", "--port", str(port), "--allowed-local-media-path", str(media)]
-    command = [sys.executable, "-m", "clustrs.cli", "serve", "mini-llava", "--keep", str(KEEP), *OPTIONS, *local]
+    words = ["serve", "mini-llava", "--keep", str(KEEP), *OPTIONS, "--allowed-local-media-path", str(media)]
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "INFO"}
     environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
-    with log.open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
-    try:
-        wait_until_ready(f"http://127.0.0.1:{port}", process, log)
-        yield Server(f"http://127.0.0.1:{port}", log, process)
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def wait_until_ready(address: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            pytest.fail(f"the server stopped:\n{log.read_text()[-4000:]}")
-        with suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=5) as reply:
-            if reply.status == 200:
-                return
-        time.sleep(0.5)
-    pytest.fail(f"the server is not ready:\n{log.read_text()[-4000:]}")
+    with running(["clustrs.cli", *words], log, environment, START_SECONDS) as (address, process):
+        yield Server(address, log, process)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 from weakref import WeakKeyDictionary
@@ -418,7 +418,9 @@ class Handle:
             kept.append(tokens)
             count = len(tokens.features)
             last.append(
-                ImageSelection(_detached(selection), image.scores, image.layout, image.grids, image.slots, count)
+                ImageSelection(
+                    selection.map(torch.Tensor.detach), image.scores, image.layout, image.grids, image.slots, count
+                )
             )
         return kept, last
 
@@ -465,8 +467,3 @@ class Handle:
 def _given_as(given: Tensor, family: Tensor) -> Tensor:
     """The caller's positions in the shape of the family's; a row in front that counts the text is counted anew."""
     return (given[-len(family) :] if given.dim() == family.dim() == 3 else given).expand_as(family)
-
-
-def _detached(selection: Selection) -> Selection:
-    parts = {name: getattr(selection, name) for name in ("tokens", "centroids", "alpha")}
-    return replace(selection, **{name: part.detach() for name, part in parts.items() if part is not None})

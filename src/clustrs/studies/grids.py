@@ -24,8 +24,8 @@ Row = dict[str, Any]
 EMBEDDED_TASKS = ("scenes", "photos")
 """Tasks with more questions than a study has to ask."""
 QUESTIONS = 600
-"""Two variants of ClustRS answer one question in eight or fewer differently: then 600 questions put their difference to
-within 0.03, the size of what the paper reports of RRS at k = 16, and the mean over some levels to within less."""
+"""If two variants of ClustRS answer one question in eight differently, 600 questions put their difference to within
+0.03, the size of what the paper reports of RRS at k = 16, and the mean over some levels to within less."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,20 @@ class Grid:
             if count:
                 text += f" {count} of {self.run.expected} answers are left out: {words}."
         return text
+
+
+def paired_columns(score: Estimate, difference: Difference) -> Row:
+    """What a table says of a variant in a cell: its score, and its difference to another on the same questions."""
+    return {
+        "questions": difference.n,
+        "score": score.mean,
+        "score_low": score.low,
+        "score_high": score.high,
+        "difference": difference.mean,
+        "difference_low": difference.low,
+        "difference_high": difference.high,
+        "difference_p": difference.p,
+    }
 
 
 def paper_difference(first: float | None, second: float | None) -> float | None:

@@ -87,7 +87,7 @@ def part(name: str, config: SensitivityConfig, corruptions: Sequence[str]) -> St
 
 def table(grid: "Grid", parameter: Parameter) -> list[Row]:
     """The score of each value of a parameter in each cell, its difference to the default, and the paper's numbers."""
-    from clustrs.studies.grids import paper_difference
+    from clustrs.studies.grids import paired_columns, paper_difference
 
     default = grid.variants.index({})
     rows = []
@@ -106,14 +106,7 @@ def table(grid: "Grid", parameter: Parameter) -> list[Row]:
                     "value": value,
                     "default": index == default,
                     **cell.names,
-                    "questions": difference.n,
-                    "score": score.mean,
-                    "score_low": score.low,
-                    "score_high": score.high,
-                    "difference": difference.mean,
-                    "difference_low": difference.low,
-                    "difference_high": difference.high,
-                    "difference_p": difference.p,
+                    **paired_columns(score, difference),
                     "paper_score": None if paper is None else round(paper, 6),
                     "paper_difference": paper_difference(paper, paper_default),
                 }

@@ -114,6 +114,7 @@ def table(grid: "Grid", halves: Mapping[str, Mask]) -> list[Row]:
 def compare(grid: "Grid", names: Sequence[str], cells: "Sequence[Cell]", mask: Mask, half: str, kind: str) -> list[Row]:
     """Scores of some questions in some cells, and their differences to the paper's ClustRS, question by question."""
     from clustrs.evaluation import metrics
+    from clustrs.studies.grids import paired_columns
 
     values = [np.stack([grid.of(cell, v)[:, mask] for cell in cells]) for v in range(len(names))]
     rows = []
@@ -128,14 +129,7 @@ def compare(grid: "Grid", names: Sequence[str], cells: "Sequence[Cell]", mask: M
                     "variant": name,
                     "control": name in CONTROLS,
                     **cell.names,
-                    "questions": difference.n,
-                    "score": score.mean,
-                    "score_low": score.low,
-                    "score_high": score.high,
-                    "difference": difference.mean,
-                    "difference_low": difference.low,
-                    "difference_high": difference.high,
-                    "difference_p": difference.p,
+                    **paired_columns(score, difference),
                 }
             )
     return rows
