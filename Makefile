@@ -40,7 +40,8 @@ $(STAMP): $(DEPENDENCIES)
 
 demo: setup ## Measure every method on noisy images with the embedded model: a table, a report and a drawing.
 	$(BIN)/clustrs eval --config demo --output out/demo
-	$(BIN)/clustrs compare sample:scene-1 "Which digit is on the purple circle?" --corrupt gaussian:0.1 \
+	$(BIN)/clustrs report out/demo --images 3
+	$(BIN)/clustrs compare sample:photo-1 "Which of these is a building?" --corrupt gaussian:0.05 \
 		--methods none clustrs fastervlm random --show out/demo/kept.png
 
 test: setup ## Run all tests, in parallel.
@@ -80,8 +81,9 @@ $(VLLM_STAMP): $(DEPENDENCIES) tools/torchvision_schemas.py
 		cp tools/torchvision_schemas.py "$$site/" && echo 'import torchvision_schemas' > "$$site/torchvision_schemas.pth"
 	@touch $@
 
-test-vllm: $(VLLM_STAMP) ## Run the tests of the vLLM plugin and of clustrs serve, in .venv-vllm.
-	OMP_NUM_THREADS=1 $(VLLM)/python -m pytest tests/serving
+test-vllm: $(VLLM_STAMP) ## Run the tests of the vLLM plugin, of clustrs serve and of clustrs doctor, in .venv-vllm.
+	$(VLLM)/python -c 'import vllm'
+	OMP_NUM_THREADS=1 $(VLLM)/python -m pytest tests/serving tests/cli/test_doctor.py
 
 # lmms-eval asks for a torchvision, too; see above.
 $(LMMS_STAMP): $(DEPENDENCIES) tools/torchvision_schemas.py
@@ -94,6 +96,7 @@ $(LMMS_STAMP): $(DEPENDENCIES) tools/torchvision_schemas.py
 	@touch $@
 
 test-lmms: $(LMMS_STAMP) ## Run the tests of the lmms-eval plugin and of clustrs doctor, in .venv-lmms.
+	$(LMMS)/python -c 'import lmms_eval'
 	OMP_NUM_THREADS=1 $(LMMS)/python -m pytest tests/integrations/test_lmms_command.py tests/cli/test_doctor.py
 
 environments: $(VLLM_STAMP) $(LMMS_STAMP) ## Create the environments of test-vllm and test-lmms.
@@ -119,7 +122,7 @@ docs: setup ## Build the documentation as a site, in site/.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo 'site/index.html'
 
-evidence: setup ## Write docs/evidence.md from the results in docs/results/evidence.
+evidence: setup ## Write docs/evidence.md and the README's first table from the results in docs/results/evidence.
 	$(BIN)/python -m tools.evidence page
 
 bench: setup ## Time the selections, and whole models end to end.

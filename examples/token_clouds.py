@@ -71,28 +71,31 @@ def draw(path: Path, tokens: Tensor, attention: Tensor, results: dict[str, Selec
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    lines = -(-len(results) // 4)
-    fig, axes = plt.subplots(lines, 4, figsize=(15, 3.8 * lines), sharex=True, sharey=True, layout="constrained")
-    for axis in axes.flat[len(results) :]:
+    pruned = {name: result for name, result in results.items() if name != "none"}
+    lines = -(-len(pruned) // 3)
+    fig, axes = plt.subplots(lines, 3, figsize=(13, 3.8 * lines), sharex=True, sharey=True, layout="constrained")
+    for axis in axes.flat[len(pruned) :]:
         axis.set_axis_off()
-    for axis, (name, result) in zip(axes.flat, results.items(), strict=False):
+    for axis, (name, result) in zip(axes.flat, pruned.items(), strict=False):
         clusters = name == "clustrs" and result.labels is not None
         look = {"c": result.labels, "cmap": "tab20"} if clusters else {"color": "#bbbbbb"}
         axis.scatter(*tokens.T, s=6 + 4000 * attention, alpha=0.45, linewidths=0, **look)
-        if name != "none":
-            kept = result.indices >= 0
-            before, after = tokens[result.indices[kept]], result.tokens[kept]
-            axis.scatter(*before.T, s=26, facecolors="none", edgecolors="black", linewidths=1.1, label="kept token")
-            moved = (after - before).norm(dim=-1) > 0
-            if moved.any():
-                shift = (after - before)[moved]
-                axis.quiver(
-                    *before[moved].T, *shift.T, angles="xy", scale_units="xy", scale=1, width=0.005, color="#d55e00"
-                )
-                axis.scatter(*after[moved].T, s=22, marker="x", c="#d55e00", label="what the model gets")
-            axis.legend(loc="lower left", frameon=False, fontsize=8)
+        kept = result.indices >= 0
+        before, after = tokens[result.indices[kept]], result.tokens[kept]
+        axis.scatter(*before.T, s=26, facecolors="none", edgecolors="black", linewidths=1.1, label="kept token")
+        moved = (after - before).norm(dim=-1) > 0
+        if moved.any():
+            shift = (after - before)[moved]
+            axis.quiver(
+                *before[moved].T, *shift.T, angles="xy", scale_units="xy", scale=1, width=0.005, color="#d55e00"
+            )
+            axis.scatter(*after[moved].T, s=22, marker="x", c="#d55e00", label="what the model gets")
+        axis.legend(loc="lower left", frameon=False, fontsize=8)
         axis.set_title(f"{name}: {len(result.tokens)} tokens")
-        axis.set(xlim=(-2, 30), ylim=(-4, 30), xticks=[], yticks=[])
+        axis.set(xticks=[], yticks=[])
+    shown = torch.cat([tokens, *(result.tokens for result in pruned.values())])  # merged tokens may lie far outside
+    (left, bottom), (right, top) = shown.amin(0).tolist(), shown.amax(0).tolist()
+    axes.flat[0].set(xlim=(left - 1, right + 1), ylim=(bottom - 4, top + 1))
     fig.suptitle("Tokens in two features; a dot's size is its attention, its colour (clustrs only) its cluster")
     path.parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(path, dpi=75)

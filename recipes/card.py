@@ -5,6 +5,7 @@ python -m recipes.card      after training (the logs in build/train) and `python
 
 import json
 import shutil
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 from clustrs import NoPruning, palette
-from clustrs.embedded import MODELS
 from clustrs.images.scenes.questions import KINDS
 from clustrs.images.scenes.testset import examples
 from clustrs.models.load import load_model
@@ -28,6 +28,7 @@ from recipes.train import NAMES
 
 DOCS = Path(__file__).parents[1] / "docs"
 LOGS = DOCS / "training"
+PARTS = ("encoder", "language")
 COLOURS = (*palette.SERIES, "#000000", "#999999", "#88ccee", "#cc6677")
 """Colours that colour-blind people can tell apart, and that are not those of methods."""
 STYLES = ("-", "--", ":", "-.")
@@ -40,15 +41,19 @@ def collect(source: Path = Path("build/train")) -> dict[str, list[dict[str, Any]
     LOGS.mkdir(exist_ok=True)
     for log in sorted(source.glob("*/log.jsonl")):
         shutil.copy(log, LOGS / f"{log.parent.name}.jsonl")
-    return {
-        log.stem: [json.loads(line) for line in log.read_text().splitlines()] for log in sorted(LOGS.glob("*.jsonl"))
-    }
+    names = [f"{family}-{part}" for family in NAMES for part in PARTS if (LOGS / f"{family}-{part}.jsonl").exists()]
+    return {name: read_log(name) for name in names}
+
+
+def read_log(name: str) -> list[dict[str, Any]]:
+    """What a run in the docs wrote while it trained."""
+    return [json.loads(line) for line in (LOGS / f"{name}.jsonl").read_text().splitlines()]
 
 
 def curves(logs: dict[str, list[dict[str, Any]]]) -> None:
     """What each run had right, over its minutes."""
     for family, name in NAMES.items():
-        runs = [(part, logs[f"{family}-{part}"]) for part in ("encoder", "language") if f"{family}-{part}" in logs]
+        runs = [(part, logs[f"{family}-{part}"]) for part in PARTS if f"{family}-{part}" in logs]
         if not runs:
             continue
         size = (5.6 * len(runs), 4.6)
@@ -71,13 +76,12 @@ def plot_run(axis: Any, title: str, rows: list[dict[str, Any]], keys: list[str])
     axis.grid(alpha=0.25)
 
 
-def attention_maps(name: str) -> None:
-    """Some test images, and how much the encoder attends to each of their tokens, on one scale for all images."""
+def attention_maps(name: str, images: list[Image.Image]) -> None:
+    """Some images, and how much the encoder attends to each of their tokens, on one scale for all images."""
     model, processor = load_model(name)
-    figure, axes = plt.subplots(2, 6, figsize=(13, 4.9), layout="constrained")
+    figure, axes = plt.subplots(2, len(images), figsize=(13, 29.4 / len(images)), layout="constrained")
     maps = []
-    for column, example in enumerate(examples(6)):
-        image = Image.fromarray(example.drawing.pixels)
+    for column, image in enumerate(images):
         inputs = processor(images=[image], text=[chat_prompt(processor, "?")], return_tensors="pt")
         with NoPruning()(model) as handle, torch.inference_mode():
             model(**inputs)
@@ -104,10 +108,11 @@ def noise_curve(results: dict[str, dict[str, Any]]) -> None:
     figure, axis = plt.subplots(figsize=(6.5, 4))
     for i, (name, result) in enumerate(results.items()):
         accuracy = result["accuracy"]
-        noisy = {float(key.split()[1]): value["right"] for key, value in accuracy.items() if key.startswith("sigma")}
-        axis.plot([0.02, *noisy], [accuracy["clean"]["right"], *noisy.values()], "o-", color=COLOURS[i], label=name)
+        right = {key.removeprefix("sigma "): cell["right"] for key, cell in accuracy.items() if "sigma" in key}
+        right = {"clean": accuracy["clean"]["right"], **right}
+        axis.plot([*right], [*right.values()], "o-", color=COLOURS[i], label=name)
         axis.axhline(accuracy["grey image"]["right"], color=COLOURS[i], linestyle=":", label=f"{name}, grey image")
-    axis.set(xscale="log", xlabel="noise, sigma (leftmost: none)", ylabel="right, %", ylim=(0, 100))
+    axis.set(xlabel="noise, sigma", ylabel="right, %", ylim=(0, 100))
     axis.legend(fontsize=8)
     axis.grid(alpha=0.25)
     figure.tight_layout()
@@ -119,12 +124,12 @@ def row(cells: list[Any]) -> str:
     return "| " + " | ".join(f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in cells) + " |"
 
 
-def accuracy_table(results: dict[str, dict[str, Any]]) -> str:
-    lines = [row(["model", "condition", "questions", "all", *KINDS]), "|:--|:--|" + "--:|" * (2 + len(KINDS))]
+def accuracy_table(results: dict[str, dict[str, Any]], kinds: Sequence[str] = KINDS) -> str:
+    lines = [row(["model", "condition", "questions", "all", *kinds]), "|:--|:--|" + "--:|" * (2 + len(kinds))]
     for name, result in results.items():
         for condition, cell in result["accuracy"].items():
             lines.append(
-                row([name, condition, cell["questions"], cell["right"], *(cell["by kind"][kind] for kind in KINDS)])
+                row([name, condition, cell["questions"], cell["right"], *(cell["by kind"][kind] for kind in kinds)])
             )
     return "\n".join(lines)
 
@@ -173,13 +178,13 @@ def main() -> None:
     logs = collect()
     results = {
         name: json.loads((RESULTS / f"{name}.json").read_text())
-        for name in MODELS
+        for name in NAMES.values()
         if (RESULTS / f"{name}.json").exists()
     }
     curves(logs)
     noise_curve(results)
     for name in results:
-        attention_maps(name)
+        attention_maps(name, [Image.fromarray(example.drawing.pixels) for example in examples(6)])
     fill(
         DOCS / "embedded.md",
         {

@@ -18,7 +18,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from clustrs import NoPruning, Pruner, Random
-from clustrs.embedded import MODELS, image_path
+from clustrs.embedded import default_task, samples
 from clustrs.images.corruptions import Corruption
 from clustrs.images.open import open_image
 from clustrs.images.scenes.testset import Example, examples
@@ -26,6 +26,7 @@ from clustrs.models import shared_encoding as sharing
 from clustrs.models.ask import ask
 from clustrs.models.load import load_model
 from clustrs.models.prompts import chat_prompt
+from recipes.train import NAMES
 
 RESULTS = Path(__file__).with_name("results")
 SIGMAS = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 3.0)
@@ -89,16 +90,8 @@ def coverage(scene: Any) -> Any:
 
 def cold_start(model: str) -> float:
     """Seconds of `clustrs ask` from scratch to an answer."""
-    command = [
-        sys.executable,
-        "-m",
-        "clustrs.cli",
-        "ask",
-        "sample:scene-1",
-        "How many objects are there?",
-        "--model",
-        model,
-    ]
+    sample = samples(default_task(model))[0]
+    command = [sys.executable, "-m", "clustrs.cli", "ask", str(sample.path), sample.questions[0][0], "--model", model]
     started = time.perf_counter()
     subprocess.run(command, check=True, capture_output=True)
     return time.perf_counter() - started
@@ -106,10 +99,10 @@ def cold_start(model: str) -> float:
 
 def load_and_answer(name: str) -> float:
     """Seconds to load the model and answer one question, in a process that has its libraries imported."""
+    sample = samples(default_task(name))[0]
     started = time.perf_counter()
     model, processor = load_model(name)
-    image = open_image(image_path("sample:scene-1"))
-    ask(model, processor, image, "How many objects are there?", NoPruning())
+    ask(model, processor, open_image(sample.path), sample.questions[0][0], NoPruning())
     return time.perf_counter() - started
 
 
@@ -124,7 +117,7 @@ def noisy(sigma: float) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("model", choices=list(NAMES.values()))
     parser.add_argument("--images", type=int, default=250, help="so many of the test set (default: all 250)")
     parser.add_argument("--only", nargs="+", help="measure these parts again, and leave the others as they are")
     options = parser.parse_args()

@@ -2,7 +2,8 @@
 
     python tools/screenshots.py RUNS
 
-RUNS is a folder with one run of the embedded model, such as that of `make demo`. Needs what `make test-app` sets up.
+RUNS is a folder with one run of the embedded model, such as that of `make demo`, reported with `--images` and
+`--latency`. Needs what `make test-app` sets up.
 """
 
 import io
@@ -19,6 +20,10 @@ from clustrs.app import launch
 OUTPUT = Path(__file__).parent.parent / "docs" / "images"
 QUALITY = 88
 """Of the WebP files."""
+QUESTION, LEVEL = "Which of these is a building?", "0.1"
+"""A question about the first sample image, and a level of noise at which the model still answers it."""
+REPORT_HEIGHT = 4000
+"""Pixels of the report that are shown at most."""
 
 
 def main(runs: str) -> None:
@@ -42,7 +47,10 @@ def shoot(browser: Any, address: str, width: int, scheme: str) -> None:
     page.goto(address)
     page.locator("#corruption input").click()
     page.get_by_role("option", name="gaussian", exact=True).click()
-    page.locator("#preview figcaption", has_text="gaussian:0.5").wait_for()
+    page.locator("#level input[type=number]").fill(LEVEL)
+    page.locator("#level input[type=number]").press("Enter")
+    page.locator("#preview figcaption", has_text=f"gaussian:{LEVEL}").wait_for()
+    page.locator("#question textarea").fill(QUESTION)
     page.locator("#ask").click()
     page.locator(".cl-status", has_text="expected answer").wait_for()
     store(page, f"app-try-{width}-{scheme}")
@@ -70,13 +78,11 @@ def largest_cluster(page: Any) -> Any:
 
 
 def shoot_report(browser: Any, address: str, width: int, scheme: str) -> None:
-    """The top of the report in the light, its curves with the numbers of one level in the dark."""
-    context = browser.new_context(viewport={"width": width, "height": 1350}, color_scheme=scheme)
+    """The report from its top, with the numbers of one level in its first curves."""
+    context = browser.new_context(viewport={"width": width, "height": REPORT_HEIGHT}, color_scheme=scheme)
     page = context.new_page()
     page.goto(address)
-    if scheme == "dark":
-        page.get_by_role("heading", name="Curves").evaluate("heading => heading.scrollIntoView()")
-        page.locator("figure .panel svg").first.hover()
+    page.locator("figure .panel svg").first.hover()
     store(page, f"report-{width}-{scheme}", full_page=False)
     context.close()
 

@@ -24,11 +24,14 @@ from clustrs.images.photos.collage import SIDE
 from clustrs.models import shared_encoding as sharing
 from clustrs.models.load import load_model
 from clustrs.models.prompts import chat_prompt
-from recipes.photo.settings import DATA, FOLDER
+from recipes.measure import cold_start, load_and_answer
+from recipes.photo.settings import DATA
 
 RESULT = Path(__file__).parents[1] / "results" / "photo-llava.json"
 SIGMAS = (0.05, 0.1, 0.2, 0.3, 0.5)
 COUNTS = (8, 16, 50, 144)
+OTHERS = ("seconds", "geometry")
+"""Parts that are not shares of right answers."""
 SAMPLED = 40
 """Images whose tokens the geometry is measured on."""
 
@@ -106,20 +109,22 @@ def conditions() -> dict[str, tuple[Pruner, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--model", default="photo-llava", help="the embedded one, or a folder (default: %(default)s)")
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--images", type=int, help="so many of the test set (default: all)")
     parser.add_argument("--only", nargs="+", help="measure these parts again, and leave the others as they are")
     options = parser.parse_args()
-    model, processor = load_model(str(options.folder / "photo-llava"))
+    model, processor = load_model(options.model)
     task, parts = load(options.data), conditions()
     asked = by_image(task, options.images)
-    unknown = [name for name in options.only or [] if name not in (*parts, "geometry")]
+    unknown = [name for name in options.only or [] if name not in (*OTHERS, *parts)]
     if unknown:
-        parser.error(f"--only {unknown[0]}: the parts are geometry, {', '.join(parts)}")
+        parser.error(f"--only {unknown[0]}: the parts are {', '.join((*OTHERS, *parts))}")
     result: dict[str, Any] = json.loads(RESULT.read_text()) if options.only and RESULT.exists() else {"accuracy": {}}
-    for name in options.only or ("geometry", *parts):
-        if name == "geometry":
+    for name in options.only or (*OTHERS, *parts):
+        if name == "seconds":
+            result[name] = {"command": cold_start(options.model), "load and answer": load_and_answer(options.model)}
+        elif name == "geometry":
             result[name] = geometry(model, processor, task, asked)
         else:
             result["accuracy"][name] = accuracy(model, processor, task, asked, name, *parts[name])

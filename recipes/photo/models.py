@@ -41,6 +41,7 @@ def text_config(own: dict[str, Any]) -> Any:
         bos_token_id=words["<s>"],
         eos_token_id=words["</s>"],
         tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": own["theta"]},
     )
 
 

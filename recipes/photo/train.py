@@ -34,6 +34,10 @@ class Stage(shared.Stage):
 
     language: bool = True
     """Whether the language model is trained, too, or the projector alone."""
+    words: bool = False
+    """Whether the images are made of words, for the language model alone."""
+    every_word: float = 0.0
+    """The weight with which an answer is expected at every word of its question, too."""
 
 
 def stages(own: dict[str, Any]) -> list[Stage]:
@@ -43,7 +47,9 @@ def stages(own: dict[str, Any]) -> list[Stage]:
 def train(settings: dict[str, Any], folder: Path) -> None:
     own = settings["language"]
     torch.manual_seed(settings["seed"])
-    model, heads, words = models.photo_llava(settings), language.Heads(own["width"]), models.vocabulary()
+    model, words = models.photo_llava(settings), models.vocabulary()
+    embeddings = model.model.language_model.embed_tokens
+    heads = language.Heads(embeddings, words)
     shards, unseen = Shards(folder / "features"), Shards(folder / "development")
     models.initialise(model, torch.stack([shards[n]["features"] for n in range(16)]))
     asking = language.PhotoAsking(model, words)
@@ -58,7 +64,11 @@ def train(settings: dict[str, Any], folder: Path) -> None:
 
     def step(stage: shared.Stage, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
         assert isinstance(stage, Stage)
-        value, report = language.loss(asking, heads, batch, own, stage.language)
+        if stage.words:
+            batch["visual"] = language.images_of_words(embeddings, heads, batch, run.step)
+            value, report = language.answered(asking, batch, own["smoothing"], stage.every_word)
+        else:
+            value, report = language.loss(asking, heads, batch, own, stage.language, stage.every_word)
         report["images"] = float(len(shards))
         if stage.language and (run.step + 1) % own["judged_every"] == 0:
             report |= language.judged(asking, heads, held)

@@ -55,6 +55,7 @@ def test_sample_is_asked_and_the_answers_are_marked(visit: Visit) -> None:
     assert "5" in first
     assert "right" in first
     assert "576 of 576" in first
+    assert re.search(r"Selection\s+\u2013", first)
     for card in cards.all()[1:]:
         text = card.inner_text()
         assert "16 of 576" in text

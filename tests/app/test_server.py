@@ -1,5 +1,6 @@
 """Where the page listens, and what it says when it cannot."""
 
+import doctest
 import socket
 from pathlib import Path
 
@@ -28,6 +29,13 @@ def test_port_that_cannot_be_is_refused(loaded: object, tmp_path: Path, port: in
 
     with pytest.raises(ValueError, match=f"port={port}: give a number from 1 to 65535"):
         serve(loaded, tmp_path, port=port)  # type: ignore[arg-type]
+
+
+def test_the_snippet_in_the_docs_runs() -> None:
+    need("gradio")
+    page = Path(__file__).parents[2] / "docs" / "app.md"
+    result = doctest.testfile(str(page), module_relative=False)
+    assert (result.failed, result.attempted) == (0, 3)
 
 
 def test_missing_gradio_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:

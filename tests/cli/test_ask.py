@@ -2,6 +2,8 @@
 
 import io
 import json
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +18,9 @@ import torch
 from PIL import Image
 
 import clustrs
+from clustrs.cli import app as cli_app
+from clustrs.cli import ask as cli_ask
+from clustrs.cli import compare as cli_compare
 from clustrs.cli import main
 from clustrs.embedded import DEFAULT, EMBEDDED
 from clustrs.images.corruptions import Corruption
@@ -80,10 +85,35 @@ def test_ask_json(ask: Callable[..., dict[str, Any]], folder: Path, image_file: 
     assert len(set(result["kept"])) == 5
     assert result["image"] == str(image_file)
     assert result["corruption"] is None
+    assert result["expected"] is None
     seconds = result["seconds"]
     assert set(seconds) == {"vision", "scoring", "selection", "prefill", "decode", "decode_per_token"}
     assert all(value > 0 for value in seconds.values())
     assert seconds["decode"] == pytest.approx(3 * seconds["decode_per_token"])
+
+
+def sample_questions(*texts: str) -> list[list[str]]:
+    """The images and questions of commands about sample images."""
+    found = re.findall(r"^  clustrs (?:ask|compare) (sample:.*?\".*?\")", "\n".join(texts), re.M)
+    return [shlex.split(words) for words in dict.fromkeys(found)]
+
+
+@pytest.mark.parametrize("method", ["none", "clustrs"])
+def test_the_examples_of_the_help_are_answered_rightly(run: Run, method: str) -> None:
+    examples = sample_questions(cli_app.EXAMPLES, cli_ask.EXAMPLES, cli_compare.EXAMPLES)
+    assert examples
+    for image, question in examples:
+        code, out, _ = run("ask", image, question, "--method", method, "--json")
+        assert code == 0
+        result = json.loads(out)
+        assert result["answer"] == result["expected"]
+
+
+def test_the_expected_answer_is_printed(run: Run) -> None:
+    words = ("sample:photo-3", "What is at the top right?", "--model", "mini-llava")
+    assert run("ask", *words)[1].splitlines()[1] == "expected: guitar (wrong)"
+    assert "expected: guitar\n" in run("compare", *words, "--methods", "clustrs")[1]
+    assert "expected" not in run("ask", "sample:photo-3", "Why?", "--model", "mini-llava")[1]
 
 
 def test_one_new_token_has_no_decode(
@@ -391,7 +421,7 @@ def test_mistakes_in_words(run: Run, folder: Path, image_file: Path) -> None:
         (["ask", "sample:scene-1", "What?", "--model", "--json"], "--model: a value is missing"),
         (["ask", "sample:scene-1", "What?", "more"], "got unexpected extra argument(s) (more)"),
         (["study", "stabilty"], "no such command 'stabilty'. Did you mean 'stability'?"),
-        (["ask", "sample:dog", "What?"], "image 'sample:dog': the samples are scene-1"),
+        (["ask", "sample:dog", "What?"], "image 'sample:dog': the samples are photo-1"),
         (["ask", image_file, " ", "--model", folder], "the question is empty"),
         (["ask", image_file, "An <image>?", "--model", folder], "the question has '<image>' in it"),
     ]

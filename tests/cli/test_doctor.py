@@ -11,6 +11,7 @@ import pytest
 
 from clustrs.cli import doctor, main
 from clustrs.cli.doctor import Check, Finding, examine
+from clustrs.serving import server
 
 SECRET = "sk-nobody-may-see-this"
 
@@ -78,6 +79,8 @@ def test_every_check_of_this_environment() -> None:
     """What is installed here works: the names and the trials are right."""
     findings = {check.name: examine(check) for check in doctor.CHECKS}
     assert {name: finding.note for name, finding in findings.items() if finding.state == doctor.BROKEN} == {}
+    there = {check.name for check in doctor.CHECKS if all(map(find_spec, check.modules))}
+    assert {name for name, finding in findings.items() if finding.state == "works"} == there
     assert findings["models"].state == "works"
     assert findings["models"].note.endswith("families of models")
 
@@ -99,6 +102,21 @@ def test_a_broken_package_is_found(tmp_path: Path) -> None:
     assert called.returncode == 1, called.stderr
     assert "broken" in called.stdout
     assert "ImportError: libopenvino.so: wrong ELF class" in called.stdout
+
+
+def test_a_plugin_that_vllm_would_not_load_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another version, no entry point, or one that is left out: nothing of it needs vLLM."""
+    ours = type("Entry", (), {"name": "clustrs"})
+    monkeypatch.setattr(server, "vllm_version", lambda: "0.32.0")
+    monkeypatch.setattr(server, "entry_points", lambda group: [ours])
+    monkeypatch.setenv("VLLM_PLUGINS", "other")
+    check = Check("vLLM", ("numpy",), "", doctor.try_vllm)
+    assert examine(check).note.startswith("ValueError: VLLM_PLUGINS='other' leaves out the plugin")
+    monkeypatch.setattr(server, "entry_points", lambda group: [])
+    assert examine(check).note.startswith("ValueError: the vLLM plugin of clustrs was not found")
+    monkeypatch.setattr(server, "vllm_version", lambda: "0.31.0")
+    assert examine(check).note.startswith("ValueError: vLLM 0.31.0 is not tested")
+    assert examine(check).state == doctor.BROKEN
 
 
 @pytest.mark.slow

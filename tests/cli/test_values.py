@@ -158,7 +158,7 @@ def test_every_option_of_a_study_has_a_help_text(capsys: pytest.CaptureFixture[s
         shown = " ".join(capsys.readouterr().out.split())
         assert "separated by spaces or commas" in shown
         assert f"(default: {Path('out') / name})" in shown
-        assert "(default: mini-llava)" in shown
+        assert f"(default: {DEFAULT}, or the one that knows the task)" in shown
 
 
 def test_defaults_are_those_of_the_config() -> None:

@@ -13,9 +13,19 @@ from torch import Tensor
 
 from clustrs import Pruner, Selection
 
-FAMILIES = ("llava", "llava_onevision", "gemma3", "paligemma", "internvl", "smolvlm")
-SIDES = {"llava": 28, "llava_onevision": 28, "gemma3": 56, "paligemma": 28, "internvl": 56, "smolvlm": 32}
+SIDES = {
+    "llava": 28,
+    "llava_next": 28,
+    "llava_onevision": 28,
+    "gemma3": 56,
+    "paligemma": 28,
+    "internvl": 56,
+    "idefics3": 32,
+    "smolvlm": 32,
+}
 """Images of these sides stay whole, as one crop."""
+FAMILIES = tuple(SIDES)
+TOWERS = {"llava": "clip", "llava_next": "clip", "llava_onevision": "siglip"}
 
 
 @dataclass(frozen=True)
@@ -27,7 +37,7 @@ class Case:
     prepare: Callable[[list[Any]], dict[str, Any]]
 
     def inputs(self, seed: int) -> dict[str, Any]:
-        """A prompt with one image, of one crop (OneVision: a base crop and others)."""
+        """A prompt with one image, of one crop (NeXT and OneVision: a base crop and others)."""
         side = SIDES[self.family]
         return self.prepare([make_image(side, side, seed)])
 
@@ -48,10 +58,10 @@ def build(family: str, folder_of: Callable[[str, str], Path], folder: Path) -> C
         model, processor = gemma_models.load(family)
         text = gemma_models.question(family)
         return Case(family, model, lambda images: gemma_models.prompt(processor, text, images))
-    if family in ("internvl", "smolvlm"):
+    if family in tiled_models.FAMILIES:
         tiled_models.build(family, folder)
         case = tiled_models.load_case(family, folder)
         options = {} if family == "internvl" else {"do_image_splitting": False}
         return Case(family, case.model, lambda images: case.prepare(["IMAGE what?"], [images], **options))
-    model, processor = load(folder_of(family, "clip" if family == "llava" else "siglip"))
+    model, processor = load(folder_of(family, TOWERS[family]))
     return Case(family, model, lambda images: prepare(processor, ["<image> what?"], [images]))

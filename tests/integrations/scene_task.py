@@ -1,4 +1,4 @@
-"""A task of lmms-eval from the drawn scenes: YAML, JSON lines, images and the functions that the YAML names."""
+"""Tasks of lmms-eval from drawn scenes and photographs: YAML, JSON lines, images and the functions the YAML names."""
 
 import json
 from pathlib import Path
@@ -23,16 +23,16 @@ def choice_index(document):
     return document["choices"].index(document["answer"])
 """
 SHARED = """
+task: {name}
 dataset_path: json
 dataset_kwargs:
   data_files:
-    test: {folder}/questions.jsonl
+    test: {folder}/{name}.jsonl
 test_split: test
 doc_to_visual: !function scene_functions.visuals
 doc_to_text: question
 """
 GENERATE = """
-task: drawn_scenes
 output_type: generate_until
 doc_to_target: answer
 process_results: !function scene_functions.score
@@ -46,7 +46,6 @@ metric_list:
     higher_is_better: true
 """
 CHOOSE = """
-task: drawn_choices
 output_type: multiple_choice
 doc_to_target: !function scene_functions.choice_index
 doc_to_choice: choices
@@ -58,22 +57,25 @@ metric_list:
 CHOICES = ["red", "green", "blue", "yes", "no", "1", "2"]
 
 
-def write_task(folder: Path, task: Task) -> None:
-    """Write the questions of a task, each with its image and with its image twice."""
+def write_tasks(folder: Path, scenes: Task, photos: Task) -> None:
+    """Write the questions about scenes, each with its image, with its image twice and with choices; and those about
+    photographs."""
     folder.mkdir()
     (folder / "scene_functions.py").write_text(FUNCTIONS)
-    lines, pairs = [], []
+    write_task(folder, "drawn_scenes", GENERATE, scenes)
+    write_task(folder, "drawn_pairs", GENERATE, scenes, images=2)
+    write_task(folder, "drawn_choices", CHOOSE, scenes)
+    write_task(folder, "photos", GENERATE, photos)
+
+
+def write_task(folder: Path, name: str, kind: str, task: Task, images: int = 1) -> None:
+    """Write a task: its questions, each with its image so many times, and the YAML."""
+    lines = []
     for item in task.items:
         path = folder / f"{item.image}.png"
         task.open(item.image).save(path)
         choices = list(dict.fromkeys([*CHOICES, item.answer]))
         line = {"question": item.question, "answer": item.answer, "image": item.image, "choices": choices}
-        lines.append({**line, "paths": [str(path)]})
-        pairs.append({**line, "paths": [str(path), str(path)]})
-    for name, content in (("questions", lines), ("pairs", pairs)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in content))
-    shared = SHARED.format(folder=folder)
-    twice = shared.replace("questions.jsonl", "pairs.jsonl")
-    (folder / "drawn_scenes.yaml").write_text(shared + GENERATE)
-    (folder / "drawn_choices.yaml").write_text(shared + CHOOSE)
-    (folder / "drawn_pairs.yaml").write_text(twice + GENERATE.replace("drawn_scenes", "drawn_pairs"))
+        lines.append({**line, "paths": [str(path)] * images})
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / f"{name}.yaml").write_text(SHARED.format(name=name, folder=folder) + kind)

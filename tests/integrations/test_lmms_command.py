@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from integrations.scene_task import write_task
+from integrations.scene_task import write_tasks
 
 from clustrs import __version__
 from clustrs.cli import main
@@ -33,6 +33,9 @@ pytest.importorskip("lmms_eval")
 pytestmark = pytest.mark.slow
 
 QUESTIONS, SEED, NOISE = 24, 3, "gaussian:0.5"
+FEW = 8
+OTHERS = {"mini-onevision": ("scenes", "drawn_scenes"), "photo-llava": ("photos", "photos")}
+"""The other embedded models: their tasks of `clustrs eval` and of lmms-eval."""
 METHODS = {
     "unpruned": "method=none",
     "clustrs": "method=clustrs,keep=16",
@@ -51,11 +54,11 @@ SPECS = {
 """The same as `clustrs eval --methods` has it."""
 
 
-def evaluation(name: str, arguments: str, out: Path, **more: Any) -> dict[str, Any]:
+def evaluation(name: str, arguments: str, out: Path, model: str = "mini-llava", **more: Any) -> dict[str, Any]:
     """An entry of a file for `lmms-eval --config`."""
     return {
         "model": "clustrs",
-        "model_args": f"pretrained=mini-llava,image_id=image,seed={SEED},{arguments}",
+        "model_args": f"pretrained={model},image_id=image,seed={SEED},{arguments}",
         "tasks": "drawn_scenes",
         "batch_size": "8",
         "log_samples": True,
@@ -72,8 +75,14 @@ def evaluations(out: Path) -> list[dict[str, Any]]:
         for corrupt in ("clean", NOISE)
     ]
     clustrs = METHODS["clustrs"]
+    others = [
+        evaluation(f"{model}/{corrupt}", f"{clustrs},corrupt={corrupt}", out, model, tasks=task, limit=FEW)
+        for model, (_, task) in OTHERS.items()
+        for corrupt in ("clean", NOISE)
+    ]
     return [
         *grid,
+        *others,
         evaluation("one", f"{clustrs},corrupt={NOISE}", out, batch_size="1"),
         evaluation("simple", f"{clustrs},corrupt={NOISE}", out, force_simple=True),
         evaluation("pairs", clustrs, out, tasks="drawn_pairs"),
@@ -114,7 +123,7 @@ class Done:
 def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     folder = tmp_path_factory.mktemp("lmms")
     task = get_task("scenes", None, QUESTIONS)
-    write_task(folder / "tasks", task)
+    write_tasks(folder / "tasks", task, get_task("photos", None, FEW))
     listed = folder / "evaluations.yaml"
     listed.write_text(yaml.safe_dump(evaluations(folder / "out")))
     command = [str(Path(sys.executable).with_name("lmms-eval")), "--config", str(listed)]
@@ -130,25 +139,33 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     return Done(folder / "out", re.sub(r"\x1b\[[0-9;]*m", "", called.stdout + called.stderr), task)
 
 
+Expected = dict[tuple[str, str], list[tuple[str, str | None, Any]]]
+"""What `clustrs eval` says: question, answer and score, by method and corruption."""
+
+
 @pytest.fixture(scope="session")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], list[tuple[str, str | None, Any]]]:
-    """What `clustrs eval` says: question, answer and score, by method and corruption."""
-    folder = tmp_path_factory.mktemp("run")
-    methods = expand_methods(list(SPECS.values()), [16])
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Expected:
+    return evaluate("mini-llava", "scenes", SPECS, QUESTIONS, tmp_path_factory.mktemp("run"))
+
+
+def evaluate(model: str, task: str, specs: dict[str, str], limit: int, folder: Path) -> Expected:
+    """Run `clustrs eval` with some methods, clean and under noise."""
+    methods = expand_methods(list(specs.values()), [16])
     corruptions = ("clean", NOISE)
     config = Config(
-        task="scenes",
-        model="mini-llava",
+        task=task,
+        model=model,
         methods=methods,
         corruptions=corruptions,
         seeds=(SEED,),
-        limit=QUESTIONS,
+        limit=limit,
         device="cpu",
     )
     run(config, folder, progress=False)
-    answers: dict[tuple[str, str], list[tuple[str, str | None, Any]]] = {}
-    names = {json.dumps(method): name for name, method in zip(SPECS, methods, strict=True)}
-    for record in sorted(read_answers(folder), key=lambda record: record.item):
+    answers: Expected = {}
+    names = {json.dumps(method): name for name, method in zip(specs, methods, strict=True)}
+    order = [item.id for item in get_task(task, None, limit).items]
+    for record in sorted(read_answers(folder), key=lambda record: order.index(record.item)):
         key = names[json.dumps(record.method)], record.corruption
         answers.setdefault(key, []).append((record.question, record.text, record.score))
     return answers
@@ -162,6 +179,17 @@ def test_scores_are_those_of_clustrs_eval(done: Done, expected: Any, method: str
     assert told == expected[method, corrupt]
     score = done.content(name)["results"]["drawn_scenes"]["accuracy,none"]
     assert score == pytest.approx(sum(score for *_, score in expected[method, corrupt]) / QUESTIONS)
+
+
+@pytest.mark.parametrize("model", OTHERS)
+def test_scores_of_other_models(done: Done, model: str, tmp_path: Path) -> None:
+    task, _ = OTHERS[model]
+    wanted = evaluate(model, task, {"clustrs": SPECS["clustrs"]}, FEW, tmp_path)
+    for corrupt in ("clean", NOISE):
+        samples = done.samples(f"{model}/{corrupt}")
+        told = [(sample["input"], sample["filtered_resps"], sample["accuracy"]) for sample in samples]
+        assert told == wanted["clustrs", corrupt]
+    assert wanted["clustrs", "clean"] != wanted["clustrs", NOISE]
 
 
 def test_questions_tell_methods_and_corruptions_apart(expected: Any) -> None:

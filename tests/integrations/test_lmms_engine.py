@@ -1,5 +1,6 @@
 """Answers of pruned models to prompts with any number of images, for every family."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,19 @@ from PIL import Image
 
 from clustrs.evaluation.tasks import get_task
 from clustrs.integrations.lmms_eval.arguments import read_arguments
-from clustrs.integrations.lmms_eval.engine import Engine, continued, cut, read_generation
+from clustrs.integrations.lmms_eval.engine import Engine, Generated, continued, cut, read_generation
 from clustrs.integrations.lmms_eval.requests import Prompt, user_turn
 from clustrs.integrations.lmms_eval.tally import Tally
 from clustrs.models.load import load_model
-from clustrs.pruners import get_method
+from clustrs.models.prompts import SYSTEM
+from clustrs.pruners import Pruner, get_method
+from clustrs.pruners.registry import list_methods
 
 FAMILIES = [family for family in family_folders.BUILDERS if family not in family_folders.SAME_ADAPTER]
+LIKELIHOODS = [family for family in FAMILIES if family != "paligemma"]
+"""PaliGemma's processor ends every text with a new line: no continuation is the end of one."""
+METHODS = {name: f"{name} inner=divprune" if name == "denoise" else name for name in list_methods()}
+"""All methods, as model_args name them."""
 KEEP = 3
 GREEDY = {"max_new_tokens": 4, "until": ["\n\n"]}
 
@@ -27,8 +34,9 @@ def image(seed: int, size: tuple[int, int] = (40, 28)) -> Image.Image:
     return Image.fromarray(random.integers(0, 255, (*size, 3), dtype=np.uint8))
 
 
-def engine_of(folder: Path, method: str = "fastervlm") -> Engine:
-    return Engine(read_arguments({"pretrained": str(folder), "method": method, "keep": KEEP, "device": "cpu"}))
+def engine_of(folder: Path, method: str = "fastervlm", **more: Any) -> Engine:
+    keep = {} if method == "none" else {"keep": KEEP}
+    return Engine(read_arguments({"pretrained": str(folder), "method": method, **keep, "device": "cpu", **more}))
 
 
 def ask(engine: Engine, text: str, *images: Image.Image) -> Prompt:
@@ -37,7 +45,6 @@ def ask(engine: Engine, text: str, *images: Image.Image) -> Prompt:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_batches_with_several_images(family: str, tmp_path: Path) -> None:
-    """Each answer is that of the prompt alone, given to the model's own `generate` with the method attached."""
     family_folders.BUILDERS[family](tmp_path)
     engine = engine_of(tmp_path)
     prompts = [
@@ -50,10 +57,15 @@ def test_batches_with_several_images(family: str, tmp_path: Path) -> None:
     for prompt, one in zip(prompts, together, strict=True):
         assert engine.generate([prompt], GREEDY) == [one]
     engine.close()
-    model, processor = load_model(str(tmp_path))
-    for prompt, one in zip(prompts, together, strict=True):
+    check_alone(tmp_path, get_method("fastervlm", keep=KEEP), prompts, together)
+
+
+def check_alone(folder: Path, method: Pruner, prompts: Sequence[Prompt], answers: Sequence[Generated]) -> None:
+    """Each answer is that of the prompt alone, given to the model's own `generate` with the method attached."""
+    model, processor = load_model(str(folder))
+    for prompt, one in zip(prompts, answers, strict=True):
         inputs = processor(images=[list(prompt.images)], text=[prompt.text], return_tensors="pt")
-        with get_method("fastervlm", keep=KEEP)(model), torch.inference_mode():
+        with method(model), torch.inference_mode():
             output = model.generate(**inputs, max_new_tokens=4, do_sample=False)
         new = output[0, inputs["input_ids"].shape[1] :]
         assert one.text == processor.decode(new, skip_special_tokens=True).strip()
@@ -68,7 +80,36 @@ def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("family", ["llava", "llava_onevision", "qwen2_5_vl"])
+@pytest.mark.parametrize("name", METHODS)
+def test_methods(llava: Path, name: str) -> None:
+    engine = engine_of(llava, METHODS[name])
+    prompts = [ask(engine, "What is this?", image(1)), ask(engine, "And these?", image(2), image(3, (28, 56)))]
+    together = engine.generate(prompts, GREEDY)
+    method = engine.handle.method
+    assert method.name == name
+    kept = [method.count(one.visual.unpruned // images) * images for one, images in zip(together, (1, 2), strict=True)]
+    assert [one.visual.kept for one in together] == kept
+    engine.close()
+    check_alone(llava, method, prompts, together)
+
+
+def test_words_and_padding_of_llava_s_evaluation(llava: Path) -> None:
+    """A wide image is what the checkpoint's processor makes of the same image in a square of the mean colour."""
+    asked = {"prompt_template": "vicuna_v1", "image_padding": "square"}
+    wide, engine, plain = image(1, (20, 40)), engine_of(llava, **asked), engine_of(llava)
+    prompt = ask(engine, "What?", wide)
+    assert prompt.text == f"{SYSTEM} USER: <image>\nWhat? ASSISTANT:"
+    colour = tuple(int(255 * mean) for mean in plain.processor.image_processor.image_mean)
+    square = Image.new("RGB", (40, 40), colour)
+    square.paste(wide, (0, 10))
+    (one,) = engine.likelihoods([prompt], ["no"])
+    (padded,) = plain.likelihoods([Prompt(prompt.text, (square,))], ["no"])
+    (cropped,) = plain.likelihoods([prompt], ["no"])
+    assert one.loss == pytest.approx(padded.loss, rel=1e-5)
+    assert one.loss != pytest.approx(cropped.loss, rel=1e-4)
+
+
+@pytest.mark.parametrize("family", LIKELIHOODS)
 def test_likelihoods_are_the_loss_of_the_model(family: str, tmp_path: Path) -> None:
     family_folders.BUILDERS[family](tmp_path)
     engine = engine_of(tmp_path)

@@ -1,5 +1,6 @@
 """Result files of lmms-eval as runs: which metric, which questions, what is left aside."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,21 @@ def test_the_report_is_that_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixtu
     first = page
     assert main(["report", str(tmp_path)]) == 0
     assert (tmp_path / RUNS / "llava-hf_llava-1.5-7b-hf-pope" / "report.html").read_text() == first
+
+
+def test_budgets_have_rows_and_curves(tmp_path: Path) -> None:
+    totals = {("16", "clean"): 0.5, ("16", "gaussian"): 0.25, ("64", "clean"): 1.0, ("64", "gaussian"): 0.75}
+    for minute, ((keep, corrupt), total) in enumerate(totals.items()):
+        given = {"keep": int(keep), "corrupt": "clean" if corrupt == "clean" else f"{corrupt}:0.5"}
+        scores = [float(number < 4 * total) for number in range(4)]
+        write(tmp_path, f"20260101_10{minute:02}00", given, scores, total)
+    assert main(["report", str(tmp_path)]) == 0
+    folder = tmp_path / RUNS / "llava-hf_llava-1.5-7b-hf-pope"
+    with (folder / "report.csv").open() as file:
+        rows = {(row["keep"], row["corruption"]): float(row["mean"]) / 100 for row in csv.DictReader(file)}
+    assert rows == totals
+    (curves,) = folder.glob("report-curves-*.pdf")
+    assert curves.stat().st_size > 0
 
 
 def test_scores_inside_objects_and_per_cents(tmp_path: Path) -> None:

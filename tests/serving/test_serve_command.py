@@ -76,10 +76,10 @@ def test_serve_passes_all_other_words_on_in_their_order(run: Run, started: list[
 
 
 def test_serve_adds_to_overrides(run: Run, started: list[list[str]]) -> None:
-    for words in (["--hf-overrides", '{"a": 1}'], ['--hf-overrides={"a": 1}']):
+    for words in (["--hf-overrides", '{"a": 1}'], ['--hf-overrides={"a": 1}'], ["--hf_overrides", '{"a": 1}']):
         assert run("serve", "mini-llava", "--keep", "16", *words)[0] == 0
-    assert [overrides(command)["a"] for command in started] == [1, 1]
-    assert all(sum("--hf-overrides" in word for word in command) == 1 for command in started)
+    assert [overrides(command)["a"] for command in started] == [1, 1, 1]
+    assert all(sum("overrides" in word for word in command) == 1 for command in started)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +95,9 @@ def test_serve_adds_to_overrides(run: Run, started: list[list[str]]) -> None:
         (["mini-llava", "--keep", "4", "--hf-overrides", "{"], "--hf-overrides {: give a JSON object"),
         (["mini-llava", "--keep", "4", "--hf-overrides", '{"clustrs": {}}'], "the key 'clustrs' is set by"),
         (["mini-llava", "--keep", "4", "--hf-overrides.a", "1"], "give all overrides as one JSON object"),
+        (["photo-llava", "--keep", "4"], "vision tower 'dinov2' can't be served pruned: give clip_vision_model or"),
+        (["mini-llava", "--keep", "4", "--model-impl", "transformers"], "--model-impl transformers can't be combined"),
+        (["mini-llava", "--keep", "4", "--model_impl=terratorch"], "ForConditionalGeneration: give auto or vllm"),
     ],
 )
 def test_serve_stops_in_one_line(run: Run, started: list[list[str]], words: list[str], message: str) -> None:
@@ -103,6 +106,36 @@ def test_serve_stops_in_one_line(run: Run, started: list[list[str]], words: list
     assert message in err
     assert err.count("\n") == 1
     assert started == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--pipeline-parallel-size", "2"], "--pipeline-parallel-size 2 can't be combined with a pruned Qwen2_5_VL"),
+        (["-pp=2"], "-pp 2 can't be combined"),
+        (["--speculative-config", "{}"], "--speculative-config can't be combined"),
+        (["--speculative-config.method", "ngram"], "--speculative-config.method can't be combined"),
+        (["--spec-method", "ngram"], "--spec-method can't be combined"),
+        (["--enable-dbo"], "ForConditionalGeneration: leave it out"),
+        (["--mm-encoder-tp-mode", "data"], "ForConditionalGeneration: give weights"),
+        (["--enable_mm_embeds", "--port", "8001"], "--enable-mm-embeds can't be combined"),
+        (["--video-pruning-rate=0.5"], "--video-pruning-rate 0.5 can't be combined"),
+        (["--model-impl", "transformers"], "--model-impl transformers can't be combined"),
+        (["-pp", "1", "--mm-encoder-tp-mode", "weights", "--no-enable-dbo", "--video-pruning-rate", "0"], ""),
+    ],
+)
+def test_serve_stops_for_options_that_qwen_does_not_take(
+    run: Run, started: list[list[str]], tmp_path: Path, words: list[str], message: str
+) -> None:
+    """The same ones are passed on where they do no harm."""
+    content = {"model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForConditionalGeneration"]}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    code, _, err = run("serve", str(tmp_path), "--keep", "4", *words)
+    assert (code, len(started)) == ((2, 0) if message else (0, 1))
+    assert message in err
+    assert err.count("\n") == bool(message)
+    if message and "--model-impl" not in words:
+        assert run("serve", "mini-llava", "--keep", "4", *words)[0] == 0
 
 
 def test_serve_refuses_other_models(run: Run, started: list[list[str]], tmp_path: Path) -> None:
@@ -140,7 +173,7 @@ def test_serve_without_vllm_or_plugin(run: Run, started: list[list[str]], monkey
     assert "vLLM is not installed: pip install 'clustrs[vllm]'" in run("serve", "mini-llava", "--keep", "4")[2]
 
 
-@pytest.mark.parametrize("model", ["mini-llava", "mini-onevision"])
+@pytest.mark.parametrize("model", ["mini-llava", "mini-onevision", "photo-llava"])
 def test_encode_writes_what_the_model_would_be_fed(run: Run, tmp_path: Path, model: str) -> None:
     words = ["sample:scene-1", "sample:cat", "--model", model, "--keep", "16", "--save-dtype", "float32"]
     code, out, _ = run("encode", *words, "-o", str(tmp_path / "out"))

@@ -105,6 +105,10 @@ def test_one_line_says_what_is_pruned_to_what() -> None:
     tiled = llava(architectures=["LlavaOnevisionForConditionalGeneration"], image_grid_pinpoints=[[336, 336]])
     line = config.describe(tiled, DivPrune(keep=64))
     assert line == "DivPrune(keep=64): keeps 64 visual tokens of each image, which has 576 per crop"
+    qwen = SimpleNamespace(architectures=["Qwen2_5_VLForConditionalGeneration"])
+    assert config.describe(qwen, DivPrune(keep=64)) == "DivPrune(keep=64): keeps 64 visual tokens of each image"
+    line = config.describe(qwen, DivPrune(keep=0.25))
+    assert line == "DivPrune(keep=0.25): keeps 0.25 of the visual tokens of each image"
 
 
 @pytest.mark.parametrize("name", ["clustrs", "divprune", "random", "fastervlm", "tome", "denoise"])

@@ -130,7 +130,13 @@ def test_other_methods(start: Callable[..., Engine], reference: Reference, folde
         engine.model.method = method
 
 
-def test_keep_at_least_all_changes_nothing(start: Callable[..., Engine], plain: list[Output], folder: Any) -> None:
-    engine = start({"method": "clustrs", "keep": 100_000})
+@pytest.mark.parametrize("more", [0, 100_000])
+def test_keep_at_least_all_changes_nothing(
+    start: Callable[..., Engine], plain: list[Output], reference: Reference, folder: Any, more: int
+) -> None:
+    """As many as there are to choose from, and more; LLaVA-OneVision's newlines are not among them."""
+    (everything,) = reference.ask("?", [open_scene(SCENES[0], folder)], ClustRS(keep=1.0)).indices
+    engine = start({"method": "clustrs", "keep": len(everything) + more})
     outputs = ask_scenes(engine.ask, folder)
+    assert type(engine.model).__module__ == "clustrs.serving.llava"
     assert [(o.answer, o.prompt) for o in outputs] == [(o.answer, o.prompt) for o in plain]

@@ -96,7 +96,9 @@ def test_without_the_key_it_is_vllm_s_own_model(plain: list[Output], reference: 
 
 
 def test_keep_at_least_all_changes_nothing(start: Callable[..., Engine], plain: list[Output]) -> None:
-    assert_equal(start({"keep": 1000}).ask(list(QUESTIONS.values())), plain)
+    engine = start({"keep": 1000})
+    assert_equal(engine.ask(list(QUESTIONS.values())), plain)
+    assert type(engine.model).__module__ == "clustrs.serving.qwen_vl"
 
 
 @pytest.fixture(scope="module")

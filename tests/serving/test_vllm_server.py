@@ -35,6 +35,8 @@ OPTIONS = [
     *("--enable-mm-embeds", "--limit-mm-per-prompt", '{"image": 2}'),
 ]
 START_SECONDS = 900
+NOT_BLAMED = ("huge", "missing", "unreachable", "empty embeddings")
+"""Images for which vLLM answers 500 instead of 400. It fails at loading them, before any model is involved."""
 
 
 class Server:
@@ -156,8 +158,8 @@ def test_bad_images_fail_alone(server: Server, media: Path, reference: Reference
     requests = [*good[:2], *[("What is this?", [part]) for part in bad.values()], *good[2:]]
     replies = server.ask_all(requests)
     failed = dict(zip(bad, replies[2 : 2 + len(bad)], strict=True))
-    for name, reply in failed.items():
-        assert isinstance(reply, openai.APIStatusError), (name, reply)
+    codes = {name: getattr(reply, "status_code", reply) for name, reply in failed.items()}
+    assert codes == {name: 500 if name in NOT_BLAMED else 400 for name in bad}
     right = [expected(reference, text, [scene.path]) for scene, text in QUESTIONS[:4]]
     assert texts([*replies[:2], *replies[-2:]]) == right
     assert texts(server.ask_all(good)) == right

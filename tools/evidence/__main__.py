@@ -11,6 +11,7 @@ import yaml
 from clustrs.cli import main as clustrs
 from clustrs.evaluation.results import load_run
 from tools.evidence.page import MODELS, PAGE, build, stored_models
+from tools.evidence.readme import README, filled, first_table
 from tools.evidence.results import STORED, compact_rows, read_rows, write_rows
 
 HERE = Path(__file__).parent
@@ -43,7 +44,7 @@ def study_levels(given: Sequence[str], chosen: Mapping[str, str]) -> list[str]:
     return sorted({*given, *own}, key=float)
 
 
-def measure(model: str, part: str, folder: Path, extra: Sequence[str]) -> int:
+def measure(model: str, part: str, folder: Path, extra: Sequence[str], questions: int | None = None) -> int:
     """Run one part for a model: a command of clustrs, which resumes by itself."""
     shared = ["--model", model, "--task", MODELS[model], *extra]
     output = ["--output", str(folder / part)]
@@ -51,7 +52,14 @@ def measure(model: str, part: str, folder: Path, extra: Sequence[str]) -> int:
         return clustrs(["study", "levels", *shared, *output, "--losses", *map(str, LOSSES)])
     if part in QUESTIONS:
         listed = corruptions(part, chosen_levels(read_rows(folder / "levels" / "levels.csv")))
-        options = ["--config", str(HERE / f"{part}.yaml"), "--limit", str(QUESTIONS[part]), "--corrupt", *listed]
+        options = [
+            "--config",
+            str(HERE / f"{part}.yaml"),
+            "--limit",
+            str(questions or QUESTIONS[part]),
+            "--corrupt",
+            *listed,
+        ]
         return clustrs(["eval", *shared, *options, *output])
     if (folder / part / f"{part}.csv").exists():
         return 0
@@ -80,11 +88,13 @@ def main() -> int:
     parser.add_argument("command", choices=("run", "store", "page"))
     parser.add_argument("model", choices=tuple(MODELS), nargs="?")
     parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS[:-1], help="some parts; overhead needs quiet")
+    parser.add_argument("--questions", type=int, help="of the grid and of the parameters (default: 300)")
     parser.add_argument("--folder", type=Path, default=Path("out/evidence"))
     given, extra = parser.parse_known_args()
     if given.command == "page":
         PAGE.write_text(build(stored_models()), encoding="utf-8")
-        print(PAGE)
+        README.write_text(filled(README.read_text(encoding="utf-8"), first_table()), encoding="utf-8")
+        print(PAGE, README, sep="\n")
         return 0
     if given.model is None:
         parser.error(f"{given.command}: which model? {', '.join(MODELS)}")
@@ -93,7 +103,7 @@ def main() -> int:
         store(given.model, folder)
         return 0
     for part in given.only:
-        code = measure(given.model, part, folder, extra)
+        code = measure(given.model, part, folder, extra, given.questions)
         if code:
             return code
     return 0

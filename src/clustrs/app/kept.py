@@ -19,8 +19,8 @@ from clustrs.models.prompts import chat_prompt
 from clustrs.models.protocol import apply_image_padding
 from clustrs.pruners.selection import Selection
 
-LOCAL_TASKS = ("scenes",)
-"""Tasks that need no data: their images are drawn."""
+LOCAL_TASKS = ("scenes", "photos")
+"""Tasks that need no data: their images are drawn, or come with `clustrs-models`."""
 
 
 def question_image(config: Config, one: Disagreement) -> Image.Image:

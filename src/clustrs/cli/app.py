@@ -29,8 +29,8 @@ NAME = "clustrs"
 EXAMPLES = """\
 start here:
   clustrs samples                                               images to try, and questions to ask about them
-  clustrs ask sample:scene-1 "How many objects are there?"
-  clustrs compare sample:scene-1 "How many objects are there?" --corrupt gaussian:0.5
+  clustrs ask sample:photo-3 "What is at the top right?"
+  clustrs compare sample:photo-3 "What is at the top right?" --corrupt gaussian:0.1
   clustrs eval --limit 24 --methods none clustrs fastervlm      measure accuracy, and write a report
   clustrs study stability                                       what noise does to the ranking of tokens
 

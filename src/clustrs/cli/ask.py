@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples (M stands for a folder or a Hugging Face id):
-  clustrs ask sample:scene-1 "How many objects are there?"       the embedded model, 16 visual tokens chosen by ClustRS
+  clustrs ask sample:photo-3 "What is at the top right?"         the embedded model, 16 visual tokens chosen by ClustRS
   clustrs ask cat.jpg "What is this?" --model M --keep 0.25      a model of yours, a quarter of the tokens
   clustrs ask cat.jpg "What is this?" --model M --method none    all of them, for comparison
   clustrs ask cat.jpg "What is this?" --model M --set tau=2 --set shrink=false
@@ -48,13 +48,14 @@ def run_ask(options: AskOptions) -> None:
     if len(budgets) > 1:
         shown = " ".join(map(str, budgets))
         raise ValueError(f"--keep {shown}: ask takes one budget, clustrs compare takes several")
-    method = make_method(options.method, budgets[0], options.set)
     question = Question(options)
+    method = make_method(options.method, budgets[0], options.set)
+    question.load()
     answer = question.ask(method)
     if options.json:
         terminal.print_json({**question.as_json(), **answer_json(method, answer)})
     else:
-        print_answer(method.name, answer)
+        print_answer(method.name, answer, question.expected)
         print_about(options.model)
     if options.show:
         from clustrs.models import plot
@@ -63,11 +64,16 @@ def run_ask(options: AskOptions) -> None:
         print(end="" if options.json else f"drawing: {options.show}\n")
 
 
-def print_answer(method: str, answer: "Answer") -> None:
-    """Print the answer, the counts of tokens, and where the time went."""
+def print_answer(method: str, answer: "Answer", expected: str | None) -> None:
+    """Print the answer, whether it is the expected one where that is known, the counts of tokens, and where the time
+    went."""
+    from clustrs.evaluation.tasks.scenes import said
+
     times = [f"{part} {milliseconds(getattr(answer.seconds, part))}" for part in PARTS[:-1]]
     times.append(f"decode {milliseconds(answer.seconds.decode_per_token)} a token")
     print(answer.text)
+    if expected is not None:
+        print(f"expected: {expected} ({'right' if said(answer.text) == said(expected) else 'wrong'})")
     print(f"\n{method}: {answer.visual_tokens} of {answer.unpruned_tokens} visual tokens went in, ", end="")
     print(f"{answer.new_tokens} new tokens came out")
     print(f"milliseconds: {', '.join(times)}")

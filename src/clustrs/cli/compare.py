@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples (M stands for a folder or a Hugging Face id):
-  clustrs compare sample:scene-1 "How many objects are there?"
+  clustrs compare sample:photo-3 "What is at the top right?"
   clustrs compare cat.jpg "What is this?" --model M --methods none,clustrs,fastervlm --corrupt salt_pepper:0.2
   clustrs compare cat.jpg "What is this?" --model M --methods none "clustrs tau=2" clustrs --keep 16 64
   clustrs compare cat.jpg "What is this?" --model M --show kept.png
@@ -48,8 +48,9 @@ def run_compare(options: CompareOptions) -> None:
 
     Prints a table, times in milliseconds; the model is warmed up before.
     """
-    methods = compared(options)
     question = Question(options)
+    methods = compared(options)
+    question.load()
     question.ask(methods[0], max_new_tokens=2)  # the first call pays for what is set up once
     answers = [question.ask(method) for method in methods]
     if options.json:
@@ -57,6 +58,7 @@ def run_compare(options: CompareOptions) -> None:
         terminal.print_json({**question.as_json(), "results": results})
     else:
         print_answers(methods, answers)
+        print(end="" if question.expected is None else f"expected: {question.expected}\n")
         print_about(options.model)
     if options.show:
         from clustrs.models import plot

@@ -122,11 +122,10 @@ def try_models() -> str:
 
 
 def try_vllm() -> str:
-    import vllm
+    """Look whether vLLM will load the plugin, and load it."""
+    from clustrs.serving import plugin, server
 
-    from clustrs.serving import config, plugin
-
-    config.check_version(vllm.__version__)
+    server.check_installation()
     plugin.register()
     return "clustrs serve"
 

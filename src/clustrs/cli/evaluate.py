@@ -12,12 +12,13 @@ from clustrs.cli import terminal, values
 from clustrs.cli.arguments import option
 from clustrs.cli.commands import command
 from clustrs.cli.outputs import check_folder, print_report
-from clustrs.embedded import DEFAULT, default_task
+from clustrs.embedded import DEFAULT, default_task, folder_of, model_and_task
 from clustrs.options import Crops, EngineName, ImagePadding, LoadOptions, Positions, PromptTemplate, Scope
 
 if TYPE_CHECKING:
     from clustrs.evaluation.config import Config
     from clustrs.evaluation.engines import Engine
+    from clustrs.evaluation.runner import RunSummary
 
 EXAMPLES = """\
 examples:
@@ -35,7 +36,6 @@ exit status:
   130  interrupted
 """
 DEFAULTS: dict[str, Any] = {
-    "model": DEFAULT,
     "methods": ["none", "clustrs", "fastervlm", "divprune", "visionzip", "random"],
     "keep": [16],
     "corrupt": ["clean"],
@@ -43,8 +43,8 @@ DEFAULTS: dict[str, Any] = {
 }
 FAILED_ANSWERS = 3
 """The exit status of a run that is complete, but for answers that failed."""
-GRID = ("task", *DEFAULTS)
-"""What a run measures; without a task, it is that of the model."""
+GRID = ("model", "task", *DEFAULTS)
+"""What a run measures."""
 LISTS = ("methods", "keep", "corrupt", "seeds")
 PLAIN = (
     *("data", "limit", "batch_size", "max_new_tokens", "scope", "crops", "positions"),
@@ -64,7 +64,9 @@ class GridOptions(LoadOptions):
     limit: int | None = option(None, "only the first so many questions", metavar="N")
     batch_size: int | None = option(None, "questions that are answered together (default: 24)", metavar="N")
     model: str | None = option(
-        None, f"a folder, a Hugging Face id, or an embedded model (default: {DEFAULT})", metavar="ID_OR_FOLDER"
+        None,
+        f"a folder, a Hugging Face id, or an embedded model (default: {DEFAULT}, or the one that knows the task)",
+        metavar="ID_OR_FOLDER",
     )
     methods: tuple[str, ...] | None = option(
         None, '"clustrs", "clustrs tau=2", "all" ...; see clustrs methods', metavar="METHOD"
@@ -116,16 +118,25 @@ def run_eval(options: EvalOptions) -> int:
 
     Asks a model all questions of a task with every method, budget and corruption, and writes a report.
     """
-    from clustrs.evaluation.runner import run
-    from clustrs.models.load import quiet_transformers
-
+    if options.model is not None:
+        folder_of(options.model)  # a mistyped name is told at once
     engine = make_engine(options)
     config = configuration(options)
     folder = options.output or default_folder(config)
     check_folder("--output", folder)
+    summary = answer_all(config, folder, engine, options)
+    print_report(folder)
+    return FAILED_ANSWERS if summary.failed else 0
+
+
+def answer_all(config: "Config", folder: Path, engine: "Engine", options: EvalOptions) -> "RunSummary":
+    """Run the grid, and say where its answers are stored."""
+    from clustrs.evaluation.runner import run
+    from clustrs.models.load import quiet_transformers
+
     quiet_transformers()
     print(f"run: {folder}", file=sys.stderr)
-    summary = run(
+    return run(
         config,
         folder,
         engine,
@@ -134,8 +145,6 @@ def run_eval(options: EvalOptions) -> int:
         progress=not options.quiet,
         tell=None if options.quiet else terminal.say,
     )
-    print_report(folder)
-    return FAILED_ANSWERS if summary.failed else 0
 
 
 def make_engine(options: EvalOptions) -> "Engine":
@@ -153,11 +162,12 @@ def make_engine(options: EvalOptions) -> "Engine":
 def configuration(options: EvalOptions) -> "Config":
     """The run's configuration: defaults, then the file, then the options."""
     from clustrs.evaluation.config import Config, expand_corruptions, expand_methods
+    from clustrs.evaluation.tasks import check_task
 
     chosen = {**DEFAULTS, **(file_settings(options.config) if options.config else {})}
     given = {name: getattr(options, name) for name in (*GRID, *PLAIN)}
     chosen |= {name: value for name, value in given.items() if value is not None and value is not False}
-    chosen.setdefault("task", default_task(str(chosen["model"])))
+    chosen["model"], chosen["task"] = model_and_task(chosen.get("model"), chosen.get("task"))
     for name in LISTS:
         try:
             chosen[name] = as_list(chosen[name])
@@ -178,6 +188,8 @@ def configuration(options: EvalOptions) -> "Config":
         seeds=tuple(chosen.pop("seeds")),
         **chosen,
     )
+    check_task(config.task)
+    folder_of(config.model)
     return choose_levels(config, corruptions, options) if by_loss else config
 
 

@@ -10,7 +10,7 @@ from clustrs.cli import terminal, values
 from clustrs.cli.arguments import option, positional
 from clustrs.cli.options import AttachOptions, ModelOptions, PromptOptions
 from clustrs.cli.outputs import check_file
-from clustrs.embedded import embedded_model, image_path
+from clustrs.embedded import embedded_model, expected_answer, folder_of, image_path
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -59,23 +59,36 @@ def make_method(name: str, keep: int | float | None, settings: Mapping[str, Any]
 
 
 class Question:
-    """A question that can be asked: the options checked, the cheap ones first, and the model loaded."""
+    """A question about an image. Once `load` has loaded the model, it can be asked.
+
+    What can be checked without torch and transformers is checked before, so that a mistyped name is told at once.
+    """
+
+    model: Any
+    processor: Any
 
     def __init__(self, options: QuestionOptions) -> None:
         from clustrs.images.corruptions import Corruption
         from clustrs.images.open import open_image
-        from clustrs.models import plot
-        from clustrs.models.load import load_model, quiet_transformers
-        from clustrs.models.protocol import apply_image_padding
 
         self.options = options
-        if options.show:
-            plot.check_path(options.show)
-            check_file("--show", Path(options.show))
+        folder_of(options.model)
         self.corruption = Corruption.parse(options.corrupt) if options.corrupt else None
         path = image_path(options.image)
         image = open_image(path)
         self.image: Image.Image = self.corruption.apply(image, path.name, options.seed) if self.corruption else image
+        self.expected = expected_answer(options.image, options.question)
+
+    def load(self) -> None:
+        """Load the model."""
+        from clustrs.models import plot
+        from clustrs.models.load import load_model, quiet_transformers
+        from clustrs.models.protocol import apply_image_padding
+
+        options = self.options
+        if options.show:
+            plot.check_path(options.show)
+            check_file("--show", Path(options.show))
         quiet_transformers()
         with terminal.status(f"loading {options.model}"):
             self.model, processor = load_model(options.model, options.load_options())
@@ -113,7 +126,7 @@ class Question:
         corruption = {**asdict(self.corruption), "seed": self.options.seed} if self.corruption else None
         given = {name: getattr(self.options, name) for name in names}
         shown = {"loaded_with": self.options.given(), "corruption": corruption, "drawing": self.options.show}
-        return {**given, **shown}
+        return {**given, **shown, "expected": self.expected}
 
 
 def answer_json(method: "Pruner", answer: "Answer") -> dict[str, Any]:

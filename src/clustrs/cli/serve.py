@@ -22,7 +22,7 @@ examples:
 ENCODE_EXAMPLES = """\
 examples:
   clustrs encode cat.jpg dog.jpg --model llava-hf/llava-1.5-7b-hf --keep 16 -o encoded
-  clustrs encode sample:scene-1 --keep 16 -o encoded
+  clustrs encode sample:scene-1 --model mini-llava --keep 16 -o encoded
 """
 
 
@@ -39,7 +39,7 @@ class PruneOptions:
 class ServeOptions(PruneOptions):
     """The options of `clustrs serve`."""
 
-    model: str = positional("a folder, a Hugging Face id, or an embedded model", "MODEL")
+    model: str = positional("a folder, a Hugging Face id, or the embedded mini-llava or mini-onevision", "MODEL")
     vllm: tuple[str, ...] = everything_else("any option of vllm serve", "[VLLM_OPTIONS]...")
 
 
@@ -70,7 +70,8 @@ def run_serve(options: ServeOptions) -> None:
 def run_encode(options: EncodeOptions) -> None:
     """Encode and prune images for a vLLM server on another machine.
 
-    Writes the embeddings [1, k, D] that vllm serve --enable-mm-embeds takes in the place of an image.
+    Writes the embeddings [1, k, D] that vllm serve --enable-mm-embeds takes in the place of an image. vLLM has no
+    DINOv2 tower, so give --model; what photo-llava, the default, writes is for other runtimes.
     """
     from clustrs.models.load import load_model, quiet_transformers
     from clustrs.pruners import get_method

@@ -6,6 +6,7 @@ from pathlib import Path
 from clustrs.cli.arguments import option
 from clustrs.cli.commands import command
 from clustrs.cli.options import ModelOptions
+from clustrs.embedded import folder_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,8 @@ class AppOptions(ModelOptions):
 @command("app", panel="Try")
 def run_app(options: AppOptions) -> None:
     """Open a local web page: try methods on an image, look into their clusters, read runs."""
+    folder_of(options.model)  # a mistyped name is told at once
+
     from clustrs.app import launch
 
     launch(

@@ -5,6 +5,7 @@ listed here, so that help texts and error messages know it without that package.
 """
 
 import json
+import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,12 +35,13 @@ class EmbeddedModel:
 
 
 EMBEDDED = (
+    EmbeddedModel("photo-llava", "llava", "photographs of 48 kinds of things", "photos", "What is this?"),
     EmbeddedModel("mini-llava", "llava", "drawn scenes", "scenes", "How many objects are there?"),
     EmbeddedModel("mini-onevision", "llava_onevision", "drawn scenes", "scenes", "How many objects are there?"),
 )
 """One line per folder of `clustrs-models`; the command line, the web page and the documentation follow from it."""
 MODELS = tuple(model.name for model in EMBEDDED)
-DEFAULT = "mini-llava"
+DEFAULT = "photo-llava"
 """The model of `clustrs ask`, `compare`, `app`, `eval` and `make demo` when none is given."""
 
 
@@ -72,6 +74,13 @@ def default_model(task: str) -> str:
     return DEFAULT if DEFAULT in found or not found else found[0]
 
 
+def model_and_task(model: str | None, task: str | None) -> tuple[str, str]:
+    """What is meant where one of them is not given: a model's own task, and an embedded model that knows the task."""
+    if model is None:
+        model = DEFAULT if task is None else default_model(task)
+    return model, default_task(model) if task is None else task
+
+
 def list_known() -> str:
     """The embedded models and what they know, in words."""
     by_knowledge: dict[str, list[str]] = {}
@@ -85,6 +94,19 @@ def model_folder(name: str) -> Path:
     if name not in MODELS:
         raise ValueError(f"embedded model {name!r}: there are {', '.join(MODELS)}")
     return _data(name, f"model {name!r}")
+
+
+def folder_of(model_id: str) -> Path | None:
+    """The folder of an embedded model, or the one that is given; None for an id of the Hugging Face hub."""
+    expanded = model_folder(model_id) if model_id in MODELS else Path(os.path.expanduser(model_id))
+    if os.path.exists(expanded):  # unlike Path.exists, also for names that are too long
+        return expanded
+    if model_id.startswith((".", "/", "~")) or model_id.count("/") > 1:
+        raise ValueError(f"model {model_id!r}: there is no such folder")
+    near = "" if "/" in model_id else nearest(model_id, MODELS)
+    if near:  # answered at once: the hub would take its time to say that it has no such model
+        raise ValueError(f"model {model_id!r}: there is no such folder or embedded model{near}")
+    return None
 
 
 def photo_folder() -> Path:
@@ -140,3 +162,11 @@ def image_path(given: str) -> Path:
     names = [sample.name for sample in samples()]
     near = nearest(name, names).replace("mean '", f"mean '{SAMPLE}")
     raise ValueError(f"image {given!r}{near}: the samples are {', '.join(names)} (see clustrs samples)")
+
+
+def expected_answer(image: str, question: str) -> str | None:
+    """The right answer to a question that `clustrs samples` lists for a sample image; None for any other."""
+    for sample in samples():
+        if image == f"{SAMPLE}{sample.name}":
+            return dict(sample.questions).get(question.strip())
+    return None

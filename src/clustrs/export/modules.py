@@ -1,5 +1,6 @@
 """Modules that can be traced: the vision part of a model with its pruning, and the selection alone."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -14,7 +15,7 @@ from clustrs.models import scoring
 from clustrs.models.adapters import get_adapter
 from clustrs.models.attach import MARK, unwrap
 from clustrs.pruners import Pruner
-from clustrs.pruners.selection import EncoderStates
+from clustrs.pruners.selection import EncoderStates, Layout
 
 METHODS = ("clustrs", "denoise", "divprune", "fastervlm", "grid", "none", "random", "vispruner")
 """The methods that can be exported."""
@@ -57,7 +58,8 @@ class PrunedVision(nn.Module):
     def forward(self, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
         crops = self.encode(pixel_values)
         states = EncoderStates(crops.hidden, cls=crops.cls)
-        selection = self.method.select(crops.tokens, crops.scores, states, check=False)
+        layout = layout_for(self.method, crops.tokens.shape[1], crops.tokens.device)
+        selection = self.method.select(crops.tokens, crops.scores, states, layout=layout, check=False)
         return selection.tokens, selection.indices
 
     def example_inputs(self, batch: int = EXAMPLES) -> dict[str, Tensor]:
@@ -76,7 +78,7 @@ class TokenSelection(nn.Module):
     """The selection alone: tokens [B, N, D] and the encoder's attention to them [B, N] to tokens [B, k, D] and their
     indices [B, k].
 
-    tokens: N. dim: D. hidden_dim: width of the hidden states [B, N, H] that VisPruner compares; others take none.
+    tokens: N; for a method that asks where tokens lie, those of a square image. dim: D. hidden_dim: width of the hidden states [B, N, H] that VisPruner compares; others take none.
     cls: whether the attention is that of a CLS token; if not, ClustRS adds salience.
     """
 
@@ -97,6 +99,7 @@ class TokenSelection(nn.Module):
             raise ValueError(f"hidden_dim={hidden_dim!r}: {method.name} compares {_compared(needs_hidden)}, {wanted}")
         if hidden_dim is not None:
             validation.integer("hidden_dim", hidden_dim, 1)
+        layout_for(method, tokens)
         self.method, self.tokens, self.dim, self.hidden_dim, self.cls = method, tokens, dim, hidden_dim, cls
 
     def forward(
@@ -106,7 +109,8 @@ class TokenSelection(nn.Module):
         if hidden is not None and self.cls:  # methods skip the place of the CLS token
             hidden = torch.cat([torch.zeros_like(hidden[:, :1]), hidden], 1)
         states = EncoderStates(hidden, cls=self.cls)
-        selection = self.method.select(tokens, attention, states, check=False)
+        layout = layout_for(self.method, self.tokens, tokens.device)
+        selection = self.method.select(tokens, attention, states, layout=layout, check=False)
         return selection.tokens, selection.indices
 
     def example_inputs(self, batch: int = EXAMPLES) -> dict[str, Tensor]:
@@ -134,9 +138,17 @@ def check_exportable(method: Pruner) -> None:
     inner = getattr(method, "inner", None)
     if isinstance(inner, Pruner):
         check_exportable(inner)
-    if "layout" in method.requirements():
-        spatial = getattr(method, "spatial", None)
-        raise ValueError(f"spatial={spatial!r} can't be exported: graphs have no layout; give 0")
+
+
+def layout_for(method: Pruner, tokens: int, device: torch.device | None = None) -> Layout | None:
+    """Where the tokens of one square crop lie; None for methods that do not ask."""
+    if "layout" not in method.requirements():
+        return None
+    side = math.isqrt(tokens)
+    if side * side != tokens:
+        raise ValueError(f"tokens={tokens}: {method.name} asks where they lie, and they fill no square; give a square")
+    cell = torch.arange(tokens, device=device)
+    return Layout(torch.zeros_like(cell), cell // side, cell % side)
 
 
 def trace(module: PrunedVision | TokenSelection) -> ExportedProgram:

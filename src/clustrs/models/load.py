@@ -1,6 +1,5 @@
 """Load a model and its processor: an embedded one, a folder, or an id of the Hugging Face hub."""
 
-import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import torch
 
 from clustrs import validation
-from clustrs.embedded import MODELS, model_folder
+from clustrs.embedded import folder_of
 from clustrs.images.open import first_sentence
 from clustrs.options import LoadOptions
 
@@ -16,19 +15,6 @@ __all__ = ["LoadOptions", "folder_of", "load_model", "local_files", "quiet_trans
 
 ADVICE = "give a folder that save_pretrained wrote (model and processor), or an id of the Hugging Face hub"
 DEFAULTS = LoadOptions()
-
-
-def folder_of(model_id: str) -> Path | None:
-    """The folder of an embedded model, or the one that is given; None for an id of the Hugging Face hub."""
-    expanded = model_folder(model_id) if model_id in MODELS else Path(os.path.expanduser(model_id))
-    if os.path.exists(expanded):  # unlike Path.exists, also for names that are too long
-        return expanded
-    if model_id.startswith((".", "/", "~")) or model_id.count("/") > 1:
-        raise ValueError(f"model {model_id!r}: there is no such folder")
-    near = "" if "/" in model_id else validation.nearest(model_id, MODELS)
-    if near:  # answered at once: the hub would take its time to say that it has no such model
-        raise ValueError(f"model {model_id!r}: there is no such folder or embedded model{near}")
-    return None
 
 
 def local_files(model_id: str) -> Path:

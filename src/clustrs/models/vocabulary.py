@@ -29,7 +29,8 @@ def unknown_words(processor: Any, text: str) -> list[str]:
             spans[-1] = (spans[-1][0], end)
         else:
             spans.append((start, end))
-    return list(dict.fromkeys(text[start:end] for start, end in spans))
+    written = (text[start:end] for start, end in spans)
+    return list(dict.fromkeys(word.strip(".,;:!?") or word for word in written))
 
 
 def name_unknown_words(processor: Any, text: str) -> str:

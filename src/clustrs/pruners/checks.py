@@ -93,7 +93,7 @@ def collect(
 
 def batched_layout(layout: Layout, to: Tensor) -> Layout:
     """The layout with [B, N] everywhere; one [N] serves every image of a batch."""
-    batch, n = (len(to) if to.dim() == 3 else 1), to.shape[-2]
+    batch, n = (to.shape[0] if to.dim() == 3 else 1), to.shape[-2]
     parts = []
     for name in ("tile", "y", "x"):
         value = getattr(layout, name)

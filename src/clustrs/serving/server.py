@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, packages_distributions, version
 from importlib.util import find_spec
+from itertools import zip_longest
 from typing import Any
 
 from clustrs.models.load import ADVICE, folder_of
@@ -15,6 +16,16 @@ from clustrs.serving import config
 OVERRIDES = "--hf-overrides"
 SERVED_NAME = "--served-model-name"
 GROUP = "vllm.general_plugins"
+ACCEPTED = {"--model-impl": ("auto", "vllm")}
+"""Options of vLLM that a pruned model takes with these values only."""
+QWEN_ACCEPTED: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("--pipeline-parallel-size", "-pp"), ("1",)),
+    **dict.fromkeys(("--speculative-config", "-sc", "--spec-method", "--spec-model", "--spec-tokens"), ()),
+    **dict.fromkeys(("--enable-dbo", "--enable-mm-embeds"), ()),
+    "--mm-encoder-tp-mode": ("weights",),
+    "--video-pruning-rate": ("0", "0.0"),
+}
+"""The same for Qwen models: what `clustrs.serving.qwen_vl` refuses of a command line, and finds in any other form."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +43,13 @@ def prepare(model_id: str, settings: dict[str, Any], options: Sequence[str] = ()
     check_installation()
     hf_config, source = read_config(model_id)
     architecture = config.check_model(hf_config)
+    check_options(architecture, options)
     overrides, rest = _split_overrides(options)
     if config.KEY in overrides:
         raise ValueError(f"{OVERRIDES}: the key {config.KEY!r} is set by --method, --keep and --set; leave it out")
     # The name of the pruned architecture, too: vLLM without the plugin then refuses to start instead of not pruning.
     overrides |= {"architectures": [config.PREFIX + architecture], config.KEY: settings}
-    named = any(option.partition("=")[0] == SERVED_NAME for option in rest)
+    named = any(_read_option(option)[0] == SERVED_NAME for option in rest)
     arguments = [
         *(sys.executable, "-m", *server_words(source)),
         *(OVERRIDES, json.dumps(overrides)),
@@ -61,6 +73,18 @@ def check_installation() -> None:
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is not None and config.KEY not in [name.strip() for name in allowed.split(",")]:
         raise ValueError(f"VLLM_PLUGINS={allowed!r} leaves out the plugin: add {config.KEY!r}, or unset it")
+
+
+def check_options(architecture: str, options: Sequence[str]) -> None:
+    """Refuse options of vLLM that a pruned model of this architecture does not take."""
+    accepted = ACCEPTED if architecture in config.TOWERS_CHECKED else ACCEPTED | QWEN_ACCEPTED
+    for option, following in zip_longest(options, options[1:], fillvalue=""):
+        name, value = _read_option(option)
+        given = following if value is None else value
+        values = accepted.get(name.partition(".")[0])
+        if values is not None and given not in values:
+            shown, advice = (f"{name} {given}", f"give {' or '.join(values)}") if values else (name, "leave it out")
+            raise ValueError(f"{shown} can't be combined with a pruned {architecture}: {advice}")
 
 
 def server_words(source: str) -> tuple[str, ...]:
@@ -96,15 +120,21 @@ def read_config(model_id: str) -> tuple[Any, str]:
         raise ValueError(f"model {model_id!r} could not be read: {first_sentence(error)}; {ADVICE}") from error
 
 
+def _read_option(word: str) -> tuple[str, str | None]:
+    """An option's name as vLLM writes it (it takes underscores for dashes), and its value if the word has one."""
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-"), value if equals else None
+
+
 def _split_overrides(options: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """The caller's own overrides, and the options without them."""
     rest: list[str] = []
     given = None
     remaining = iter(options)
     for option in remaining:
-        name, equals, value = option.partition("=")
+        name, value = _read_option(option)
         if name == OVERRIDES:
-            given = value if equals else next(remaining, "")
+            given = next(remaining, "") if value is None else value
         elif name.startswith(f"{OVERRIDES}."):
             raise ValueError(f"{option}: give all overrides as one JSON object, {OVERRIDES} '{{...}}'")
         else:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from clustrs import validation
-from clustrs.embedded import default_model
+from clustrs.embedded import DEFAULT, model_and_task
 from clustrs.options import ImagePadding, LoadOptions, PromptTemplate
 from clustrs.validation import plain_hint
 
@@ -19,8 +19,6 @@ Keep = int | float
 LARGEST = 2**31 - 1
 """The largest integer that a setting may have unless it says otherwise: no count of anything here comes near."""
 LARGEST_SEED = 2**63 - 1
-TASK = "scenes"
-"""What studies look at unless they are given images or a task."""
 
 
 def setting(
@@ -51,7 +49,9 @@ class StudyConfig(LoadOptions):
     """What every study takes. Lists become tuples, and a single value a tuple of one where there may be several."""
 
     model: str = setting(
-        default_model(TASK), "an embedded model, a folder, or a Hugging Face id", metavar="ID_OR_FOLDER"
+        None,
+        f"an embedded model, a folder, or a Hugging Face id (default: {DEFAULT}, or the one that knows the task)",
+        metavar="ID_OR_FOLDER",
     )
     prompt_template: PromptTemplate = setting(
         "checkpoint", "the model's own chat template, or LLaVA-1.5's with its system line"
@@ -64,6 +64,10 @@ class StudyConfig(LoadOptions):
     progress: bool = setting(True, "show no progress bar", flag="--quiet")
 
     def __post_init__(self) -> None:
+        meant = model_and_task(self.model, getattr(self, "task", None))
+        for name, chosen in zip(("model", "task"), meant, strict=True):
+            if getattr(self, name, "") is None:
+                object.__setattr__(self, name, chosen)
         hints = get_type_hints(type(self))
         for one in fields(self):
             value, hint = getattr(self, one.name), plain_hint(hints[one.name])
@@ -89,7 +93,7 @@ class ImageStudyConfig(StudyConfig):
         positional=True,
     )
     count: int = setting(1, "how many images of the task to take when none is given")
-    task: str = setting("scenes", "the task whose images are taken, see clustrs tasks")
+    task: str = setting(None, "the task whose images are taken, see clustrs tasks (default: the model's own)")
     data: str | None = setting(None, "the folder (or file) of the task", metavar="PATH")
 
 
@@ -119,7 +123,7 @@ class TaskStudyConfig(StudyConfig):
     """What the studies take that ask the questions of a task. A study that was stopped resumes from its `folder`."""
 
     folder: Path
-    task: str = setting(TASK, "the task, see clustrs tasks")
+    task: str = setting(None, "the task, see clustrs tasks (default: the model's own)")
     data: str | None = setting(None, "the folder (or file) of the task", metavar="PATH")
     task_options: Mapping[str, Any] = field(
         default_factory=dict, metadata={"help": "options of the task", "flag": "--set-task", "metavar": "KEY=VALUE"}

@@ -16,9 +16,9 @@ from clustrs.studies.settings import GridStudyConfig, Keep, seed_setting, settin
 if TYPE_CHECKING:
     from clustrs.studies.grids import Cell, Grid
 
-CONDITIONS = ("clean", "gaussian:0.2", "gaussian:0.3", "salt_pepper:0.1")
-"""Levels at which the unpruned embedded models still answer."""
-SCENE_QUESTIONS = 480
+CONDITIONS = ("clean", "gaussian:0.11", "gaussian:0.24", "salt_pepper:0.07")
+"""Clean, and levels at which the default embedded model, unpruned, loses 10, 35 and 35 % of its clean score."""
+QUESTIONS = 600
 REFERENCE = "ClustRS"
 """The method as the paper has it, which all others are compared with."""
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -72,7 +72,7 @@ def run(config: VariantsConfig) -> StudyResult:
     from clustrs.studies.grids import measure
 
     methods = [*VARIANTS.values(), *CONTROLS.values()]
-    grid = measure(config, methods, expand_corruptions(config.corruptions), SCENE_QUESTIONS)
+    grid = measure(config, methods, expand_corruptions(config.corruptions), QUESTIONS)
     images = item_images(Path(config.folder))
     halves = split([images[item] for item in grid.run.items], config.split_seed)
     rows = table(grid, halves)

@@ -119,13 +119,14 @@ def build_paligemma(second: bool) -> tuple[Any, Any]:
 
 
 def build(kind: str, folder: Path) -> None:
-    """Save a model and its processor. The weights are large, so that outputs depend on the images."""
+    """Save a model and its processor. The weights are large, so that outputs depend on the images; but not those of the
+    words, which the head shares: a word would be followed by itself, whatever the image is."""
     torch.manual_seed(0)
     model, processor = build_gemma3() if kind == "gemma3" else build_paligemma(kind == "paligemma2")
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
-                parameter.normal_(0, 0.1)
+                parameter.normal_(0, 0.02 if "embed_tokens" in name else 0.2)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(folder)

@@ -154,6 +154,17 @@ def test_new_tokens_are_those_of_pruning_by_hand(load: Load, variant: str, way: 
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+def test_new_tokens_depend_on_what_is_kept(load: Load, variant: str) -> None:
+    """So that equal tokens mean something in the tests around."""
+    model, processor = load(variant)
+    inputs, told = gemma4.ask(processor), set()
+    for name in ("none", "clustrs", "fastervlm", "divprune"):
+        with (get_method(name) if name == "none" else get_method(name, keep=KEEP))(model):
+            told.add(tuple(new_tokens(model, inputs)[0].tolist()))
+    assert len(told) == 4, told
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("positions", ["compact", "original"])
 def test_each_row_of_a_padded_batch_is_the_prompt_alone(load: Load, variant: str, positions: str) -> None:
     """Four prompts of different lengths, one without an image and one with two."""

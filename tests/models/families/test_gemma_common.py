@@ -197,6 +197,17 @@ def test_greedy_tokens_are_those_of_pruning_by_hand(kind: str) -> None:
             assert out[i, width:].tolist() == oracle.greedy(*by_hand(oracle, method, row, original), 5), (original, i)
 
 
+def test_new_tokens_depend_on_what_is_kept(kind: str) -> None:
+    """So that equal tokens mean something in the tests around."""
+    model, processor = load(kind)
+    inputs, told = one_image(processor, kind), []
+    for name in ("none", "clustrs", "fastervlm", "divprune"):
+        with (get_method(name) if name == "none" else get_method(name, keep=5))(model):
+            told.append(new_tokens(model, inputs)[0].tolist())
+    assert len({tuple(tokens) for tokens in told}) == 4, told
+    assert min(len(set(tokens)) for tokens in told) > 1, told
+
+
 def takes_static_cache(model: Any, inputs: dict[str, Any]) -> bool:
     """Whether the untouched model does; PaliGemma 2 does not in transformers 5.22."""
     try:

@@ -213,6 +213,17 @@ def test_generate(load: Load, family: str, way: dict[str, Any]) -> None:
     assert torch.equal(out[:, ids.shape[1] :], expected)
 
 
+@each_family
+def test_new_tokens_depend_on_what_is_kept(load: Load, family: str) -> None:
+    """So that equal tokens mean something in the tests around."""
+    case = load(family)
+    inputs, told = case.prepare(["a IMAGE b IMAGE what?"], [[WIDE, SMALL]]), set()
+    for name in ("none", "clustrs", "fastervlm", "divprune"):
+        with (get_method(name) if name == "none" else get_method(name, keep=6))(case.model):
+            told.add(tuple(generate(case.model, **inputs, **greedy(case))[0, -5:].tolist()))
+    assert len(told) == 4, told
+
+
 TEXTS = ["user: IMAGE what?", "no image here, only words", "IMAGE and IMAGE differ how?", "IMAGEIMAGE"]
 IMAGES = [[WIDE], [], [make_image(70, 50, 2), SMALL], [make_image(28, 28, 3), make_image(90, 40, 4)]]
 

@@ -47,6 +47,13 @@ def list_tasks() -> list[str]:
     return sorted({*BUILT_IN, *_registered, *_offered()})
 
 
+def check_task(name: str) -> None:
+    """A ValueError says which tasks there are, if this is none of them."""
+    known = list_tasks()
+    if name not in known:
+        raise ValueError(f"unknown task {name!r}{validation.nearest(name, known)}: give one of {', '.join(known)}")
+
+
 def get_task(name: str, data: str | os.PathLike[str] | None = None, limit: int | None = None, **options: Any) -> Task:
     """A task by name. `data` is the folder (or file) with its questions; `limit` keeps the first so many of them."""
     build = _loader(name)
@@ -78,11 +85,8 @@ def _loader(name: str) -> Loader:
         return import_module(f"clustrs.evaluation.tasks.{name}").load
     if name in _registered:
         return _registered[name]
-    offered = _offered()
-    if name not in offered:
-        known = list_tasks()
-        raise ValueError(f"unknown task {name!r}{validation.nearest(name, known)}: give one of {', '.join(known)}")
-    point = offered[name]
+    check_task(name)
+    point = _offered()[name]
     try:
         build = point.load()
     except Exception as error:  # importing somebody's package may raise anything
