@@ -8,7 +8,7 @@ so that their ratios can be trusted where their times cannot.
 Then mini-llava's vision part in less precision, float16 and int8 (onnxruntime's dynamic quantisation), is compared with
 float32 in PyTorch on drawn scenes, clean and noisy: which tokens are kept, and how many questions are answered right.
 
-Writes edge.json, edge.md and edge.png to the output folder.
+Writes edge.json, edge.md and edge.png to the output folder; `--draw edge.json` draws the picture of a stored run again.
 """
 
 import argparse
@@ -252,10 +252,13 @@ def plot(rows: list[Row], path: Path) -> None:
         for offset, runtime in enumerate(RUNTIMES):
             cells = [r for r in rows if r["model"] == model and r["runtime"] == runtime]
             places = [parts.index(r["part"]) + (offset - 1) * 0.27 for r in cells]
-            axis.barh(places, [r["ms"] for r in cells], height=0.25, color=colours[runtime], label=runtime)
+            bars = axis.barh(places, [r["ms"] for r in cells], height=0.25, color=colours[runtime], label=runtime)
+            axis.bar_label(bars, fmt="%.0f", padding=3, fontsize=7)
         axis.set_yticks(range(len(parts)), parts)
         axis.invert_yaxis()
-        axis.set(title=model, xlabel="milliseconds per image", xscale="log")
+        axis.set(title=model, xlabel="milliseconds per image")
+        axis.margins(x=0.1)
+        axis.set_axisbelow(True)
         axis.grid(axis="x", alpha=0.3)
     fig.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     fig.savefig(path, dpi=110)
@@ -307,7 +310,12 @@ def main() -> None:
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument("--no-combined", action="store_true", help="leave tower and selection in one graph out")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for the results")
+    parser.add_argument("--draw", type=Path, metavar="JSON", help="draw edge.png from this file, measure nothing")
     options = parser.parse_args()
+    if options.draw is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        plot(json.loads(options.draw.read_text())["rows"], options.out / "edge.png")
+        return
 
     quiet_transformers()
     torch.set_num_threads(options.threads)

@@ -7,8 +7,8 @@ repetition gets a fresh copy of the tokens, as a model would hand them over, and
 leaves it: after a large block was freed, it no longer returns smaller ones to the system at once.
 
 What a selection costs on an accelerator is mostly the number of launches, so these are counted, too, by torch's
-profiler: kernels on CUDA, top-level operations on a CPU. `--device cuda` times an accelerator; there ClustRS is
-measured with its fused kernels, without them ("clustrs, plain") and compiled ("clustrs, compiled").
+profiler: kernels and CUDA graphs on CUDA, top-level operations on a CPU. On an accelerator ClustRS is measured with its
+fused kernels, without them ("clustrs, plain") and compiled ("clustrs, compiled").
 
 Writes selection.json, selection.md and selection.png to the output folder.
 """
@@ -34,6 +34,8 @@ from clustrs import EncoderStates, Pruner, get_method, list_methods, palette
 from clustrs.ops import fused
 
 HIDDEN, KEYS = 1024, 64
+LAUNCHES = ("LaunchKernel", "GraphLaunch")
+"""What the profiler calls a kernel's launch, and that of a CUDA graph with all its kernels."""
 FLOOR, LOOP = "floor", "divprune's loop"
 TARGETS = [("clustrs", 16, FLOOR, 1.4), ("clustrs", 144, FLOOR, 2.0)]
 TARGET_SIZE = (576, 4096, 1)
@@ -70,14 +72,14 @@ def accelerator_calls(k: int, attention: Tensor) -> dict[str, Callable[[Tensor],
 
 
 def count_launches(call: Callable[[Tensor], object], tokens: Tensor) -> int:
-    """Kernels that a call launches; on a CPU its top-level operations."""
+    """Kernels and graphs that a call launches; on a CPU its top-level operations."""
     cuda = tokens.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     with profile(activities=activities) as record:
         call(tokens)
         synchronize(tokens)
     if cuda:
-        return sum("LaunchKernel" in event.name for event in record.events())
+        return sum(any(word in event.name for word in LAUNCHES) for event in record.events())
     top = [event.name for event in record.events() if event.cpu_parent is None]
     return sum(name.startswith(("aten::", "mkldnn::")) for name in top)
 
@@ -225,7 +227,8 @@ def main() -> None:
     )
     parser.add_argument("--keep", type=int, nargs="+", default=[16, 50, 144, 180], help="budgets")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="images at once")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    default_device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", default=default_device, help="cpu or cuda (default: cuda if there is one)")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch (default: 2)")
     parser.add_argument("--seconds", type=float, default=6.0, help="time for one size, batch and budget, about")
     parser.add_argument("--naive-up-to", type=int, default=729, help="time the slow references up to this N")

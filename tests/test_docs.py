@@ -16,6 +16,7 @@ from PIL import Image
 from recorded_run import write_run
 
 from clustrs.embedded import DEFAULT, image_path
+from clustrs.pruners import registry
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -54,8 +55,9 @@ def loaded() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "app.md"], ids=lambda page: page.name)
-def test_examples(page: Path, request: pytest.FixtureRequest) -> None:
-    """They print what they say; tests/app runs those of the web page."""
+def test_examples(page: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They print what they say; tests/app runs those of the web page. Methods that they register are forgotten."""
+    monkeypatch.setattr(registry, "_methods", dict(registry._methods))
     text = page.read_text()
     known = dict(request.getfixturevalue("loaded")) if "**inputs" in text else {}
     result = doctest.testfile(str(page), module_relative=False, globs=known, optionflags=doctest.ELLIPSIS)
@@ -106,6 +108,14 @@ def test_the_benchmark_of_edge_runtimes_in_the_docs_is_the_stored_one() -> None:
     assert precision_table(stored["precisions"]) in page
 
 
+def test_the_identity_of_graphs_in_the_docs_is_the_stored_one() -> None:
+    pytest.importorskip("onnxruntime")
+    from benchmarks.edge_identity import identity_table
+
+    stored = json.loads((ROOT / "docs" / "results" / "edge-identity.json").read_text())
+    assert identity_table(stored["rows"]) in (ROOT / "docs" / "edge.md").read_text()
+
+
 def test_readme_names_the_two_commands() -> None:
     text = (ROOT / "README.md").read_text()
     assert "make demo" in text
@@ -142,8 +152,8 @@ def test_commands_run(
     monkeypatch.chdir(tmp_path)
     for name in ("cat.jpg", "dog.jpg"):
         Image.open(image_path("sample:cat")).save(name)
-    if any(RUN in line for line in runnable(page)):
-        write_run(tmp_path / RUN)
+    (tmp_path / RUN).parent.mkdir()
+    write_run(tmp_path / RUN)
     for line in runnable(page):
         code, _, err = run(*(STAND_INS.get(word, word) for word in shlex.split(line)[1:]))
         assert code == 0, f"{line}: {err}"

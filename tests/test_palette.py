@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,13 @@ def test_other_names_stay_clear_of_the_fixed_colours(name: str) -> None:
 def test_what_is_not_a_method_has_no_method_s_colour() -> None:
     assert all(palette._clearance(color) > 40**2 for color in palette.SERIES)
     assert len(set(palette.SERIES)) == len(palette.SERIES)
+
+
+def test_a_colour_has_one_stand_in_on_every_dark_page() -> None:
+    assert all(light in palette.COLORS.values() for light in palette.DARK)
+    assert '.dark [style*="color: #0072b2"] { color: #2a8fd6 !important; }' in palette.dark_css(".dark")
+    page = (Path(clustrs.__file__).parent / "app" / "style.css").read_text()
+    assert f".dark .cl-plane .kept:not(.member) {{ fill: {palette.DARK[palette.color('clustrs')]}; }}" in page
 
 
 def test_markers_are_known_to_matplotlib() -> None:

@@ -20,10 +20,10 @@ from clustrs.app import launch
 OUTPUT = Path(__file__).parent.parent / "docs" / "images"
 QUALITY = 88
 """Of the WebP files."""
+DISAGREEMENTS = "Where methods disagree"
+"""The section of the report with the tokens that methods kept."""
 QUESTION, LEVEL = "Which of these is a building?", "0.1"
 """A question about the first sample image, and a level of noise at which the model still answers it."""
-REPORT_HEIGHT = 4000
-"""Pixels of the report that are shown at most."""
 
 
 def main(runs: str) -> None:
@@ -50,7 +50,8 @@ def shoot(browser: Any, address: str, width: int, scheme: str) -> None:
     page.locator("#level input[type=number]").fill(LEVEL)
     page.locator("#level input[type=number]").press("Enter")
     page.locator("#preview figcaption", has_text=f"gaussian:{LEVEL}").wait_for()
-    page.locator("#question textarea").fill(QUESTION)
+    page.locator("#known input").click()
+    page.get_by_role("option", name=QUESTION).click()
     page.locator("#ask").click()
     page.locator(".cl-status", has_text="expected answer").wait_for()
     store(page, f"app-try-{width}-{scheme}")
@@ -78,18 +79,31 @@ def largest_cluster(page: Any) -> Any:
 
 
 def shoot_report(browser: Any, address: str, width: int, scheme: str) -> None:
-    """The report from its top, with the numbers of one level in its first curves."""
-    context = browser.new_context(viewport={"width": width, "height": REPORT_HEIGHT}, color_scheme=scheme)
+    """The report from its top to its curves, with the numbers of one level in the first ones; and the disagreements."""
+    context = browser.new_context(viewport={"width": width, "height": 1350}, color_scheme=scheme)
     page = context.new_page()
     page.goto(address)
+    page.set_viewport_size({"width": width, "height": page.evaluate("document.documentElement.scrollHeight")})
     page.locator("figure .panel svg").first.hover()
-    store(page, f"report-{width}-{scheme}", full_page=False)
+    store(page, f"report-{width}-{scheme}", 0, below(page, "Curves"))
+    store(page, f"report-disagreements-{width}-{scheme}", top(page, DISAGREEMENTS), below(page, DISAGREEMENTS))
     context.close()
 
 
-def store(page: Any, name: str, full_page: bool = True) -> None:
+def top(page: Any, heading: str) -> float:
+    return float(page.locator("h2", has_text=heading).bounding_box()["y"])
+
+
+def below(page: Any, heading: str) -> float:
+    """Where the next section begins."""
+    return float(page.locator(f"h2:text('{heading}') ~ h2").first.bounding_box()["y"])
+
+
+def store(page: Any, name: str, start: float = 0, end: float | None = None) -> None:
+    """Keep a page, or what lies between two heights."""
     page.wait_for_timeout(500)
-    image = Image.open(io.BytesIO(page.screenshot(full_page=full_page))).convert("RGB")
+    image = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert("RGB")
+    image = image.crop((0, round(start), image.width, image.height if end is None else round(end)))
     path = OUTPUT / f"{name}.webp"
     image.save(path, quality=QUALITY, method=6)
     print(f"{path.name}: {path.stat().st_size} bytes, {image.width} x {image.height}")

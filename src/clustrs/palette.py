@@ -19,6 +19,8 @@ COLORS = {
     "grid": "#56b4e9",
     "none": "#000000",
 }
+DARK = {"#0072b2": "#2a8fd6", "#000000": "#e5e7eb"}
+"""What stands for a colour on a dark page, where it would hardly be seen."""
 MARKERS = dict(zip(COLORS, "osv^D*Px", strict=True))
 OTHER_MARKERS = "hp<>d8X"
 SERIES = ("#332288", "#882255", "#999933", "#44aa99", "#ddcc77")
@@ -32,6 +34,17 @@ def color(name: str) -> str:
         return COLORS[name]
     digest = sha256(name.encode()).digest()
     return max((_candidate(digest, i) for i in range(CANDIDATES)), key=_clearance)
+
+
+def dark_css(scope: str = "") -> str:
+    """Style rules of a page that is dark inside `scope`, for elements that have a colour as their style's `color` or
+    `--method`."""
+    rules = [
+        f'{scope} [style*="{key}: {light}"] {{ {key}: {dark} !important; }}'
+        for light, dark in DARK.items()
+        for key in ("color", "--method")
+    ]
+    return "\n".join(rules)
 
 
 def marker(name: str) -> str:

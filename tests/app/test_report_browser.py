@@ -81,6 +81,8 @@ def test_dark_and_light(chromium: Any, report: Path) -> None:
         assert (background < 60) == dark
         assert (text > 200) == dark
         assert text == unpruned
+        ours = page.evaluate("getComputedStyle(document.querySelector('[data-curve=\"1\"] .line')).stroke")
+        assert ours == ("rgb(42, 143, 214)" if dark else "rgb(0, 114, 178)")
         page.close()
 
 

@@ -1,5 +1,6 @@
 """Attaching and removing: nothing is left behind, and mistakes are named."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 from tiny_models import FAMILIES, Load, make_image, prepare
 
 from clustrs import ClustRS, get_method, list_methods
-from clustrs.models.adapters import list_model_types
+from clustrs.models.adapters import VisualTokens, list_model_types
+from clustrs.models.adapters.llava import LlavaAdapter
 
 
 def state(model: Any) -> dict[str, Any]:
@@ -95,6 +97,35 @@ def test_inputs_that_cannot_be_pruned(load: Load) -> None:
         cache = model(input_ids=inputs["input_ids"][:, :3], use_cache=True).past_key_values
         with pytest.raises(ValueError, match="past_key_values"):
             model(**inputs, past_key_values=cache)
+
+
+@pytest.mark.parametrize(
+    ("name", "missing", "words"),
+    [("visionzip", "hidden", "hidden states"), ("visionzip", "keys", "keys"), ("vispruner", "hidden", "hidden states")],
+)
+def test_a_family_without_the_states_that_a_method_needs(
+    load: Load, monkeypatch: pytest.MonkeyPatch, name: str, missing: str, words: str
+) -> None:
+    """The error says which and why; methods that need none of them still prune."""
+    encode = LlavaAdapter.encode
+
+    def without(self: LlavaAdapter, *args: Any, **options: Any) -> list[VisualTokens]:
+        return [
+            replace(image, **{missing: None}, lacking="its tower is closed") for image in encode(self, *args, **options)
+        ]
+
+    monkeypatch.setattr(LlavaAdapter, "encode", without)
+    model, processor = load()
+    inputs = prepare(processor, ["<s>a <image> b"], [[make_image()]])
+    wanted = f"{name} needs the {words} of the vision tower's tokens: its tower is closed"
+    with torch.no_grad():
+        with get_method(name, keep=3)(model):
+            for call in (model, model.generate):
+                with pytest.raises(ValueError, match=wanted):
+                    call(**inputs)
+        with ClustRS(keep=3)(model) as handle:
+            model(**inputs)
+    assert handle.last[0].kept == 3
 
 
 def test_peft(load: Load) -> None:

@@ -2,16 +2,20 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from drawn_cells import lit_cells
-from PIL import Image
+from drawn_cells import Marked, lit_cells, lit_tile_cells
+from PIL import Image, ImageDraw
+from tiny_models import Load, prepare
 
+from clustrs import NoPruning
 from clustrs.models import plot
+from clustrs.models.ask import as_seen, ask
 from clustrs.models.attach import ImageSelection
 from clustrs.pruners.selection import Layout, Selection
 
@@ -86,11 +90,86 @@ def test_an_image_of_which_nothing_was_dropped_is_shown_as_it_is() -> None:
     assert drawing.getcolors() == [(drawing.width * drawing.height, (120, 120, 120))]
 
 
-def test_only_the_base_crop_is_drawn() -> None:
-    """Tokens of other tiles lie in the same cells of other grids, and must not light up here."""
+def test_tiles_are_drawn_below_the_base_crop() -> None:
+    """Two tiles of 4 x 6 tokens lie side by side in a wide image."""
     result = selection([0, 24 + 9, 48 + 10], tiles=3)
     assert lit_cells(GREY, result) == [(0, 0)]
+    assert lit_tile_cells(GREY, result, (4, 12)) == [(1, 3), (1, 10)]
+    assert plot.overlay_kept(GREY, result).size == (640, 2 * 427 + 8)
     assert lit_cells(GREY, selection([30], tiles=2)) == []
+
+
+def test_tiles_are_drawn_beside_the_base_crop_of_a_tall_image() -> None:
+    tall = GREY.rotate(90, expand=True)
+    result = selection([0, 24 + 9, 48 + 10], tiles=3)
+    assert lit_cells(tall, result) == [(0, 0)]
+    assert lit_tile_cells(tall, result, (8, 6)) == [(1, 3), (5, 4)]
+    assert plot.overlay_kept(tall, result).size == (2 * 427 + 8, 640)
+
+
+def test_the_family_says_how_tiles_lie() -> None:
+    result = replace(selection([24 + 9, 48 + 10], tiles=3), columns=1)
+    assert lit_tile_cells(GREY, result, (8, 6)) == [(1, 3), (5, 4)]
+
+
+@pytest.mark.parametrize(
+    ("size", "tiles", "columns"), [((90, 60), 6, 3), ((60, 90), 6, 2), ((400, 90), 4, 4), ((90, 80), 1, 1)]
+)
+def test_tiles_lie_as_the_image_is_shaped(size: tuple[int, int], tiles: int, columns: int) -> None:
+    assert plot._tile_columns(size, tiles) == columns
+
+
+def test_rows_without_tokens_are_not_drawn() -> None:
+    """Padding above and below has none, and its rows take no room in the drawing."""
+    result = selection([], tiles=3)
+    stay = ((result.layout.tile == 0) | ((result.layout.y > 0) & (result.layout.y < 3))).nonzero()[:, 0]
+    layout = Layout(*(part[stay] for part in (result.layout.tile, result.layout.y, result.layout.x)))
+    chosen = Selection(torch.zeros(1, 2), torch.tensor([24 + 12 + 6 + 4]))  # the second row of the second tile
+    unpadded = ImageSelection(chosen, torch.ones(len(stay)), layout, result.grids, 72, 1)
+    assert lit_tile_cells(GREY, unpadded, (2, 12)) == [(1, 10)]
+
+
+def test_of_a_video_the_first_frame_is_drawn(tmp_path: Path) -> None:
+    """Tokens of other frames lie in the same cells of other grids, and must not light up here."""
+    result = replace(selection([0, 24 + 9, 48 + 10], tiles=3), modality="video")
+    assert lit_cells(GREY, result) == [(0, 0)]
+    assert plot.overlay_kept(GREY, result) == plot.overlay_kept(GREY, selection([0]))
+    assert plot._crops(result) == "kept in the first frame: 1; in the frames not drawn: 1, 1"
+
+
+def test_panels_of_tiles(tmp_path: Path) -> None:
+    """Both drawings, and a caption that counts what was kept."""
+    result = selection([0, 24 + 9, 48 + 10], tiles=3, labels=torch.arange(72) % 3)
+    assert plot._crops(result) == "kept in the base crop: 1; in the others: 1, 1"
+    plot.draw_kept(GREY, result, tmp_path / "kept.png")
+    plot.draw_comparison(GREY, {"a": result}, tmp_path / "compared.png")
+    expected = np.asarray(plot.overlay_kept(GREY, result, size=360))
+    stored = np.asarray(Image.open(tmp_path / "compared.png").convert("RGB"))
+    windows = np.lib.stride_tricks.sliding_window_view(stored[:, 12:372], expected.shape)
+    matches = (windows[:, 0, 0, 1:-1, 1:-1] == expected[1:-1, 1:-1]).mean(axis=(1, 2, 3))
+    assert matches.max() > 0.99
+
+
+@pytest.mark.parametrize("place", [(1, 2), (4, 6)])
+@pytest.mark.parametrize("family", ["llava_next", "llava_onevision"])
+def test_a_bright_square_is_drawn_in_its_crop(load: Load, family: str, place: tuple[int, int]) -> None:
+    """An image in 2 x 2 crops with padding above and below, whose tokens have 6 rows and 8 columns."""
+    model, processor = load(family)
+    for name, parameter in model.model.vision_tower.named_parameters():
+        if "out_proj" in name:  # a patch sees itself alone
+            parameter.data.zero_()
+    y, x = place
+    features = []
+    for color in ("black", "white"):
+        image = Image.new("RGB", (240, 160), "black")
+        ImageDraw.Draw(image).rectangle((30 * x, 27 * y, 30 * x + 29, 27 * y + 26), fill=color)
+        with torch.no_grad(), NoPruning()(model) as handle:
+            model(**prepare(processor, ["<s><image> what?"], [[image]]))
+        features.append(handle.last[0].selection.tokens)
+    changed = (features[1] - features[0]).norm(dim=-1).masked_fill(handle.last[0].layout.tile == 0, 0)
+    answer = ask(model, processor, image, "what?", Marked(int(changed.argmax())), 1)
+    assert (len(answer.image.grids), answer.image.columns) == (5, 2)
+    assert lit_tile_cells(as_seen(processor, image), answer.image, (6, 8)) == [place]
 
 
 @pytest.mark.parametrize("size", [24, 48, 97, 1000])

@@ -1,7 +1,12 @@
 """The Triton kernels, in Triton's interpreter, against the plain operations (conftest.py sets TRITON_INTERPRET)."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from clustrs import ClustRS, Denoise, DivPrune, Pruner, Selection
 from clustrs.ops import fused, geometry, noise, plain
+from clustrs.pruners.selection import Layout
 
 pytest.importorskip("triton", reason="the kernels need Triton: pip install triton")
 from clustrs.ops import kernels
@@ -21,10 +27,13 @@ DTYPES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 
 def both(method: Pruner, tokens: torch.Tensor, attention: torch.Tensor) -> tuple[Selection, Selection]:
+    """What the plain operations and the kernels select; the tokens lie in rows of seven."""
+    place = torch.arange(tokens.shape[1]).expand(len(tokens), -1)
+    layout = Layout(torch.zeros_like(place), place // 7, place % 7)
     with fused.switch("off"):
-        expected = method.select(tokens, attention)
+        expected = method.select(tokens, attention, layout=layout)
     with fused.switch("on"):
-        return expected, method.select(tokens, attention)
+        return expected, method.select(tokens, attention, layout=layout)
 
 
 def assert_same(expected: Selection, ours: Selection, tolerance: float) -> None:
@@ -39,7 +48,7 @@ def assert_same(expected: Selection, ours: Selection, tolerance: float) -> None:
     torch.testing.assert_close(ours.alpha, expected.alpha, rtol=0.02, atol=0.02)
 
 
-@settings(max_examples=30)
+@settings(max_examples=50)
 @given(
     seed=st.integers(0, 2**32 - 1),
     n=st.one_of(st.integers(1, 5), st.integers(6, 40)),
@@ -55,6 +64,12 @@ def assert_same(expected: Selection, ours: Selection, tolerance: float) -> None:
     iterations=st.integers(1, 4),
     distance=st.sampled_from(["huber", "euclidean"]),
     centroid=st.sampled_from(["mean", "huber"]),
+    tolerance=st.sampled_from([0.0, 0.01, 0.3]),
+    shrink=st.booleans(),
+    clip=st.sampled_from([(0.1, 0.95), (0.0, 1.0), (0.4, 0.4)]),
+    salience=st.sampled_from([None, True, False]),
+    attention_power=st.sampled_from([1.0, 0.5, 2.5]),
+    spatial=st.sampled_from([0.0, 0.5, 2.0]),
     draws=st.sampled_from([0, 7, 2**40 + 3]),
 )
 @pytest.mark.slow
@@ -64,7 +79,7 @@ def test_kernels_choose_what_the_plain_operations_choose(
     nasty = {name: options.pop(name) for name in ("duplicates", "zero_attention", "ties", "offset")}
     images = [rounded(draw_image(seed + i, n, width, **nasty), dtype) for i in range(batch)]
     tokens, attention, _ = tensors(images, dtype)
-    method = ClustRS(keep=max(1, min(12, round(share * n))), tolerance=0.0, seed=draws, **options)
+    method = ClustRS(keep=max(1, min(12, round(share * n))), seed=draws, **options)
     assert_same(*both(method, tokens, attention), DTYPES[dtype])
 
 
@@ -73,6 +88,15 @@ def test_kernels_choose_what_the_plain_operations_choose(
 def test_kernels_at_real_sizes(n: int, k: int) -> None:
     tokens, attention, _ = tensors([draw_image(3, n, 48, duplicates=0.1)])
     assert_same(*both(ClustRS(keep=k), tokens, attention), 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero_attention", [0.0, 0.5, 1.0])
+def test_two_nasty_images_at_a_real_size(zero_attention: float) -> None:
+    """Ties, tokens that nothing attends to, and repeated ones."""
+    draw = partial(draw_image, n=576, width=16, duplicates=0.3, zero_attention=zero_attention, ties=True)
+    tokens, attention, _ = tensors([draw(seed) for seed in (4, 5)])
+    assert_same(*both(ClustRS(keep=6), tokens, attention), 1e-5)
 
 
 @pytest.mark.slow
@@ -89,7 +113,7 @@ def test_waiting_times(seed: int) -> None:
     assert kernels.ROUNDING.value == geometry.ROUNDING
 
 
-def test_when_the_kernels_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_the_kernels_are_used() -> None:
     tokens = torch.zeros(1, 4, 2)
     assert fused.steps(tokens) is plain  # a CPU
     with fused.switch("on"):
@@ -102,6 +126,57 @@ def test_when_the_kernels_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
             assert fused.steps(tokens) is plain
     with pytest.raises(ValueError, match="mode 'fast': give 'auto', 'off' or 'on'"), fused.switch("fast"):  # type: ignore[arg-type]
         pass
+
+
+def on_cuda(dtype: torch.dtype = torch.float32, n: int = 4) -> Any:
+    """What a selection asks of tokens on a CUDA device, which need not be here."""
+    return SimpleNamespace(device=torch.device("cuda"), dtype=dtype, shape=torch.Size([1, n, 2]))
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`on_cuda` passes for a tensor with values."""
+    monkeypatch.setattr(fused, "is_ordinary", lambda tokens: True)
+
+
+@pytest.mark.usefixtures("cuda")
+def test_the_kernels_are_chosen_on_cuda_where_triton_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "_triton_is_installed", lambda: True)
+    assert fused.steps(on_cuda()) is fused
+    assert fused.steps(on_cuda(torch.bfloat16)) is fused
+    assert fused.steps(on_cuda(torch.float64)) is plain
+    assert fused.steps(on_cuda(n=fused.LARGEST + 1)) is plain
+    with fused.switch("off"):
+        assert fused.steps(on_cuda()) is plain
+    monkeypatch.setattr(fused, "is_ordinary", lambda tokens: False)  # a compiler traces
+    assert fused.steps(on_cuda()) is plain
+    monkeypatch.undo()
+    assert fused.steps(torch.zeros(1, 4, 2)) is plain
+
+
+@pytest.mark.usefixtures("cuda")
+def test_without_triton_the_plain_operations_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused._triton_is_installed.cache_clear()
+    monkeypatch.setattr(fused, "find_spec", lambda name: None)
+    assert fused.steps(on_cuda()) is plain
+    fused._triton_is_installed.cache_clear()
+    monkeypatch.setattr(fused, "find_spec", lambda name: name == "triton" or None)
+    assert fused.steps(on_cuda()) is fused
+    fused._triton_is_installed.cache_clear()
+
+
+@pytest.mark.parametrize(("value", "chosen"), [("0", "plain"), (None, "fused")])
+def test_the_environment_turns_the_kernels_off(value: str | None, chosen: str) -> None:
+    code = (
+        "import torch; from types import SimpleNamespace; from clustrs.ops import fused;"
+        "fused.is_ordinary = lambda tokens: True; fused._triton_is_installed = lambda: True;"
+        "tokens = SimpleNamespace(device=torch.device('cuda'), dtype=torch.float32, shape=(1, 4, 2));"
+        "print(fused.steps(tokens).__name__)"
+    )
+    environment = {name: text for name, text in os.environ.items() if name != "CLUSTRS_FUSED"}
+    environment |= {"CLUSTRS_FUSED": value} if value else {}
+    told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert told.stdout == f"clustrs.ops.{chosen}\n"
 
 
 class Launches(TorchDispatchMode):
@@ -135,10 +210,28 @@ def counted_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         yield names
 
 
+def launches(monkeypatch: pytest.MonkeyPatch, images: int, k: int) -> tuple[int, list[str]]:
+    """How many launches a selection of k tokens is, and the kernels among them; it equals the plain operations'."""
+    tokens, attention, _ = tensors([draw_image(seed, 160, 8) for seed in range(images)])
+    with counted_kernels(monkeypatch) as launched, fused.switch("on"), Launches() as operations:
+        ours = ClustRS(keep=k).select(tokens, attention, check=False)
+    assert_same(ClustRS(keep=k).select(tokens, attention), ours, 1e-5)
+    return len(launched) + len(operations.names), launched
+
+
 @pytest.mark.slow
 def test_a_selection_of_144_tokens_is_at_most_40_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens, attention, _ = tensors([draw_image(3, 160, 8)])
-    with counted_kernels(monkeypatch) as launched, fused.switch("on"), Launches() as operations:
-        ClustRS(keep=144).select(tokens, attention, check=False)
-    assert launched.count("seeding_kernel") == 1
-    assert len(launched) + len(operations.names) <= 40, (launched, operations.names)
+    """At N = 160."""
+    count, kernels = launches(monkeypatch, 1, 144)
+    assert kernels.count("seeding_kernel") == 1
+    assert count <= 40, kernels
+
+
+def test_launches_of_further_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels take all images at once; five matrix products are made image by image, and stacked."""
+    counts = [launches(monkeypatch, images, 4) for images in (1, 2, 3)]
+    assert [len(kernels) for _, kernels in counts] == [11] * 3
+    one, two, three = (count for count, _ in counts)
+    assert one <= 40
+    assert two <= 50
+    assert three - two == 5

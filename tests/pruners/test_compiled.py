@@ -1,10 +1,13 @@
 """`Pruner.compile`, how many kernels a compiler makes of a selection, and how many operations there are without one."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from method_cases import draw_image, tensors
+from tiny_models import Load, make_image, prepare
+from torch._dynamo import config as dynamo
 from torch._inductor import config
 from torch.profiler import ProfilerActivity, profile
 
@@ -37,6 +40,50 @@ def test_options_reach_the_compiler() -> None:
     compiled = FasterVLM(keep=5).compile(backend=backend)
     assert torch.equal(compiled.select(tokens, attention).indices, FasterVLM(keep=5).select(tokens, attention).indices)
     assert len(graphs) == 1
+
+
+def test_a_compiled_method_in_a_model(load: Load) -> None:
+    """It selects compiled, all images of a call at once, and the model says the same as without."""
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    model, processor = load()
+    inputs = prepare(processor, ["<s>a <image> b", "<s><image>"], [[make_image()], [make_image(30, 30, 1)]])
+    torch.compiler.reset()
+    method = ClustRS(keep=5)
+    found = []
+    for attached in (method, method.compile(backend=backend)):
+        with torch.no_grad(), attached(model) as handle:
+            new = model.generate(**inputs, max_new_tokens=4, do_sample=False)
+            found.append((model(**inputs).logits, new, [last.selection.indices for last in handle.last]))
+    (logits, new, kept), (ours, our_new, our_kept) = found
+    assert len(graphs) == 1, "generate and forward need one and the same graph"
+    assert all(map(torch.equal, kept, our_kept))
+    assert torch.equal(new, our_new)
+    torch.testing.assert_close(ours, logits, atol=1e-5, rtol=1e-5)
+
+
+def test_more_sizes_than_torch_compiles() -> None:
+    """An error, unless parts may run without compiling."""
+    torch.compiler.reset()
+    strict, lenient = (FasterVLM(keep=3).compile(backend="eager", fullgraph=full) for full in (True, False))
+    with dynamo.patch(recompile_limit=2):
+        for n in (10, 11):
+            strict.select(torch.randn(n, 4), torch.rand(n))
+        tokens, attention = torch.randn(12, 4), torch.rand(12)
+        with pytest.raises(Exception, match=r"fullgraph=True|one_graph=True"):
+            strict.select(tokens, attention)
+        expected = FasterVLM(keep=3).select(tokens, attention)
+        assert torch.equal(lenient.select(tokens, attention).indices, expected.indices)
+
+
+def test_a_changed_method_is_not_compiled() -> None:
+    compiled = FasterVLM(keep=5).compile(backend="eager")
+    assert "select" in vars(compiled)
+    assert "select" not in vars(replace(compiled, keep=4))
 
 
 class Counted(Exception):

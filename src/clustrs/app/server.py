@@ -13,6 +13,7 @@ from clustrs.app.loaded_model import LoadedModel, load_warm
 from clustrs.app.page import STYLE, build_page, theme
 from clustrs.app.results import RunLibrary
 from clustrs.models.load import LoadOptions
+from clustrs.palette import dark_css
 
 LARGEST_UPLOAD = "20mb"
 LONGEST_QUEUE = 32
@@ -83,7 +84,7 @@ def serve(
         mcp_server=False,
         footer_links=[],
         theme=theme(),
-        css=STYLE.read_text(encoding="utf-8"),
+        css=STYLE.read_text(encoding="utf-8") + dark_css(".dark"),
         app_kwargs={"middleware": [Middleware(ContentSecurityPolicy)], "docs_url": None, "redoc_url": None},
     )
     return page, address

@@ -189,7 +189,6 @@ def configuration(options: EvalOptions) -> "Config":
         **chosen,
     )
     check_task(config.task)
-    folder_of(config.model)
     return choose_levels(config, corruptions, options) if by_loss else config
 
 

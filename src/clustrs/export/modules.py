@@ -78,7 +78,8 @@ class TokenSelection(nn.Module):
     """The selection alone: tokens [B, N, D] and the encoder's attention to them [B, N] to tokens [B, k, D] and their
     indices [B, k].
 
-    tokens: N; for a method that asks where tokens lie, those of a square image. dim: D. hidden_dim: width of the hidden states [B, N, H] that VisPruner compares; others take none.
+    tokens: N; for a method that asks where the tokens lie, those of a square image. dim: D. hidden_dim: width of the
+    hidden states [B, N, H] that VisPruner compares; others take none.
     cls: whether the attention is that of a CLS token; if not, ClustRS adds salience.
     """
 

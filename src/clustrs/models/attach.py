@@ -42,7 +42,8 @@ class ImageSelection:
 
     `scores` and `layout` belong to the tokens that could be kept. `grids` has the height and width of each tile in
     tokens; tile 0 is the whole image (or the first frame). `placeholders` is how many visual tokens the model would
-    have been fed, `kept` how many it was.
+    have been fed, `kept` how many it was. `columns` is how many of the other tiles lie side by side, where the family
+    says so.
     """
 
     selection: Selection
@@ -51,6 +52,8 @@ class ImageSelection:
     grids: list[tuple[int, int]]
     placeholders: int
     kept: int
+    columns: int | None = None
+    modality: Modality = "image"
 
 
 class PrunedOutputs(dict[str, Any]):
@@ -419,7 +422,14 @@ class Handle:
             count = len(tokens.features)
             last.append(
                 ImageSelection(
-                    selection.map(torch.Tensor.detach), image.scores, image.layout, image.grids, image.slots, count
+                    selection.map(torch.Tensor.detach),
+                    image.scores,
+                    image.layout,
+                    image.grids,
+                    image.slots,
+                    count,
+                    image.columns,
+                    image.modality,
                 )
             )
         return kept, last

@@ -27,36 +27,25 @@ CELL = 16
 """Pixels of a token's cell that drawings have room for, unless told otherwise."""
 SMALLEST_CELL = 8
 """Smaller cells are drawn larger and then reduced: an outline needs room."""
+GAP = 8
+"""Pixels between the drawings of an image in several tiles."""
 DPI = 110
 
 
 def overlay_kept(
     image: Image.Image, result: "ImageSelection", *, clusters: bool = False, size: int | None = None
 ) -> Image.Image:
-    """Draw what was kept of the base crop, which shows `image`: dropped tokens dimmed, kept ones lit and outlined.
+    """Draw what was kept of `image`, as the base crop shows it: dropped tokens dimmed, kept ones lit and outlined.
 
-    A dashed outline marks a token that other tokens were merged into. `clusters` adds a thin outline around each
-    cluster's cells, in the color of its kept token's outline. `size` is the longer side of the drawing in pixels; by
-    default every token has room. Where nothing was dropped, the image is shown as it is. All methods look alike, so
-    that drawings of several can be compared.
+    An image in several tiles is drawn twice: with the cells of the base crop, and below (a tall one: at the right) with
+    those of the tiles. Of a video the first frame is drawn. A dashed outline marks a token that other tokens were
+    merged into. `clusters` adds a thin outline around each cluster's cells, in the color of its kept token's outline.
+    `size` is the longer side of the image in the drawing, in pixels; by default every token has room. Where nothing was
+    dropped, the image is shown as it is. All methods look alike, so that drawings of several can be compared.
     """
-    grid = result.grids[0]
-    size = _longer_side(size, grid)
-    scale = size / max(image.size)
-    width, height = (max(1, round(side * scale)) for side in image.size)
-    room = math.ceil(max(1.0, SMALLEST_CELL / min(width / grid[1], height / grid[0])))
-    drawing = image.convert("RGB").resize((room * width, room * height), Image.Resampling.LANCZOS)
-    tokens = _base_tokens(result)
-    if not all(token.kept for token in tokens.values()) or any(token.merged for token in tokens.values()):
-        _dim(drawing, grid, tokens)
-        line = max(1, round(min(drawing.width / grid[1], drawing.height / grid[0]) / 9))
-        if clusters:
-            _outline_clusters(drawing, grid, tokens, line)
-        for (y, x), token in tokens.items():
-            if token.kept:
-                edge = _cluster_color(token.cluster) if clusters and token.cluster >= 0 else "white"
-                _outline(drawing, cell_box(drawing.size, grid, y, x), line, edge, token.merged)
-    return drawing.reduce(room) if room > 1 else drawing
+    views = _views(image, result)
+    size = _longer_side(size, max(max(grid) for grid, _ in views))
+    return _beside([_draw_view(image, *view, clusters, size) for view in views])
 
 
 def cell_box(size: tuple[int, int], grid: tuple[int, int], y: int, x: int) -> Box:
@@ -74,26 +63,26 @@ def check_path(path: str | os.PathLike[str]) -> None:
 
 
 def draw_kept(image: Image.Image, result: "ImageSelection", path: str | os.PathLike[str], title: str = "") -> None:
-    """Draw the kept tokens of the base crop, its clusters where the method has some, and the encoder's attention.
+    """Draw the kept tokens, their clusters where the method has some, and the encoder's attention to the base crop.
 
     `image` is what the base crop shows.
     """
     check_path(path)
     size = _panel_size(image, 480)
-    kept = overlay_kept(image, result, size=size)
-    panels = {_count(result): kept}
+    panels = {_count(result): overlay_kept(image, result, size=size)}
     if result.selection.labels is not None and result.kept < len(result.layout.tile):
         panels["clusters"] = overlay_kept(image, result, clusters=True, size=size)
-    panels["attention before pruning"] = image.convert("L").resize(kept.size, Image.Resampling.LANCZOS)
-    fig, axes = _panels(panels, len(panels), title, _other_crops(result), legend=96)
-    _draw_attention(fig, axes[-1], kept.size, result)
+    grey = image.convert("L").resize(_scaled(image, size), Image.Resampling.LANCZOS)
+    panels["attention before pruning"] = grey
+    fig, axes = _panels(panels, len(panels), title, _crops(result), legend=96)
+    _draw_attention(fig, axes[-1], grey.size, result)
     _save(fig, path)
 
 
 def draw_comparison(
     image: Image.Image, selections: dict[str, "ImageSelection"], path: str | os.PathLike[str], title: str = ""
 ) -> None:
-    """Draw one panel for each of `selections`, under its name: what is kept of the base crop, which shows `image`."""
+    """Draw one panel for each of `selections`, under its name: what is kept of `image`, as the base crop shows it."""
     if not selections:
         raise ValueError("selections is empty: give that of at least one method")
     check_path(path)
@@ -103,43 +92,108 @@ def draw_comparison(
     }
     fig, axes = _panels(panels, 4, title)
     for axis, result in zip(axes, selections.values(), strict=True):
-        axis.set_xlabel(_other_crops(result), fontsize=8, wrap=True)
+        axis.set_xlabel(_crops(result), fontsize=8, wrap=True)
     _save(fig, path)
 
 
 @dataclass(frozen=True)
 class _Token:
-    """What became of one token of the base crop. `cluster` is the index of its output token, -1 without one."""
+    """What became of one token. `cluster` is the index of its output token, -1 without one."""
 
     kept: bool = False
     merged: bool = False
     cluster: int = -1
 
 
-def _base_tokens(result: "ImageSelection") -> dict[tuple[int, int], _Token]:
-    """The tokens of the base crop, by their y and x in its grid."""
-    selection, layout = result.selection, result.layout
+Tokens = dict[tuple[int, int], _Token]
+"""By their y and x in a grid."""
+
+
+def _views(image: Image.Image, result: "ImageSelection") -> list[tuple[tuple[int, int], Tokens]]:
+    """The grids to draw over the image, with their tokens: that of the base crop, and that of all tiles together."""
+    layout, tokens = result.layout, _tokens(result)
+
+    def some(of: Any, y: Any, x: Any) -> Tokens:
+        places = zip(y.tolist(), x.tolist(), strict=True)
+        return {place: tokens[i] for place, i in zip(places, of.nonzero()[:, 0].tolist(), strict=True)}
+
+    base, others = layout.tile == 0, layout.tile > 0
+    views = [(result.grids[0], some(base, layout.y[base], layout.x[base]))]
+    if others.any() and result.modality == "image":
+        height, width = result.grids[1]
+        columns = result.columns or _tile_columns(image.size, len(result.grids) - 1)
+        tile = layout.tile[others] - 1
+        # padding has no tokens, and tokens may be fewer than cells: rows and columns of tokens are counted
+        rows, y = (tile // columns * height + layout.y[others]).unique(return_inverse=True)
+        lines, x = (tile % columns * width + layout.x[others]).unique(return_inverse=True)
+        views.append(((len(rows), len(lines)), some(others, y, x)))
+    return views
+
+
+def _tile_columns(size: tuple[int, int], tiles: int) -> int:
+    """How many tiles lie side by side where nobody says so: as many as fit the image's width and height best."""
+    shape = math.log(size[0] / size[1])
+    fitting = [columns for columns in range(1, tiles + 1) if tiles % columns == 0]
+    return min(fitting, key=lambda columns: abs(math.log(columns**2 / tiles) - shape))
+
+
+def _tokens(result: "ImageSelection") -> list[_Token]:
+    """What became of each token that could be kept."""
+    selection = result.selection
     indices = selection.indices.tolist()
     mixed = selection.merged.tolist() if selection.merged is not None else [False] * len(indices)
-    kept = {i: (position, merged) for position, (i, merged) in enumerate(zip(indices, mixed, strict=True))}
-    labels = selection.labels.tolist() if selection.labels is not None else None
-    tokens = {}
-    for i, (tile, y, x) in enumerate(zip(layout.tile.tolist(), layout.y.tolist(), layout.x.tolist(), strict=True)):
-        if tile == 0:
-            cluster = -1 if labels is None else labels[i]
-            tokens[y, x] = _Token(i in kept, i in kept and kept[i][1], cluster)
-    return tokens
+    merged = dict(zip(indices, mixed, strict=True))
+    count = len(result.layout.tile)
+    labels = [-1] * count if selection.labels is None else selection.labels.tolist()
+    return [_Token(i in merged, merged.get(i, False), labels[i]) for i in range(count)]
 
 
-def _longer_side(size: int | None, grid: tuple[int, int]) -> int:
+def _draw_view(image: Image.Image, grid: tuple[int, int], tokens: Tokens, clusters: bool, size: int) -> Image.Image:
+    """The image with the cells of one grid."""
+    width, height = _scaled(image, size)
+    room = math.ceil(max(1.0, SMALLEST_CELL / min(width / grid[1], height / grid[0])))
+    drawing = image.convert("RGB").resize((room * width, room * height), Image.Resampling.LANCZOS)
+    if not all(token.kept for token in tokens.values()) or any(token.merged for token in tokens.values()):
+        _dim(drawing, grid, tokens)
+        line = max(1, round(min(drawing.width / grid[1], drawing.height / grid[0]) / 9))
+        if clusters:
+            _outline_clusters(drawing, grid, tokens, line)
+        for (y, x), token in tokens.items():
+            if token.kept:
+                edge = _cluster_color(token.cluster) if clusters and token.cluster >= 0 else "white"
+                _outline(drawing, cell_box(drawing.size, grid, y, x), line, edge, token.merged)
+    return drawing.reduce(room) if room > 1 else drawing
+
+
+def _scaled(image: Image.Image, size: int) -> tuple[int, int]:
+    """Width and height of the image when its longer side has `size` pixels."""
+    scale = size / max(image.size)
+    width, height = (max(1, round(side * scale)) for side in image.size)
+    return width, height
+
+
+def _beside(drawings: list[Image.Image]) -> Image.Image:
+    """Drawings of one size, with a gap: wide ones below each other, tall ones side by side."""
+    if len(drawings) == 1:
+        return drawings[0]
+    width, height = drawings[0].size
+    across, down = (0, height + GAP) if width >= height else (width + GAP, 0)
+    last = len(drawings) - 1
+    whole = Image.new("RGB", (width + last * across, height + last * down), "white")
+    for i, drawing in enumerate(drawings):
+        whole.paste(drawing, (i * across, i * down))
+    return whole
+
+
+def _longer_side(size: int | None, cells: int) -> int:
     if size is None:
-        return max(DEFAULT_SIZE, CELL * max(grid))
+        return max(DEFAULT_SIZE, CELL * cells)
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ValueError(f"size={size!r}: give the longer side of the drawing in pixels, an integer of at least 1")
     return size
 
 
-def _dim(drawing: Image.Image, grid: tuple[int, int], tokens: dict[tuple[int, int], _Token]) -> None:
+def _dim(drawing: Image.Image, grid: tuple[int, int], tokens: Tokens) -> None:
     """Darken the cells of dropped tokens, and take some of their color away."""
     dropped = Image.new("L", drawing.size, 0)
     pen = ImageDraw.Draw(dropped)
@@ -175,9 +229,7 @@ def _gaps(length: int, line: int) -> list[tuple[int, int]]:
     return list(zip(edges[1:-1:2], edges[2::2], strict=False))
 
 
-def _outline_clusters(
-    drawing: Image.Image, grid: tuple[int, int], tokens: dict[tuple[int, int], _Token], line: int
-) -> None:
+def _outline_clusters(drawing: Image.Image, grid: tuple[int, int], tokens: Tokens, line: int) -> None:
     """Draw a thin line in each cluster's color along its border, inside its own cells."""
     pen = ImageDraw.Draw(drawing)
     for (y, x), token in tokens.items():
@@ -224,7 +276,7 @@ def _panels(
     for i, (name, panel) in enumerate(panels.items()):
         row, column = divmod(i, columns)
         left = gap + column * (width + gap) + (width - panel.width) // 2
-        bottom = total[1] - top - (row + 1) * (heading + height) - row * footer
+        bottom = total[1] - top - (row + 1) * heading - row * (height + footer) - panel.height
         box = (left / total[0], bottom / total[1], panel.width / total[0], panel.height / total[1])
         axis = fig.add_axes(box)
         axis.imshow(np.asarray(panel.convert("RGB")), interpolation="none", aspect="auto")
@@ -267,14 +319,16 @@ def _count(result: "ImageSelection") -> str:
     return f"{result.kept} of {result.placeholders} tokens" + (f" ({', '.join(extra)})" if extra else "")
 
 
-def _other_crops(result: "ImageSelection") -> str:
-    """How many tokens were kept in the crops that are not drawn."""
+def _crops(result: "ImageSelection") -> str:
+    """How many tokens were kept in each crop, or frame of a video, where there are several."""
     if len(result.grids) < 2:
         return ""
     kept = result.selection.indices
     crops = result.layout.tile[kept[kept >= 0]].tolist()
     counts = ", ".join(str(crops.count(crop)) for crop in range(1, len(result.grids)))
-    return f"kept in the base crop: {crops.count(0)}; in the crops not drawn: {counts}"
+    if result.modality == "video":
+        return f"kept in the first frame: {crops.count(0)}; in the frames not drawn: {counts}"
+    return f"kept in the base crop: {crops.count(0)}; in the others: {counts}"
 
 
 def _draw_attention(fig: Any, axis: Any, size: tuple[int, int], result: "ImageSelection") -> None:

@@ -16,10 +16,10 @@ def select_tokens(method: Pruner, images: Sequence[VisualTokens], scope: Scope) 
 
     With scope "image" one budget covers all crops of an image, with "crop" each crop has its own. A video has one.
     """
-    for need in ("hidden", "keys"):
+    for need, words in (("hidden", "hidden states"), ("keys", "keys")):
         for image in images:
             if need in method.requirements() and getattr(image, need) is None:
-                raise ValueError(f"{method.name} needs the {need} of the vision tower's tokens: {image.lacking}")
+                raise ValueError(f"{method.name} needs the {words} of the vision tower's tokens: {image.lacking}")
     groups: list[tuple[int, Tensor | None, int]] = []
     for i, image in enumerate(images):
         if scope == "image" or image.modality == "video" or len(image.grids) == 1:
@@ -57,7 +57,7 @@ def _select_groups(
         assert tile is not None
         assert y is not None
         assert x is not None
-        cls = hidden is not None and hidden.shape[1] > tokens.shape[1]
+        cls = any(part is not None and part.shape[1] > tokens.shape[1] for part in (hidden, keys))
         states = EncoderStates(hidden, keys, images[groups[batch[0]][0]].project, cls)
         selection = method.select(tokens, scores, states, layout=Layout(tile, y, x))
         for b, g in enumerate(batch):

@@ -1,9 +1,11 @@
 """The steps of the clustering in a few launches on an accelerator: the same choices as the operations of `plain`.
 
 There the time of a selection is the number of launches, and every seed costs several. With Triton one launch draws all
-seeds, and two with a matrix product make a round of refinement. Used on CUDA and ROCm when Triton is installed, in
-float32 (half precision is computed in it, too) and for up to `LARGEST` tokens; `CLUSTRS_FUSED=0` in the environment, or
-`with fused.switch("off")`, turns it off.
+seeds, and two with a matrix product make a round of refinement. A batch has a launch for each kernel, and one for each
+image in a matrix product: batched products may round differently from one size of the batch to another.
+
+Used on CUDA and ROCm when Triton is installed, in float32 (half precision is computed in it, too) and for up to
+`LARGEST` tokens; `CLUSTRS_FUSED=0` in the environment, or `with fused.switch("off")`, turns it off.
 """
 
 import math
@@ -80,7 +82,8 @@ def block(n: int) -> int:
 def squared_distances(tokens: Tensor) -> tuple[Tensor, Tensor]:
     """See `geometry.squared_distances`."""
     batch, n, _ = tokens.shape
-    gram = map_images(_gram, tokens)
+    centred = tokens - centre(tokens)
+    gram = map_images(deterministic_matmul, centred, centred)
     out = torch.empty_like(gram)
     rows = 1 if tokens.device.type == "cuda" else 64  # the interpreter pays for programs, not for numbers
     _kernels().distances_kernel[(-(-n // rows), batch)](gram, out, n, ROWS=rows, BLOCK=block(n))
@@ -164,11 +167,6 @@ def shrink_to_means(
     if clip is not None:
         kept = upcast_half(kept).lerp_(centroids, 1 - alpha.unsqueeze(-1)).to(tokens.dtype)
     return kept, centroids.to(tokens.dtype), alpha, gather_own(share, labels)
-
-
-def _gram(tokens: Tensor) -> Tensor:
-    centred = tokens - centre(tokens)
-    return deterministic_matmul(centred, centred)
 
 
 def _shares(labels: Tensor, weight: Tensor, k: int, own: Tensor, huber_tau: float | None) -> Tensor:

@@ -52,9 +52,9 @@ def prepare(model_id: str, settings: dict[str, Any], options: Sequence[str] = ()
     named = any(_read_option(option)[0] == SERVED_NAME for option in rest)
     arguments = [
         *(sys.executable, "-m", *server_words(source)),
-        *(OVERRIDES, json.dumps(overrides)),
         *(() if named or source == model_id else (SERVED_NAME, model_id)),
         *rest,
+        *(OVERRIDES, json.dumps(overrides)),  # last: an abbreviation of the same option does not win over it
     ]
     return ServerCommand(arguments, f"clustrs: {model_id} with {config.describe(hf_config, method)}")
 

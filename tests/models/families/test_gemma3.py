@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn_cells import lit_cells, lit_tile_cells
 from models.families.gemma_models import CELLS, GRID, Oracle, batch, load, prompt
 from tiny_models import make_image
 from torch import Tensor
@@ -55,6 +56,22 @@ def test_crops_share_a_budget_and_keep_their_own_slots() -> None:
     torch.testing.assert_close(last.scores, scores[last.layout.tile, place], atol=1e-6, rtol=0)
     assert (last.layout.tile * CELLS + place).tolist() == list(range(CROPS * CELLS))
     assert len(set(last.layout.tile[last.selection.indices].tolist())) > 1, "more than one crop has survivors"
+
+
+def test_kept_tokens_are_drawn_in_their_crops() -> None:
+    """The crops are the left and the right half of the image."""
+    model, processor = load("gemma3")
+    with torch.no_grad(), FasterVLM(keep=7)(model) as handle:
+        model(**scanned(processor))
+    (last,) = handle.last
+    kept = last.selection.indices
+    places = [part[kept].tolist() for part in (last.layout.tile, last.layout.y, last.layout.x)]
+    whole = [(y, x) for tile, y, x in zip(*places, strict=True) if tile == 0]
+    halves = [(y, (tile - 1) * GRID + x) for tile, y, x in zip(*places, strict=True) if tile > 0]
+    image = make_image(40, 80)
+    assert lit_cells(image, last) == sorted(whole)
+    assert lit_tile_cells(image, last, (GRID, 2 * GRID)) == sorted(halves)
+    assert len(whole) + len(halves) == 7
 
 
 def test_all_crops_kept_are_bit_identical() -> None:

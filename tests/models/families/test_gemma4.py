@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as tf
-from drawn_cells import lit_cells
+from drawn_cells import lit_cells, pixels_of_cell
 from models.families import gemma4_models as gemma4
 from PIL import Image
 from tiny_models import make_image
@@ -533,7 +533,7 @@ def test_kept_cells_are_drawn_where_the_box_is(load: Load) -> None:
         shown = as_seen(processor, image)
         cells = lit_cells(Image.new("RGB", shown.size), answer.image)
         assert len(cells) == 2
-        boxes = [plot.cell_box(shown.size, grid, y, x) for y, x in cells]
+        boxes = [pixels_of_cell(shown.size, grid, y, x) for y, x in cells]
         shares = [np.asarray(image.convert("L").crop(box)).mean() / 255 for box in boxes]
         assert max(shares) > 0.9, "one of the two kept cells lies on the box"
         assert min(shares) < 0.1, "and one outside of it"

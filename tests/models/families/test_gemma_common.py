@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from drawn_cells import lit_cells
+from drawn_cells import Marked, lit_cells
 from models.families.gemma_models import (
     CELLS,
     GRID,
@@ -160,19 +160,6 @@ def test_a_bright_square_is_where_it_was_drawn(kind: str, place: tuple[int, int]
     seen = as_seen(processor, image)
     assert seen.size == image.size
     assert lit_cells(seen, answer.image) == [place]
-
-
-class Marked(FasterVLM):
-    """Keeps one token that is known beforehand."""
-
-    name = "marked"
-
-    def __init__(self, index: int) -> None:
-        super().__init__(keep=1)
-        self.index = index
-
-    def _choose(self, inputs: Any, k: int) -> Tensor:
-        return torch.full((len(inputs.tokens), 1), self.index)
 
 
 def test_greedy_tokens_are_those_of_pruning_by_hand(kind: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 import qwen_models
 import tiny_models
 import torch
-from drawn_cells import lit_cells
+from drawn_cells import Marked, lit_cells
 from PIL import Image
 from qwen_models import FAMILIES, TOKEN, Oracle, bright_square, video_inputs
 from tiny_models import make_image, prepare
@@ -101,8 +101,7 @@ def test_keeping_everything_changes_nothing(load: LoadQwen, family: str) -> None
         for name in list_methods():
             method = NoPruning() if name == "none" else get_method(name, keep=1000)
             with method(model):
-                logits = model(**inputs).logits
-            assert torch.equal(logits, expected), name
+                assert torch.equal(model(**inputs).logits, expected), name
 
 
 @EACH
@@ -160,7 +159,8 @@ def test_scores_and_places(load: LoadQwen, family: str) -> None:
 
 @EACH
 def test_a_bright_square_is_found_where_it_is(load: LoadQwen, family: str) -> None:
-    """The token that a bright square changes most, its score included, lies at the square's y and x."""
+    """The token that a bright square changes most, its score included, lies at the square's y and x, and the drawing
+    outlines that cell."""
     model, processor = load(family)
 
     def seen(image: Image.Image) -> Any:
@@ -170,13 +170,16 @@ def test_a_bright_square_is_found_where_it_is(load: LoadQwen, family: str) -> No
 
     dark = seen(Image.new("RGB", (6 * TOKEN, 5 * TOKEN), (10, 10, 10)))
     for y, x in ((0, 4), (3, 1), (4, 5)):
-        bright = seen(bright_square(5, 6, y, x))
+        image = bright_square(5, 6, y, x)
+        bright = seen(image)
         for change in (
             (bright.selection.tokens - dark.selection.tokens).norm(dim=1),
             (bright.scores - dark.scores).abs(),
         ):
             at = int(change.argmax())
             assert (int(bright.layout.y[at]), int(bright.layout.x[at])) == (y, x)
+        answer = ask(model, processor, image, "what?", Marked(at), 1)
+        assert lit_cells(as_seen(processor, image), answer.image) == [(y, x)]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiled_models
 import torch
-from drawn_cells import lit_cells
+from drawn_cells import lit_cells, lit_tile_cells
 from PIL import Image
 from tiled_models import FAMILIES, GRID, IMAGE_TOKENS, TOKENS, Case
 from tiny_models import make_image
@@ -314,7 +314,7 @@ def bright_cell(y: int, x: int) -> Image.Image:
 @pytest.mark.parametrize("place", [(0, 3), (2, 1), (3, 2)])
 @each_family
 def test_a_bright_square_is_found_where_it_is(load: Load, family: str, place: tuple[int, int]) -> None:
-    """Once in the whole image, which is tile 0, and over two cells of one of the two tiles side by side."""
+    """Once in the whole image, which is tile 0, and over two cells of one of the two tiles side by side. All are drawn."""
     case, (y, x) = load(family), place
     attend_to_brightness(case)
     image = bright_cell(y, x)
@@ -331,6 +331,7 @@ def test_a_bright_square_is_found_where_it_is(load: Load, family: str, place: tu
     assert found == [(0, y, x), (tile, y, left), (tile, y, left + 1)]
     shown = as_seen(case.processor, image)
     assert lit_cells(shown, last) == [(y, x)], "the drawn cell is the bright one"
+    assert lit_tile_cells(shown, last, (GRID, 2 * GRID)) == [(y, 2 * x), (y, 2 * x + 1)]
 
 
 @each_family

@@ -13,6 +13,7 @@ from markupsafe import Markup
 from clustrs.evaluation.report import svg
 from clustrs.evaluation.report.blocks import Bullets, Document, Figure, Gallery, Listing, Text
 from clustrs.evaluation.report.escaping import plain
+from clustrs.palette import dark_css
 
 DRAWING = re.compile(r"data:image/(png|webp|jpeg);base64,[A-Za-z0-9+/]+={0,2}\Z")
 
@@ -22,7 +23,8 @@ def page(document: Document) -> str:
     script = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
     checksum = b64encode(sha256(script.encode()).digest()).decode()
     template = environment().get_template("page.html.j2")
-    return template.render(document=document, draw=svg.draw, script=Markup(script), checksum=checksum, size=svg) + "\n"
+    text = {"script": Markup(script), "checksum": checksum, "dark_css": Markup(dark_css("figure"))}
+    return template.render(document=document, draw=svg.draw, size=svg, **text) + "\n"
 
 
 @cache

@@ -45,7 +45,7 @@ document.querySelectorAll("figure").forEach((figure) => {
       marks.forEach((mark) => {
         const line = document.createElement("span");
         line.textContent = mark.querySelector("title").textContent;
-        line.style.borderColor = mark.closest("[data-curve]").style.color;
+        line.style.borderColor = getComputedStyle(mark.closest("[data-curve]")).color;
         box.append(line);
       });
       ruler.setAttribute("transform", `translate(${ticks[index].x} 0)`);

@@ -23,11 +23,12 @@ class VisualTokens:
     `features` [M, D] are the rows that the unpruned model would feed (or the base crop's part of them); `candidates`
     [N] are those of the rows that compete to be kept: newlines do not. `scores`, `layout`, `hidden` [N, H] and `keys`
     [N, K] belong to the candidates; `cls_hidden` and `cls_keys` [tiles, 1 or 0, ...] to the tiles. `grids` has the
-    height and width of each tile in tokens. `project` maps hidden states to features. `planes` [L, M, D] are further
-    features of every row, for models that feed some into later layers. `slots` is how many placeholders of the prompt
-    belong to it, and `first_slot` the one that the first row of `features` takes. `runs` [N] says which run of
-    placeholders a candidate stands in, where the prompt has text between those of one image: no token then leaves its
-    run. `lacking` says why hidden states or keys are not there, for methods that need them.
+    height and width of each tile in tokens; `columns` says how many of those after the first lie side by side, where
+    the image's shape alone does not. `project` maps hidden states to features. `planes` [L, M, D] are further features
+    of every row, for models that feed some into later layers. `slots` is how many placeholders of the prompt belong to
+    it, and `first_slot` the one that the first row of `features` takes. `runs` [N] says which run of placeholders a
+    candidate stands in, where the prompt has text between those of one image: no token then leaves its run. `lacking`
+    says why hidden states or keys are not there, for methods that need them.
     """
 
     features: Tensor
@@ -45,6 +46,7 @@ class VisualTokens:
     first_slot: int = 0
     runs: Tensor | None = None
     modality: Modality = "image"
+    columns: int | None = None
     lacking: str = "this family does not give them"
 
     @property

@@ -91,6 +91,7 @@ class LlavaNextAdapter(LlavaAdapter):
             encoded.cls_hidden[start : start + crops],
             encoded.cls_keys[start : start + crops],
             self.inner.multi_modal_projector,
+            columns=columns,
         )
 
     def base_crops(self, inputs: dict[str, Any], counts: list[int], clock: Clock) -> list[VisualTokens]:
