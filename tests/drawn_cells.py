@@ -1,4 +1,4 @@
-"""Which cells a drawing of kept tokens shows as kept, read from its pixels. Nothing here asks the library for a place."""
+"""Which cells a drawing of kept tokens shows as kept, read from its pixels. Nothing here asks the library where."""
 
 from typing import Any
 

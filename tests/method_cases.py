@@ -17,9 +17,13 @@ METHODS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     (
         "clustrs",
         {"representative": "medoid"},
-        {"representative": "medoid", "attention_power": 0.5, "shrinkage": "adaptive", "clip": [0.0, 1.0], "seed": 3},
+        {"representative": "medoid", "attention_power": 0.5, "clip": [0.0, 1.0], "seed": 3},
     ),
-    ("clustrs", {"shrinkage": "adaptive"}, {"attention_power": 2.5, "clip": [0.0, 0.0], "centroid": "huber"}),
+    (
+        "clustrs",
+        {"attention_power": 0.5, "clip": [0.0, 0.0]},
+        {"attention_power": 2.5, "clip": [0.0, 0.0], "centroid": "huber"},
+    ),
     ("fastervlm", {}, {}),
     ("divprune", {}, {}),
     ("visionzip", {}, {}),

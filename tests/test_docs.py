@@ -89,6 +89,17 @@ def test_the_numbers_in_the_readme_are_those_of_the_stored_run() -> None:
         assert set(cells.split(" | ")) <= found, label
 
 
+def test_the_variants_in_the_docs_are_the_stored_ones() -> None:
+    text = (ROOT / "docs" / "studies.md").read_text()
+    with (ROOT / "docs" / "results" / "variants.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["kind"] == "all" and row["variant"] != "ClustRS"]
+    assert len(rows) == 16 * 4
+    for row in rows:
+        mean, low, high = (100 * float(row[f"difference{end}"]) for end in ("", "_low", "_high"))
+        (line,) = (line for line in text.splitlines() if line.startswith(f"| {row['variant']} |"))
+        assert f"{mean:+.1f} ({low:+.1f} to {high:+.1f})" in line, row
+
+
 def test_the_benchmark_of_servers_in_the_docs_is_the_stored_one() -> None:
     from benchmarks.serving import markdown
 

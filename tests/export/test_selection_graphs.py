@@ -9,18 +9,16 @@ import torch
 from export.graph_checks import assert_same, check_graph, run, session
 from method_cases import draw_image, tensors
 
-from clustrs import ClustRS, Denoise, FasterVLM, NoPruning, Pruner, VisPruner, get_method, list_methods
+from clustrs import ClustRS, FasterVLM, NoPruning, Pruner, VisPruner, get_method, list_methods
 from clustrs.export import METHODS, TokenSelection, export_selection, trace
-from clustrs.pruners.selection import Layout
 
 N, D, H, K = 40, 24, 10, 6
-SIDE = 6
 HARD: dict[str, Any] = {"tau": 0.3, "iterations": 2, "tolerance": 0.0, "clip": [0.2, 0.7], "seed": 2**40 + 3}
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("clustrs", {}),
     ("clustrs", {**HARD, "centroid": "huber", "salience": True}),
     ("clustrs", {"distance": "euclidean", "shrink": False, "iterations": 1}),
-    ("clustrs", {"representative": "medoid", "attention_power": 0.5, "shrinkage": "adaptive"}),
+    ("clustrs", {"representative": "medoid", "attention_power": 0.5, "clip": [0.0, 0.0]}),
     ("fastervlm", {}),
     ("divprune", {}),
     ("vispruner", {"important": 0.4}),
@@ -30,11 +28,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def images(cls: bool, n: int = N) -> list[Any]:
+def images(cls: bool) -> list[Any]:
     """Plain images, and some with duplicates, with ties in the attention, and with none on many tokens."""
-    plain = [draw_image(seed, n, D, cls=cls) for seed in range(6)]
+    plain = [draw_image(seed, N, D, cls=cls) for seed in range(6)]
     nasty = [
-        draw_image(seed, n, D, cls=cls, duplicates=0.3, zero_attention=0.4, ties=True, offset=5.0 * (seed % 2))
+        draw_image(seed, N, D, cls=cls, duplicates=0.3, zero_attention=0.4, ties=True, offset=5.0 * (seed % 2))
         for seed in range(6, 12)
     ]
     return plain + nasty
@@ -49,44 +47,20 @@ def inputs_of(method: Pruner, batch: list[Any]) -> tuple[dict[str, torch.Tensor]
     if "hidden" in method.requirements():
         assert states.hidden is not None
         given["hidden_states"] = states.hidden[:, int(states.cls) :].contiguous()
-    layout = square_layout() if "layout" in method.requirements() else None
-    return given, method.select(tokens, attention, states, layout=layout)
-
-
-def square_layout() -> Layout:
-    """The places of SIDE x SIDE tokens, line by line."""
-    places = [(0, y, x) for y in range(SIDE) for x in range(SIDE)]
-    return Layout(*torch.tensor(places).T)
+    return given, method.select(tokens, attention, states)
 
 
 @pytest.mark.parametrize(
     ("name", "parameters"), CASES, ids=lambda part: part if isinstance(part, str) else "-".join(part)
 )
 def test_onnxruntime_chooses_what_pytorch_chooses(name: str, parameters: dict[str, Any], tmp_path: Path) -> None:
-    compare(get_method(name, **({"keep": K} | parameters)), N, tmp_path)
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        ClustRS(keep=K, spatial=0.5),
-        ClustRS(keep=K, spatial=2.0, representative="medoid", centroid="huber"),
-        Denoise(ClustRS(keep=K, spatial=0.5, shrink=False)),
-    ],
-    ids=["spatial", "spatial-medoid", "denoise"],
-)
-def test_the_spatial_term_knows_the_places_of_a_square(method: Pruner, tmp_path: Path) -> None:
-    compare(method, SIDE * SIDE, tmp_path)
-
-
-def compare(method: Pruner, n: int, folder: Path) -> None:
-    """Export the selection from n tokens, and run it on one image and on several."""
-    path = folder / "select.onnx"
+    method = get_method(name, **({"keep": K} | parameters))
+    path = tmp_path / "select.onnx"
     hidden_dim = H if "hidden" in method.requirements() else None
-    export_selection(method, path, tokens=n, dim=D, hidden_dim=hidden_dim)
+    export_selection(method, path, tokens=N, dim=D, hidden_dim=hidden_dim)
     check_graph(path)
     graph = session(path)
-    drawn = images(cls=True, n=n)
+    drawn = images(cls=True)
     for batch in (drawn[:1], drawn[1:5], drawn[5:12]):
         given, expected = inputs_of(method, batch)
         assert_same(*run(graph, **given), expected.tokens, expected.indices)
@@ -143,7 +117,6 @@ def test_methods_that_cannot_be_exported_are_refused() -> None:
         (FasterVLM(keep=K), {"dim": -3}, "dim=-3: give an integer of at least 1"),
         (FasterVLM(keep=K), {"tokens": 5}, "keep=6: of 5 tokens that is all, there is nothing to select; keep fewer"),
         (NoPruning(), {}, "keep=1.0: of 40 tokens that is all"),
-        (ClustRS(keep=K, spatial=1), {}, "tokens=40: clustrs asks where they lie, and they fill no square"),
         (FasterVLM(keep=K), {"path": "select.bin"}, "path='select.bin': give a name that ends in .onnx"),
     ],
 )

@@ -36,8 +36,8 @@ def case(
 @pytest.mark.parametrize("case", FAMILIES, indirect=True)
 @pytest.mark.parametrize(
     "method",
-    [ClustRS(keep=K), ClustRS(keep=K, spatial=0.5), VisPruner(keep=K), Grid(keep=K)],
-    ids=["clustrs", "spatial", "vispruner", "grid"],
+    [ClustRS(keep=K), VisPruner(keep=K), Grid(keep=K)],
+    ids=["clustrs", "vispruner", "grid"],
 )
 def test_the_module_keeps_what_an_attached_method_keeps(case: Case, method: Pruner) -> None:
     vision = PrunedVision(case.model, method)
@@ -67,8 +67,8 @@ def test_onnxruntime_keeps_what_pytorch_keeps(case: Case, tmp_path: Path) -> Non
 @pytest.mark.parametrize("case", ["llava"], indirect=True)
 @pytest.mark.parametrize(
     "method",
-    [FasterVLM(keep=K), VisPruner(keep=K), Grid(keep=K), Denoise(FasterVLM(keep=K)), ClustRS(keep=K, spatial=0.5)],
-    ids=["fastervlm", "vispruner", "grid", "denoise", "spatial"],
+    [FasterVLM(keep=K), VisPruner(keep=K), Grid(keep=K), Denoise(FasterVLM(keep=K)), ClustRS.robust(keep=K)],
+    ids=["fastervlm", "vispruner", "grid", "denoise", "robust"],
 )
 def test_other_methods_in_onnxruntime(case: Case, method: Pruner, tmp_path: Path) -> None:
     path = tmp_path / "vision.onnx"

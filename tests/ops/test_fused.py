@@ -69,7 +69,6 @@ def assert_same(expected: Selection, ours: Selection, tolerance: float) -> None:
     clip=st.sampled_from([(0.1, 0.95), (0.0, 1.0), (0.4, 0.4)]),
     salience=st.sampled_from([None, True, False]),
     attention_power=st.sampled_from([1.0, 0.5, 2.5]),
-    spatial=st.sampled_from([0.0, 0.5, 2.0]),
     draws=st.sampled_from([0, 7, 2**40 + 3]),
 )
 @pytest.mark.slow

@@ -106,10 +106,6 @@ def test_methods_do_not_change() -> None:
         (lambda: ClustRS(keep=3, representative="medoids"), ["representative='medoids'", "did you mean 'medoid'?"]),  # type: ignore[arg-type]
         (lambda: ClustRS(keep=3, attention_power=0), ["attention_power=0", "above 0"]),
         (lambda: ClustRS(keep=3, attention_power=float("inf")), ["attention_power=inf"]),
-        (lambda: ClustRS(keep=3, shrinkage=True), ["shrinkage=True", "'residual', 'adaptive'"]),  # type: ignore[arg-type]
-        (lambda: ClustRS(keep=3, shrinkage="adaptive", shrink=False), ["shrinkage='adaptive' with shrink=False"]),
-        (lambda: ClustRS(keep=3, spatial=-0.1), ["spatial=-0.1", "from 0 to 100"]),
-        (lambda: ClustRS(keep=3, spatial="yes"), ["spatial='yes'"]),  # type: ignore[arg-type]
         (lambda: clustrs.VisPruner(keep=3, important=1.1), ["important=1.1"]),
         (lambda: clustrs.Grid(keep=3, columns=0), ["columns=0"]),
         (lambda: clustrs.get_method("none", keep=16), ["keep=16", "keeps every token"]),

@@ -150,45 +150,16 @@ def raised(weight: Array, power: float) -> Array:
     return np.array([(w / top) ** power if top > 0 else 0.0 for w in weight])
 
 
-def with_grid(tokens: Array, layout: list[tuple[int, int, int]], spatial: float) -> Array:
-    """The tokens with their places as further coordinates, and one more for every tile."""
-    apart = sorted(math.sqrt(squared(a, b)) for i, a in enumerate(tokens) for b in tokens[:i])
-    median = (apart[(len(apart) - 1) // 2] + apart[len(apart) // 2]) / 2
-    side = max(max(at[axis] for at in layout) - min(at[axis] for at in layout) + 1 for axis in (1, 2))
-    tiles = sorted({tile for tile, _, _ in layout})
-    rows = []
-    for token, (tile, y, x) in zip(tokens, layout, strict=True):
-        own = [math.sqrt(0.5) if tile == other else 0.0 for other in tiles]
-        place = np.array([y / side, x / side, *own]) * spatial * median
-        rows.append(np.concatenate([token, place]))
-    return np.array(rows)
-
-
-def noise(tokens: Array) -> float:
-    """Half the median of the squared distances to the nearest other token."""
-    scale = scales(tokens)
-    nearest = sorted(
-        min(residual(token, other, scale[i]) ** 2 for j, other in enumerate(tokens) if j != i)
-        for i, token in enumerate(tokens)
-    )
-    return (nearest[(len(nearest) - 1) // 2] + nearest[len(nearest) // 2]) / 2 / 2
-
-
 def clustrs(method: Any, image: Image, k: int) -> Result:
     tokens, weight = image.tokens, image.attention
     if method.salience or (method.salience is None and not image.cls):
         weight = salience(tokens, weight)
     weight = raised(weight, method.attention_power)
-    placed = tokens
-    if method.spatial:
-        assert image.layout is not None
-        placed = with_grid(tokens, image.layout, method.spatial)
-    seeds = seeding(method, placed, weight, k)
-    labels, _ = refine(method, placed, weight, seeds)
+    seeds = seeding(method, tokens, weight, k)
+    labels, _ = refine(method, tokens, weight, seeds)
     chosen = medoids(labels, tokens, weight, k) if method.representative == "medoid" else None
     kept, labels = representatives(labels, weight, k, chosen)
-    image_noise = noise(tokens) if method.shrinkage == "adaptive" else None
-    return shrunk(tokens, weight, kept, labels, method.clip if method.shrink else None, image_noise)
+    return shrunk(tokens, weight, kept, labels, method.clip if method.shrink else None)
 
 
 def denoise(method: Any, image: Image, k: int) -> Result:
@@ -212,23 +183,17 @@ def shrunk(
     kept: list[int],
     labels: list[int],
     clip: tuple[float, float] | None,
-    image_noise: float | None = None,
 ) -> Result:
-    """The kept tokens, moved towards the means of their clusters: RRS, or as far as the image is noisy."""
+    """The kept tokens, moved towards the means of their clusters."""
     scale = scales(tokens)
     clusters = [[m for m, label in enumerate(labels) if label == row] for row in range(len(kept))]
     centroids = [mean(members, tokens, weight) for members in clusters]
     radius = [residual(token, centroids[labels[m]], scale[m]) for m, token in enumerate(tokens)]
     rows, alphas = [], []
     for i, members, centre in zip(kept, clusters, centroids, strict=True):
-        if len(members) == 1 or clip is None:
-            alpha = 1.0
-        elif image_noise is None:
-            alpha = rrs(radius[i], sorted(radius[m] for m in members))
-        else:
-            alpha = signal_part(radius, image_noise)
+        alpha = 1.0
         if len(members) > 1 and clip is not None:
-            alpha = min(max(alpha, clip[0]), clip[1])
+            alpha = min(max(rrs(radius[i], sorted(radius[m] for m in members)), clip[0]), clip[1])
         alphas.append(alpha)
         rows.append(alpha * tokens[i] + (1 - alpha) * centre)
     return Result(np.array(rows), kept, labels, np.array(centroids), alphas)
@@ -238,11 +203,3 @@ def rrs(r: float, radii: list[float]) -> float:
     """delta^2 / (r^2 + delta^2), delta the median of a cluster's residuals."""
     delta = (radii[(len(radii) - 1) // 2] + radii[len(radii) // 2]) / 2
     return delta**2 / (r**2 + delta**2) if r > 0 or delta > 0 else 1.0
-
-
-def signal_part(radius: list[float], image_noise: float) -> float:
-    """The part of the mean squared residual of an image that is not noise."""
-    total = sum(r**2 for r in radius) / len(radius)
-    if total > 0:
-        return 1 - image_noise / total
-    return 0.0 if image_noise > 0 else 1.0

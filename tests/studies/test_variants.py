@@ -81,7 +81,7 @@ def test_scores_and_differences_are_those_of_the_record(result: StudyPart, outpu
     moved = False
     for half, mask in halves.items():
         subset = [item for item, inside in zip(items, mask, strict=True) if inside]
-        for name in ("ClustRS", "medoid", "spatial 1", "adaptive", "DivPrune", "DivPrune, merged"):
+        for name in ("ClustRS", "medoid", "sqrt", "DivPrune", "DivPrune, merged"):
             own, reference = (scores(output, one, 9, "gaussian:1") for one in (name, "ClustRS"))
             (row,) = rows_where(result, half=half, kind="all", variant=name, keep=9, corruption="gaussian")
             assert row["score"] == pytest.approx(sum(own[item] for item in subset) / len(subset))
@@ -122,7 +122,7 @@ def test_no_control_is_picked() -> None:
         cell = {"half": half, "kind": "all", "keep": 4, "corruption": "mean", "difference": difference}
         return {**cell, "variant": variant, "control": variant in variants.CONTROLS}
 
-    rows = [row("ClustRS", 0.0), row("DivPrune", 0.9), row("medoid", -0.2), row("sqrt", -0.1), row("adaptive", -0.1)]
+    rows = [row("ClustRS", 0.0), row("DivPrune", 0.9), row("medoid", -0.2), row("sqrt", -0.1), row("centroid", -0.1)]
     assert variants.picks([*rows, row("medoid", 0.8, "report")]) == {4: "sqrt"}
 
 
@@ -142,8 +142,6 @@ def test_the_split_is_by_image_and_seed() -> None:
 def test_findings_and_files(result: StudyPart, tmp_path: Path) -> None:
     methods = len(variants.VARIANTS) + len(variants.CONTROLS)
     assert f"{IMAGES * EACH} questions" in result.findings
-    for name in ("spatial 0.5", "spatial 1", "spatial 1, medoid"):
-        assert f"Questions about place, {name}: place " in result.findings
     assert result.findings.count(" cells (about ") == methods - 1
     png, svg, table = result.save(tmp_path)
     assert png.read_bytes().startswith(b"\x89PNG")

@@ -1,6 +1,5 @@
 """Modules that can be traced: the vision part of a model with its pruning, and the selection alone."""
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -15,7 +14,7 @@ from clustrs.models import scoring
 from clustrs.models.adapters import get_adapter
 from clustrs.models.attach import MARK, unwrap
 from clustrs.pruners import Pruner
-from clustrs.pruners.selection import EncoderStates, Layout
+from clustrs.pruners.selection import EncoderStates
 
 METHODS = ("clustrs", "denoise", "divprune", "fastervlm", "grid", "none", "random", "vispruner")
 """The methods that can be exported."""
@@ -58,8 +57,7 @@ class PrunedVision(nn.Module):
     def forward(self, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
         crops = self.encode(pixel_values)
         states = EncoderStates(crops.hidden, cls=crops.cls)
-        layout = layout_for(self.method, crops.tokens.shape[1], crops.tokens.device)
-        selection = self.method.select(crops.tokens, crops.scores, states, layout=layout, check=False)
+        selection = self.method.select(crops.tokens, crops.scores, states, check=False)
         return selection.tokens, selection.indices
 
     def example_inputs(self, batch: int = EXAMPLES) -> dict[str, Tensor]:
@@ -78,8 +76,7 @@ class TokenSelection(nn.Module):
     """The selection alone: tokens [B, N, D] and the encoder's attention to them [B, N] to tokens [B, k, D] and their
     indices [B, k].
 
-    tokens: N; for a method that asks where the tokens lie, those of a square image. dim: D. hidden_dim: width of the
-    hidden states [B, N, H] that VisPruner compares; others take none.
+    tokens: N. dim: D. hidden_dim: width of the hidden states [B, N, H] that VisPruner compares; others take none.
     cls: whether the attention is that of a CLS token; if not, ClustRS adds salience.
     """
 
@@ -100,7 +97,6 @@ class TokenSelection(nn.Module):
             raise ValueError(f"hidden_dim={hidden_dim!r}: {method.name} compares {_compared(needs_hidden)}, {wanted}")
         if hidden_dim is not None:
             validation.integer("hidden_dim", hidden_dim, 1)
-        layout_for(method, tokens)
         self.method, self.tokens, self.dim, self.hidden_dim, self.cls = method, tokens, dim, hidden_dim, cls
 
     def forward(
@@ -110,8 +106,7 @@ class TokenSelection(nn.Module):
         if hidden is not None and self.cls:  # methods skip the place of the CLS token
             hidden = torch.cat([torch.zeros_like(hidden[:, :1]), hidden], 1)
         states = EncoderStates(hidden, cls=self.cls)
-        layout = layout_for(self.method, self.tokens, tokens.device)
-        selection = self.method.select(tokens, attention, states, layout=layout, check=False)
+        selection = self.method.select(tokens, attention, states, check=False)
         return selection.tokens, selection.indices
 
     def example_inputs(self, batch: int = EXAMPLES) -> dict[str, Tensor]:
@@ -139,17 +134,6 @@ def check_exportable(method: Pruner) -> None:
     inner = getattr(method, "inner", None)
     if isinstance(inner, Pruner):
         check_exportable(inner)
-
-
-def layout_for(method: Pruner, tokens: int, device: torch.device | None = None) -> Layout | None:
-    """Where the tokens of one square crop lie; None for methods that do not ask."""
-    if "layout" not in method.requirements():
-        return None
-    side = math.isqrt(tokens)
-    if side * side != tokens:
-        raise ValueError(f"tokens={tokens}: {method.name} asks where they lie, and they fill no square; give a square")
-    cell = torch.arange(tokens, device=device)
-    return Layout(torch.zeros_like(cell), cell // side, cell % side)
 
 
 def trace(module: PrunedVision | TokenSelection) -> ExportedProgram:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -11,16 +11,13 @@ from clustrs import validation
 from clustrs.ops import fused, kmeans, plain
 from clustrs.ops.precision import upcast_half
 from clustrs.ops.salience import salience
-from clustrs.ops.spatial import add_grid_distances
 from clustrs.pruners import checks
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.registry import register
 from clustrs.pruners.selection import PrunerInputs, Selection
 
-SWITCHES = ("representative", "attention_power", "shrinkage", "spatial")
+SWITCHES = ("representative", "attention_power")
 """What goes beyond the paper: off at its defaults."""
-LARGEST_SPATIAL = 100.0
-"""Far beyond the weight from which features no longer matter, and small enough that squares stay in float32."""
 
 
 @register
@@ -34,9 +31,7 @@ class ClustRS(Pruner):
     norm to the attention; None means only for encoders without a CLS token. seed: of the draws in the seeding.
 
     Beyond the paper, off by default. representative: keep the member with the most "attention", or the "medoid", which
-    is the one nearest to the centre. attention_power: attention to this power is the weight of a token. shrinkage:
-    alpha from the "residual" (RRS), or "adaptive" to the noise in the image. spatial: how much the distance on the
-    image's grid counts in the clustering; at 1 tokens a whole image apart gain the median distance of two tokens.
+    is the one nearest to the centre. attention_power: attention to this power is the weight of a token.
     """
 
     name = "clustrs"
@@ -55,8 +50,6 @@ class ClustRS(Pruner):
     seed: int = 0
     representative: Literal["attention", "medoid"] = "attention"
     attention_power: float = 1.0
-    shrinkage: Literal["residual", "adaptive"] = "residual"
-    spatial: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,13 +64,14 @@ class ClustRS(Pruner):
         validation.integer("seed", self.seed, 0)
         validation.choice("representative", self.representative, ("attention", "medoid"))
         validation.above("attention_power", self.attention_power, 0)
-        validation.choice("shrinkage", self.shrinkage, ("residual", "adaptive"))
-        validation.number("spatial", self.spatial, 0, LARGEST_SPATIAL)
-        if self.shrinkage == "adaptive" and not self.shrink:
-            raise ValueError("shrinkage='adaptive' with shrink=False: nothing would move; leave one of them out")
 
-    def requirements(self) -> tuple[str, ...]:
-        return (*self.needs, "layout") if self.spatial else self.needs
+    @classmethod
+    def robust(cls, keep: int | float, **others: Any) -> Self:
+        """Keep the centres of the clusters, weighted by the square root of the attention.
+
+        Of what goes beyond the paper this gained most on photographs (docs/studies.md, Variants).
+        """
+        return cls(keep=keep, attention_power=0.5, clip=(0.0, 0.0), **others)
 
     def to_dict(self) -> dict[str, Any]:
         """As of any method, without the switches beyond the paper that are off: runs that were stored before there were
@@ -86,32 +80,24 @@ class ClustRS(Pruner):
         return {key: value for key, value in super().to_dict().items() if key not in off}
 
     def _select(self, inputs: PrunerInputs, k: int, check: bool) -> Selection:
-        has_kernels = self.representative == "attention" and self.shrinkage == "residual"
-        steps = fused.steps(inputs.tokens) if has_kernels else plain
+        steps = fused.steps(inputs.tokens) if self.representative == "attention" else plain
         with torch.no_grad():
             weight = token_weights(inputs, self.salience, self.attention_power)
             distances, scale = steps.squared_distances(upcast_half(inputs.tokens))
             if check:
                 checks.finite("tokens", inputs.tokens, norms=scale.sqrt())
-            labels = self._cluster(steps, inputs, distances, scale, weight, k)
+            labels = self._cluster(steps, distances, scale, weight, k)
             if self.representative == "medoid":
                 indices, labels = kmeans.medoids(labels, distances, scale, weight, k)
             else:
                 indices, labels = steps.representatives(labels, weight, k)
         clip = self.clip if self.shrink else None
-        adaptive = {"adaptive": True} if self.shrinkage == "adaptive" else {}
-        moved = steps.shrink_to_means(inputs.tokens, indices, labels, weight, distances, scale, clip, **adaptive)
+        moved = steps.shrink_to_means(inputs.tokens, indices, labels, weight, distances, scale, clip)
         kept, centroids, alpha, shares = moved
         return Selection(kept, indices, labels, centroids, alpha, shares=shares)
 
-    def _cluster(
-        self, steps: ModuleType, inputs: PrunerInputs, distances: Tensor, scale: Tensor, weight: Tensor, k: int
-    ) -> Tensor:
+    def _cluster(self, steps: ModuleType, distances: Tensor, scale: Tensor, weight: Tensor, k: int) -> Tensor:
         """The cluster [B, N] of each token."""
-        if self.spatial:
-            layout = inputs.layout
-            assert layout is not None
-            distances, scale = add_grid_distances(distances, layout.tile, layout.y, layout.x, self.spatial)
         tau = self.tau if self.distance == "huber" else None
         seeds = steps.seeding(distances, scale, weight, k, tau=tau, seed=self.seed)
         labels: Tensor = steps.refine(

@@ -30,12 +30,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sqrt": {"attention_power": 0.5},
     "sqrt, medoid": {"attention_power": 0.5, "representative": "medoid"},
     "sqrt, centroid": {"attention_power": 0.5, "clip": [0.0, 0.0]},
-    "adaptive": {"shrinkage": "adaptive"},
-    "adaptive, medoid": {"shrinkage": "adaptive", "representative": "medoid"},
-    "adaptive, sqrt, medoid": {"shrinkage": "adaptive", "attention_power": 0.5, "representative": "medoid"},
-    "spatial 0.5": {"spatial": 0.5},
-    "spatial 1": {"spatial": 1.0},
-    "spatial 1, medoid": {"spatial": 1.0, "representative": "medoid"},
 }
 """ClustRS with what differs from the paper. "centroid" keeps the cluster's centre instead of a token; "sqrt" takes the
 square root of the attention as weight."""
@@ -49,8 +43,6 @@ of the tokens that are nearest to it."""
 PICK, REPORT = "pick", "report"
 """The halves of the images."""
 EVERY = "all"
-PLACE_KINDS = ("place", "neighbour")
-"""Kinds of questions, in the tasks that come with the package, that ask where something is."""
 Row = dict[str, Any]
 Mask = NDArray[np.bool_]
 
@@ -212,19 +204,7 @@ def findings(rows: Sequence[Row], about: str) -> str:
         if name != REFERENCE:
             own = [row for row in cells if row["variant"] == name]
             lines.append(f"{name}: {count_clear(own, 'difference')}.")
-    return "\n".join(lines + place_findings(held_out))
-
-
-def place_findings(rows: Sequence[Row]) -> list[str]:
-    """What the spatial term does to questions about place, if the task has some."""
-    lines = []
-    for name in (name for name, changed in VARIANTS.items() if "spatial" in changed):
-        own = [row for row in rows if row["variant"] == name and row["kind"] in PLACE_KINDS]
-        whole = [row for row in own if row["keep"] == EVERY] or own
-        if whole:
-            text = "; ".join(f"{row['kind']} {signed(row, 'difference')}" for row in whole)
-            lines.append(f"Questions about place, {name}: {text}.")
-    return lines
+    return "\n".join(lines)
 
 
 def budget_findings(keep: Keep | str, rows: Sequence[Row], by_kind: Sequence[Row]) -> list[str]:

@@ -314,7 +314,7 @@ def bright_cell(y: int, x: int) -> Image.Image:
 @pytest.mark.parametrize("place", [(0, 3), (2, 1), (3, 2)])
 @each_family
 def test_a_bright_square_is_found_where_it_is(load: Load, family: str, place: tuple[int, int]) -> None:
-    """Once in the whole image, which is tile 0, and over two cells of one of the two tiles side by side. All are drawn."""
+    """Once in the whole image, which is tile 0, and over two cells of one of two tiles side by side. All are drawn."""
     case, (y, x) = load(family), place
     attend_to_brightness(case)
     image = bright_cell(y, x)
