@@ -110,9 +110,8 @@ def test_a_family_without_the_states_that_a_method_needs(
     encode = LlavaAdapter.encode
 
     def without(self: LlavaAdapter, *args: Any, **options: Any) -> list[VisualTokens]:
-        return [
-            replace(image, **{missing: None}, lacking="its tower is closed") for image in encode(self, *args, **options)
-        ]
+        closed: dict[str, Any] = {missing: None, "lacking": "its tower is closed"}
+        return [replace(image, **closed) for image in encode(self, *args, **options)]
 
     monkeypatch.setattr(LlavaAdapter, "encode", without)
     model, processor = load()
