@@ -49,7 +49,7 @@ class Compaction:
         return self._take(positions, self.own).masked_fill(~self.valid, 0)
 
     def extended(self, width: int) -> "Compaction":
-        """The same for a prompt that goes on, up to `width` columns, without images in what is new."""
+        """The same for a prompt that continues, up to `width` columns, without images in what is new."""
         batch, more = len(self.source), width - self.width
         new = torch.arange(self.width, width, device=self.source.device).expand(batch, more)
         real = torch.ones_like(new, dtype=torch.bool)

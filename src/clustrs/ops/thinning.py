@@ -18,7 +18,7 @@ def thin(similarity: Tensor, tokens: Tensor, k: int) -> Tensor:
     """Drop tokens from the lists [B, R] until k remain, given the similarities [B, N, N] of all N tokens.
 
     A round splits a list into even and odd positions, scores each even token by its largest similarity to an odd one
-    and drops the most similar even ones, at most 8; the list goes on with the other even ones, by descending score,
+    and drops the most similar even ones, at most 8; the list continues with the other even ones, by descending score,
     and then the odd ones.
     """
     if tokens.shape[1] > DIRECT and values_are_free(similarity):

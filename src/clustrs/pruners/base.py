@@ -99,7 +99,7 @@ class Pruner:
         Attached to a model it selects compiled as well. On CUDA it uses CUDA graphs (mode "reduce-overhead") and copies
         what they return. `options` go to `torch.compile`. Values are not checked. Every further size of image, batch
         and budget compiles anew. Beyond torch's `recompile_limit` (8, for all compiled methods together) that is an
-        error; with `fullgraph=False`, selecting goes on uncompiled. What `dataclasses.replace` makes is not compiled.
+        error; with `fullgraph=False`, selecting continues uncompiled. What `dataclasses.replace` makes is not compiled.
         """
         graphs = torch.cuda.is_available() and not {"mode", "options", "backend"} & options.keys()
         defaults = {"fullgraph": True, "dynamic": False} | ({"mode": "reduce-overhead"} if graphs else {})
