@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from clustrs.cli.app import parse
 from clustrs.cli.evaluate import configuration
+from clustrs.embedded import DEFAULT
 from clustrs.evaluation import levels, metrics
 from clustrs.evaluation.config import Config
 from clustrs.evaluation.levels import Curve, Rung, ladder, measure_curves, parse_loss, round_level
@@ -165,10 +166,10 @@ def test_the_command_line_takes_losses(
     config = configuration(parse(words))
     assert config.corruptions == ("gaussian:0.05", "clean", "salt_pepper:0.2", "jpeg:60", "jpeg:30")
     ladders = {name: ladder(name) for name in ("gaussian", "salt_pepper")}
-    assert asked == [("mini-llava", ladders, tmp_path / "o" / "curve")]
+    assert asked == [(DEFAULT, ladders, tmp_path / "o" / "curve")]
     assert "gaussian@10% is gaussian:0.05\n" in capsys.readouterr().err
     json.dumps(config.to_json())
-    with pytest.raises(ValueError, match=r"gaussian@70%: mini-llava loses at most 60.0%"):
+    with pytest.raises(ValueError, match=f"gaussian@70%: {DEFAULT} loses at most 60.0%"):
         configuration(parse(["eval", "--corrupt", "gaussian@70%", "--output", str(tmp_path / "o")]))
     with pytest.raises(ValueError, match="give NAME@LOSS%"):
         configuration(parse(["eval", "--corrupt", "gaussian@7"]))
