@@ -2,6 +2,9 @@
 
 python -m recipes.photo.measure                        writes recipes/results/photo-llava.json, and prints it
 python -m recipes.photo.measure --only geometry        one part of it anew
+python -m recipes.photo.measure --model build/photo/photo-llava
+                                                       of another run than the shipped one: writes
+                                                       recipes/results/photo-llava-repeated.json
 """
 
 import argparse
@@ -28,6 +31,7 @@ from recipes.measure import cold_start, load_and_answer
 from recipes.photo.settings import DATA
 
 RESULT = Path(__file__).parents[1] / "results" / "photo-llava.json"
+REPEATED = RESULT.with_stem("photo-llava-repeated")
 SIGMAS = (0.05, 0.1, 0.2, 0.3, 0.5)
 COUNTS = (8, 16, 50, 144)
 OTHERS = ("seconds", "geometry")
@@ -109,18 +113,21 @@ def conditions() -> dict[str, tuple[Pruner, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="photo-llava", help="the embedded one, or a folder (default: %(default)s)")
+    parser.add_argument(
+        "--model", default="photo-llava", help="the shipped one, or the folder of another run (default: %(default)s)"
+    )
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--images", type=int, help="so many of the test set (default: all)")
     parser.add_argument("--only", nargs="+", help="measure these parts again, and leave the others as they are")
     options = parser.parse_args()
+    target = RESULT if options.model == "photo-llava" else REPEATED
     model, processor = load_model(options.model)
     task, parts = load(options.data), conditions()
     asked = by_image(task, options.images)
     unknown = [name for name in options.only or [] if name not in (*OTHERS, *parts)]
     if unknown:
         parser.error(f"--only {unknown[0]}: the parts are {', '.join((*OTHERS, *parts))}")
-    result: dict[str, Any] = json.loads(RESULT.read_text()) if options.only and RESULT.exists() else {"accuracy": {}}
+    result: dict[str, Any] = json.loads(target.read_text()) if options.only and target.exists() else {"accuracy": {}}
     for name in options.only or (*OTHERS, *parts):
         if name == "seconds":
             result[name] = {"command": cold_start(options.model), "load and answer": load_and_answer(options.model)}
@@ -129,7 +136,7 @@ def main() -> None:
         else:
             result["accuracy"][name] = accuracy(model, processor, task, asked, name, *parts[name])
         print(name, json.dumps(result.get(name) or result["accuracy"][name]), flush=True)
-        RESULT.write_text(json.dumps(result, indent=2) + "\n")
+        target.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -61,13 +61,14 @@ def uploaded(path: Path) -> Source:
 def level_range(name: str) -> LevelRange:
     """The levels that the corruption is usually measured at, and those below: what it accepts at most is unusual.
 
-    A corruption that grows weaker with its level, as JPEG's quality does, is offered up to what it accepts.
+    A slider starts at the first of them, as a rule the mildest. A corruption that grows weaker with its level, as
+    JPEG's quality does, is offered up to what it accepts.
     """
     rule = corruption_rule(name)
     descending = rule.levels[0] > rule.levels[-1]
     top = rule.high if descending else max(rule.levels)
     steps = {"any": 0.01 if top - rule.low <= 1 else 0.05, "integer": 1, "odd": 2}
-    return LevelRange(rule.low, top, steps[rule.kind], rule.levels[min(1, len(rule.levels) - 1)])
+    return LevelRange(rule.low, top, steps[rule.kind], rule.levels[0])
 
 
 def nearest_level(name: str, level: float) -> float:

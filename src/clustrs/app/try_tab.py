@@ -109,7 +109,7 @@ class TryTab:
             corruption = gr.Dropdown(
                 [CLEAN, *list_corruptions()], value=CLEAN, label="Corruption", elem_id="corruption"
             )
-            level = gr.Slider(0, 3, 0.5, step=0.05, label="Level", interactive=False, elem_id="level")
+            level = gr.Slider(0, 3, 0.1, step=0.05, label="Level", interactive=False, elem_id="level")
             seed = gr.Number(0, label="Seed", precision=0, minimum=0, min_width=80, elem_id="seed")
         return ImageInputs(source, corruption, level, seed), gallery, upload, notice
 

@@ -11,7 +11,7 @@ from clustrs.embedded import DEFAULT, EMBEDDED, INSTALL, SAMPLE, data_package, s
 
 PANEL = "What there is"
 TESTED = (
-    "Tested on models of these classes with small random weights, with transformers 5.18 and 5.22; not on published "
+    "Tested on models of these classes with small random weights, with transformers 5.18 and 5.23; not on published "
     "checkpoints. For each, every method runs with clustrs ask, compare and eval, and its cost can be counted; studies "
     "were tested with one family per adapter."
 )

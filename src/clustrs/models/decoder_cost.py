@@ -47,7 +47,8 @@ def decoder_flops(config: Any, tokens: int, cached: int = 0) -> int:
             mixer = linear_attention_flops(config, tokens, cached)
         else:
             mixer = softmax_attention_flops(config, index, tokens, cached)
-        total += mixer + 2 * tokens * feed_forward_weights(config, index)
+        computed = computed_positions(config, index, tokens)
+        total += mixer + 2 * computed * feed_forward_weights(config, index) + 2 * tokens * input_weights(config)
     return total
 
 
@@ -96,7 +97,8 @@ def softmax_attention_flops(config: Any, index: int, tokens: int, cached: int) -
         values_are_keys = getattr(config, "attention_k_eq_v", False) and kind == "full_attention"
         projected += keys if values_are_keys else 2 * keys
     reach = tokens + visible(config, kind, cached)
-    return 2 * tokens * config.hidden_size * projected + attention_flops(tokens, reach, queries)
+    computed = computed_positions(config, index, tokens)
+    return 2 * computed * config.hidden_size * projected + attention_flops(computed, reach, queries)
 
 
 def attention_widths(config: Any, index: int) -> tuple[int, int]:
@@ -110,6 +112,16 @@ def shares_keys(config: Any, index: int) -> bool:
     """Whether a layer uses the keys and values of an earlier one."""
     shared = getattr(config, "num_kv_shared_layers", 0) if config.model_type == "gemma4_text" else 0
     return bool(index >= config.num_hidden_layers - shared)
+
+
+def computed_positions(config: Any, index: int, tokens: int) -> int:
+    """How many of the new positions go through a layer.
+
+    From transformers 5.23 on, only the one whose logits are wanted goes through the layers that use the keys and values
+    of earlier ones: nothing else of them is read.
+    """
+    skips = shares_keys(config, index) and hasattr(type(config), "kv_sharing_modes")
+    return 1 if skips else tokens
 
 
 def linear_widths(config: Any) -> tuple[int, int]:
@@ -143,12 +155,12 @@ def linear_attention_flops(config: Any, tokens: int, cached: int) -> int:
 
 
 def feed_forward_weights(config: Any, index: int) -> int:
-    """Weights that a token meets in a layer after its attention: feed-forward, active experts, per-layer inputs."""
+    """Weights that a token meets in a layer after its attention: feed-forward, active experts, its per-layer input."""
     kind, width = config.model_type, config.hidden_size
     if kind == "gemma4_text":
         dense = 3 * width * config.intermediate_size * (1 + (config.use_double_wide_mlp and shares_keys(config, index)))
         sparse = expert_weights(config, config.top_k_experts) if config.enable_moe_block else 0
-        return dense + sparse + 3 * width * (config.hidden_size_per_layer_input or 0)
+        return dense + sparse + 2 * input_weights(config)
     if kind == "qwen3_5_moe_text":
         shared = 3 * width * config.shared_expert_intermediate_size + width
         return shared + expert_weights(config, config.num_experts_per_tok)
@@ -157,6 +169,12 @@ def feed_forward_weights(config: Any, index: int) -> int:
         if index not in dense_layers and config.num_experts > 0 and (index + 1) % config.decoder_sparse_step == 0:
             return expert_weights(config, config.num_experts_per_tok)
     return 3 * width * int(config.intermediate_size)
+
+
+def input_weights(config: Any) -> int:
+    """Weights that make a layer's own input of a token, which Gemma 4's layers may have: before the first layer."""
+    own = config.hidden_size_per_layer_input if config.model_type == "gemma4_text" else 0
+    return int(config.hidden_size * (own or 0))
 
 
 def expert_weights(config: Any, active: int) -> int:

@@ -55,7 +55,6 @@ class Gemma4Processor(ProcessorMixin):  # type: ignore[misc]
 
     def validate_inputs(self, images: Any = None, text: Any = None, videos: Any = None, **inputs: Any) -> None:
         """Check that every image has its place in a prompt."""
-        super().validate_inputs(images=images, text=text, videos=videos, **inputs)
         if videos is not None:
             raise ValueError("videos: they need torchvision, which is not installed")
         if text is None:
@@ -66,6 +65,7 @@ class Gemma4Processor(ProcessorMixin):  # type: ignore[misc]
             raise ValueError(
                 f"images: the prompts have {places} times {self.image_token}, but {given} images were given"
             )
+        super().validate_inputs(images=images, text=text, videos=videos, **inputs)
 
     def replace_image_token(self, image_inputs: Any, image_idx: int, **_: Any) -> str:
         """What stands in the prompt for one image."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers as tf
+from packaging.version import Version
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
@@ -253,8 +254,15 @@ class Oracle:
         out = self.inner.language_model(
             inputs_embeds=embeds[None], attention_mask=self.masks(types), position_ids=positions[None]
         )
-        logits: Tensor = self.model.lm_head(out.last_hidden_state)[0]
-        return logits
+        return self.head(out.last_hidden_state)[0]
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits of hidden states. From transformers 5.23 on, PaliGemma 2's are capped as its language model asks."""
+        logits: Tensor = self.model.lm_head(hidden)
+        cap = getattr(self.model.config.text_config, "final_logit_softcapping", None)
+        if cap is None or Version(tf.__version__) < Version("5.23"):
+            return logits
+        return cap * (logits / cap).tanh()
 
     def masks(self, types: Tensor) -> Any:
         """Who sees whom: [1, 1, S, S], for each kind of layer where there are two."""

@@ -63,7 +63,11 @@ def case_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, st
 def recurrent_by_products(
     query: Tensor, key: Tensor, value: Tensor, *, g: Tensor, beta: Tensor, initial_state: Tensor, **_: Any
 ) -> tuple[Tensor, Tensor]:
-    """The gated delta rule for one token, with its reads and its write as the products of matrices that they are."""
+    """The gated delta rule for one token, with its reads and its write as the products of matrices that they are.
+
+    From transformers 5.23 on, it is given each head of queries and keys once, and has to repeat it for its values.
+    """
+    query, key = (part.repeat_interleave(value.shape[2] // part.shape[2], 2) for part in (query, key))
     q, k = (part[:, 0] / (part[:, 0].square().sum(-1, keepdim=True) + 1e-6).sqrt() for part in (query, key))
     state = initial_state * g[:, 0].exp()[..., None, None]
     read = (k[..., None, :] @ state).squeeze(-2)
