@@ -54,7 +54,8 @@ def train(settings: dict[str, Any], folder: Path) -> None:
     models.initialise(model, torch.stack([shards[n]["features"] for n in range(16)]))
     asking = language.PhotoAsking(model, words)
     plan = stages(own)
-    schedule = Schedule(own["rate"], own["warmup"], own["horizon"], own["cooldown"], sum(s.steps for s in plan))
+    total = sum(s.steps for s in plan)
+    schedule = Schedule(own["rate"], own["warmup"], own["horizon"], own["cooldown"], total, tuple(own["rests"]))
     run = Run(folder / "language", {**parts(model), "heads": heads}, schedule, own["decay"])
     held = development_batches(unseen, words, settings["seed"], 16, own["questions"])
 
