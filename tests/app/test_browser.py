@@ -85,7 +85,7 @@ def test_upload_is_corrupted_pruned_and_answered(visit: Visit, tmp_path: Path) -
     page.locator("#preview figcaption", has_text="mine.png").wait_for()
     clean = page.locator("#preview img").get_attribute("src")
     corrupt(page, "salt_pepper")
-    assert page.locator("#preview figcaption").inner_text() == "mine.png, salt_pepper:0.1, seed 0"
+    assert page.locator("#preview figcaption").inner_text() == "mine.png, salt_pepper:0.01, seed 0"
     assert page.locator("#preview img").get_attribute("src") != clean
     page.locator("#level input[type=number]").fill("0.3")
     page.locator("#level input[type=number]").press("Enter")
