@@ -134,7 +134,8 @@ def main() -> None:
         elif name == "geometry":
             result[name] = geometry(model, processor, task, asked)
         else:
-            result["accuracy"][name] = accuracy(model, processor, task, asked, name, *parts[name])
+            found = result["accuracy"] | {name: accuracy(model, processor, task, asked, name, *parts[name])}
+            result["accuracy"] = {part: found[part] for part in parts if part in found}
         print(name, json.dumps(result.get(name) or result["accuracy"][name]), flush=True)
         target.write_text(json.dumps(result, indent=2) + "\n")
 
