@@ -36,7 +36,7 @@ def workflow(path: Path) -> dict[str, Any]:
 
 def lower_bounds() -> dict[str, str]:
     lines = [*PYPROJECT["project"]["dependencies"], *PYPROJECT["project"]["optional-dependencies"]["models"]]
-    return dict(re.findall(r"^([a-z]+)>=([\d.]+)(?:,<[\d.]+)?$", "\n".join(lines), re.MULTILINE))
+    return dict(re.findall(r"^([a-z]+)>=([\d.]+)$", "\n".join(lines), re.MULTILINE))
 
 
 @pytest.mark.parametrize(

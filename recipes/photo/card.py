@@ -31,15 +31,17 @@ features computed anew. Its weights are not shipped: everything else in these pa
 run. The settings that the first run left had 700 steps in the last stage. With these the second run had not learnt what
 lies beside a thing (`neighbour`), so it went on for 1300 steps, in which it did; `settings.toml` is what it ran with.
 Right answers in per cent on photographs that were held back, by step:"""
+SHARES = ("all", *QUESTION_KINDS)
 COMPARED = "And on the test set, the weights that ship and those of the second run:"
 
 
 def columns(rows: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
     """The shares of right answers in a log, in the same order for both: on the images that are learnt from, and on
     unseen photographs."""
-    known = {key for row in rows for key in row}
-    shares = ["all", *QUESTION_KINDS, "quarters"]
-    return [key for key in shares if key in known], [f"{key}, unseen" for key in shares if f"{key}, unseen" in known]
+    known = set().union(*rows)
+    learnt = [*SHARES, "quarters"]
+    unseen = [f"{key}, unseen" for key in learnt]
+    return [key for key in learnt if key in known], [key for key in unseen if key in known]
 
 
 def curves(rows: list[dict[str, Any]]) -> None:
@@ -65,12 +67,10 @@ def probe_table(found: dict[str, Any]) -> str:
 
 def looks_table(rows: list[dict[str, Any]]) -> str:
     """What was right on photographs that were held back, each time that they were looked at in the last stage."""
-    looks = [row_ for row_ in rows if row_["stage"] == rows[-1]["stage"] and "all, unseen" in row_]
-    kinds = ["all", *QUESTION_KINDS]
-    lines = [row(["step", *kinds]), "|--:|" + "--:|" * len(kinds)]
-    return "\n".join(
-        lines + [row([look["step"], *(100 * look[f"{kind}, unseen"] for kind in kinds)]) for look in looks]
-    )
+    looks = [look for look in rows if look["stage"] == rows[-1]["stage"] and "all, unseen" in look]
+    lines = [row(["step", *SHARES]), "|--:|" + "--:|" * len(SHARES)]
+    lines += [row([look["step"], *(100 * look[f"{key}, unseen"] for key in SHARES)]) for look in looks]
+    return "\n".join(lines)
 
 
 def repeated_table(first: dict[str, Any], second: dict[str, Any]) -> str:

@@ -59,14 +59,14 @@ def test_the_tower_computes_what_onnx_runtime_computed() -> None:
 
 
 def test_the_embedded_tower_computes_what_onnx_runtime_computed() -> None:
-    """Its weights are rounded to float16: the outputs are those of ONNX Runtime to some thousandths of their length."""
+    """Its weights are rounded to float16: the outputs are those of ONNX Runtime to 1.2 thousandths of their length."""
     packed = load_model("photo-llava")[0].model.vision_tower
     recorded, tokens = load_file(tower.RECORD), tower.recorded_tokens()
     states = tower.hidden_states(packed, tower.pattern())
     assert len(states) == read_settings()["tower"]["layers"]
     for layer, state in enumerate(states, 1):
         expected = recorded[f"hidden_state_{layer}"]
-        assert ((state[0, tokens] - expected).norm(dim=-1) < 3e-3 * expected.norm(dim=-1)).all(), layer
+        assert ((state[0, tokens] - expected).norm(dim=-1) < 1.2e-3 * expected.norm(dim=-1)).all(), layer
 
 
 def test_the_card_says_what_was_measured() -> None:

@@ -46,6 +46,12 @@ class ImageInputs:
         return [self.source, self.corruption, self.level, self.seed]
 
 
+def level_settings(corruption: str) -> dict[str, float]:
+    """A slider's settings for the levels of a corruption."""
+    span = level_range(corruption)
+    return {"minimum": span.minimum, "maximum": span.maximum, "step": span.step, "value": span.start}
+
+
 class TryTab:
     """Lays the tab out and answers its events."""
 
@@ -109,7 +115,7 @@ class TryTab:
             corruption = gr.Dropdown(
                 [CLEAN, *list_corruptions()], value=CLEAN, label="Corruption", elem_id="corruption"
             )
-            level = gr.Slider(0, 3, 0.1, step=0.05, label="Level", interactive=False, elem_id="level")
+            level = gr.Slider(**level_settings("gaussian"), label="Level", interactive=False, elem_id="level")
             seed = gr.Number(0, label="Seed", precision=0, minimum=0, min_width=80, elem_id="seed")
         return ImageInputs(source, corruption, level, seed), gallery, upload, notice
 
@@ -167,8 +173,7 @@ class TryTab:
         """The slider for a corruption's levels."""
         if name == CLEAN:
             return gr.Slider(interactive=False)
-        span = level_range(name)
-        return gr.Slider(minimum=span.minimum, maximum=span.maximum, step=span.step, value=span.start, interactive=True)
+        return gr.Slider(**level_settings(name), interactive=True)
 
     def preview(self, source: Source, corruption: str, level: float, seed: float) -> str:
         """The image as the model gets it."""
