@@ -33,9 +33,9 @@ from tqdm import tqdm
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
 from clustrs import ClustRS, NoPruning, palette
+from clustrs.corruptions import Corruption
 from clustrs.evaluation.tasks.scenes import said
 from clustrs.export import PrunedVision, export_onnx, export_selection
-from clustrs.images.corruptions import Corruption
 from clustrs.images.scenes import examples
 from clustrs.models.load import load_model, quiet_transformers
 

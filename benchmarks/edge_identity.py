@@ -28,10 +28,10 @@ from PIL import Image
 from tqdm import tqdm
 
 from clustrs import ClustRS
+from clustrs.corruptions import Corruption
 from clustrs.embedded import default_task
 from clustrs.evaluation.tasks.registry import get_task
 from clustrs.export import PrunedVision, export_onnx
-from clustrs.images.corruptions import Corruption
 from clustrs.models.load import load_model, quiet_transformers
 from clustrs.pruners.selection import EncoderStates
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from clustrs import ClustRS
+from clustrs.corruptions import Corruption
 from clustrs.embedded import image_path
 from clustrs.export import export_onnx
-from clustrs.images.corruptions import Corruption
 from clustrs.models.load import load_model, quiet_transformers
 from clustrs.models.prompts import chat_prompt
 

@@ -18,9 +18,9 @@ from PIL import Image
 from tqdm import tqdm
 
 from clustrs import NoPruning, Pruner, Random
+from clustrs.corruptions import Corruption
+from clustrs.corruptions.images import open_image
 from clustrs.embedded import default_task, samples
-from clustrs.images.corruptions import Corruption
-from clustrs.images.open import open_image
 from clustrs.images.scenes.testset import Example, examples
 from clustrs.models import shared_encoding as sharing
 from clustrs.models.ask import ask

@@ -44,7 +44,7 @@ NOT_RUN = {
 @pytest.fixture(scope="module")
 def loaded() -> dict[str, Any]:
     """What a snippet takes for granted: a model, and what its processor makes of an image and a question."""
-    from clustrs.images.open import open_image
+    from clustrs.corruptions.images import open_image
     from clustrs.models.load import load_model
     from clustrs.models.prompts import chat_prompt
 

@@ -14,6 +14,7 @@ from safetensors import safe_open
 
 from clustrs import ClustRS, NoPruning, Random
 from clustrs.cli import main
+from clustrs.corruptions.images import open_image
 from clustrs.embedded import (
     DEFAULT,
     EMBEDDED,
@@ -30,7 +31,6 @@ from clustrs.embedded import (
 )
 from clustrs.evaluation.task import Task
 from clustrs.evaluation.tasks import get_task
-from clustrs.images.open import open_image
 from clustrs.models import shared_encoding as sharing
 from clustrs.models.ask import ask
 from clustrs.models.load import load_model

@@ -14,8 +14,8 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
+from clustrs.corruptions.images import open_image
 from clustrs.embedded import samples
-from clustrs.images.open import open_image
 from clustrs.images.photos.questions import QUESTION_KINDS
 from recipes import card
 from recipes.card import DOCS, LOGS, plot_run, row

@@ -20,9 +20,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from clustrs import NoPruning, Pruner, Random
+from clustrs.corruptions import Corruption
 from clustrs.evaluation.task import Item
 from clustrs.evaluation.tasks.photos import Photos, load
-from clustrs.images.corruptions import Corruption
 from clustrs.images.photos.collage import SIDE
 from clustrs.models import shared_encoding as sharing
 from clustrs.models.load import load_model

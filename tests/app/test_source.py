@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from clustrs.app.source import Source, corrupted, data_uri, level_range, nearest_level, sample_sources, uploaded
+from clustrs.corruptions import Corruption, corruption_rule, list_corruptions
 from clustrs.embedded import samples
-from clustrs.images.corruptions import Corruption, corruption_rule, list_corruptions
 
 
 def test_samples_have_questions_with_answers() -> None:

@@ -22,9 +22,9 @@ from clustrs.cli import app as cli_app
 from clustrs.cli import ask as cli_ask
 from clustrs.cli import compare as cli_compare
 from clustrs.cli import main
+from clustrs.corruptions import Corruption
+from clustrs.corruptions.images import open_image
 from clustrs.embedded import DEFAULT, EMBEDDED
-from clustrs.images.corruptions import Corruption
-from clustrs.images.open import open_image
 from clustrs.models.adapters import adapter_class, list_model_types
 from clustrs.models.ask import as_seen
 from clustrs.models.ask import ask as ask_model

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 from clustrs.cli.app import parse
 from clustrs.cli.evaluate import configuration
+from clustrs.corruptions import Corruption, list_corruptions
 from clustrs.embedded import DEFAULT
 from clustrs.evaluation import levels, metrics
 from clustrs.evaluation.config import Config
 from clustrs.evaluation.levels import Curve, Rung, ladder, measure_curves, parse_loss, round_level
 from clustrs.evaluation.results import load_run
-from clustrs.images.corruptions import Corruption, list_corruptions
 
 
 def curve(corruption: str, losses: Mapping[float, float]) -> Curve:

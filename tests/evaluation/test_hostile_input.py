@@ -15,12 +15,12 @@ from evaluation import run_files
 from evaluation.run_files import answers, config, entry, errors
 from PIL import Image
 
+from clustrs.corruptions import Corruption
 from clustrs.evaluation import register_task, run
 from clustrs.evaluation.config import Config, expand_methods
 from clustrs.evaluation.store import read_answers
 from clustrs.evaluation.task import Item
 from clustrs.evaluation.tasks import registry
-from clustrs.images.corruptions import Corruption
 from clustrs.models import shared_encoding
 
 Run = Callable[..., tuple[int, str, str]]

@@ -14,11 +14,11 @@ import pytest
 import tiny_models
 from filelock import FileLock
 
+from clustrs.corruptions.images import open_image
 from clustrs.evaluation import run
 from clustrs.evaluation.config import Config, expand_methods
 from clustrs.evaluation.report import write_report
 from clustrs.evaluation.store import read_answers
-from clustrs.images.open import open_image
 from clustrs.models import shared_encoding
 from clustrs.models.ask import ask
 from clustrs.models.load import load_model
@@ -99,7 +99,7 @@ def test_every_cell_is_there_and_failures_are_counted(whole: Path) -> None:
 
 
 def test_answers_are_those_of_asking_one_by_one(made: Path, whole: Path) -> None:
-    from clustrs.images.corruptions import Corruption
+    from clustrs.corruptions import Corruption
 
     model, processor = load_model(str(made / "model"))
     for record in answers(whole).values():

@@ -15,10 +15,10 @@ from qwen_models import build as build_qwen
 from torch import Tensor
 
 from clustrs import ClustRS, Denoise, DivPrune, FasterVLM, Grid, NoPruning, Pruner, Random, VisPruner
+from clustrs.corruptions import Corruption
 from clustrs.evaluation.tasks.registry import get_task
 from clustrs.export import PrunedVision, export_onnx
 from clustrs.export.encoders import ENCODERS
-from clustrs.images.corruptions import Corruption
 from clustrs.images.scenes import examples
 from clustrs.models.load import load_model
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from clustrs import __version__
-from clustrs.images.corruptions import Corruption
+from clustrs.corruptions import Corruption
 from clustrs.integrations.lmms_eval.arguments import read_arguments
 from clustrs.pruners import get_method
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from clustrs.images.corruptions import Corruption
+from clustrs.corruptions import Corruption
 from clustrs.integrations.lmms_eval.requests import PromptBuilder, fingerprint, user_turn
 from clustrs.models.prompts import SYSTEM, messages_prompt
 

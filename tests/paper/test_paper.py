@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clustrs.images.corruptions import PAPER_LEVELS
+from clustrs.corruptions import PAPER_LEVELS
 from clustrs.paper import TABLES, PaperCell, paper_model, paper_table, paper_value
 from clustrs.pruners import from_dict
 

@@ -17,8 +17,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from clustrs import ClustRS
+from clustrs.corruptions.images import open_image
 from clustrs.embedded import image_path, model_folder
-from clustrs.images.open import open_image
 from clustrs.models.ask import ask
 from clustrs.models.load import load_model
 from clustrs.serving import embeddings, server

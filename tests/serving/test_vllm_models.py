@@ -11,8 +11,8 @@ import vllm_engine
 from vllm_engine import EMBEDDED, RANDOM, Engine, Output, Reference
 
 from clustrs import ClustRS
+from clustrs.corruptions.images import open_image
 from clustrs.embedded import model_folder, samples
-from clustrs.images.open import open_image
 from clustrs.pruners.registry import get_method
 from clustrs.serving.embeddings import encode_image
 

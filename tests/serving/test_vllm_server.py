@@ -22,8 +22,8 @@ from vllm_engine import Reference
 
 from benchmarks.serving import running
 from clustrs import ClustRS
+from clustrs.corruptions.images import open_image
 from clustrs.embedded import model_folder, samples
-from clustrs.images.open import open_image
 from clustrs.serving import embeddings
 
 pytestmark = pytest.mark.slow

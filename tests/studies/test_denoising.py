@@ -12,8 +12,8 @@ import reference
 from studies.study_command import parts
 
 from clustrs import ClustRS
-from clustrs.images.corruptions import Corruption
-from clustrs.images.open import open_image
+from clustrs.corruptions import Corruption
+from clustrs.corruptions.images import open_image
 from clustrs.studies import StudyPart, closeness, denoising
 from clustrs.studies.images import EncodedImage, StudyImage, VisionEncoder
 

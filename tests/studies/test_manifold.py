@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from studies.study_command import parts
 
 from clustrs import ClustRS, DivPrune, FasterVLM, NoPruning, Pruner, VisionZip
-from clustrs.images.corruptions import Corruption
-from clustrs.images.open import open_image
+from clustrs.corruptions import Corruption
+from clustrs.corruptions.images import open_image
 from clustrs.models.ask import ask
 from clustrs.models.attach import ImageSelection
 from clustrs.palette import MARKERS

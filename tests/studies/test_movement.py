@@ -12,8 +12,8 @@ import tiny_models
 from studies.study_command import parts
 
 from clustrs import ClustRS, NoPruning
-from clustrs.images.corruptions import Corruption
-from clustrs.images.open import open_image
+from clustrs.corruptions import Corruption
+from clustrs.corruptions.images import open_image
 from clustrs.models.ask import ask
 from clustrs.studies import StudyPart, movement
 from clustrs.studies.result import share_text

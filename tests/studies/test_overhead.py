@@ -12,7 +12,7 @@ from studies.study_command import parts
 from transformers import PreTrainedModel
 
 from clustrs import ClustRS, FasterVLM, NoPruning
-from clustrs.images.open import open_image
+from clustrs.corruptions.images import open_image
 from clustrs.models import attach, scoring, select
 from clustrs.models import clock as model_clock
 from clustrs.models.load import load_model

@@ -13,8 +13,8 @@ import torch
 from studies.study_command import parts
 
 from clustrs import ClustRS, NoPruning, Pruner, Random, VisionZip
-from clustrs.images.corruptions import Corruption
-from clustrs.images.open import open_image
+from clustrs.corruptions import Corruption
+from clustrs.corruptions.images import open_image
 from clustrs.models.ask import ask
 from clustrs.models.attach import ImageSelection
 from clustrs.studies import StudyPart, stability

@@ -10,9 +10,9 @@ from clustrs.app.loaded_model import LoadedModel
 from clustrs.app.source import Source, corrupted, nearest_level
 from clustrs.app.trial import NO_PRUNING
 from clustrs.app.try_tab import KEEP, MODEL_QUEUE, ImageInputs
+from clustrs.corruptions import Corruption
+from clustrs.corruptions.images import first_sentence
 from clustrs.evaluation.config import CLEAN
-from clustrs.images.corruptions import Corruption
-from clustrs.images.open import first_sentence
 from clustrs.pruners import get_method, list_methods
 
 SCRIPT = Path(__file__).with_name("inspect.js")

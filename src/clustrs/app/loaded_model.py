@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clustrs import embedded
-from clustrs.images.open import open_image
+from clustrs.corruptions.images import open_image
 from clustrs.models import shared_encoding
 from clustrs.models.load import LoadOptions, load_model, quiet_transformers
 from clustrs.models.prompts import chat_prompt

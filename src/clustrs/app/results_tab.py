@@ -11,7 +11,7 @@ from clustrs.app.kept import kept_images
 from clustrs.app.loaded_model import LoadedModel
 from clustrs.app.results import Disagreement, OpenRun, RunLibrary, disagreements, rival
 from clustrs.app.try_tab import MODEL_QUEUE
-from clustrs.images.open import first_sentence
+from clustrs.corruptions.images import first_sentence
 
 SCRIPT = Path(__file__).with_name("buttons.js")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from PIL import Image
 
 from clustrs import embedded
+from clustrs.corruptions import Corruption, corruption_rule
+from clustrs.corruptions.images import open_image
 from clustrs.evaluation.config import CLEAN
-from clustrs.images.corruptions import Corruption, corruption_rule
-from clustrs.images.open import open_image
 
 PREVIEW = 480
 """Longest side in pixels of the images that the page shows."""

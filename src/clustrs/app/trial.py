@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers import StoppingCriteria, StoppingCriteriaList, TextIteratorStreamer
 
 from clustrs.app.loaded_model import LoadedModel
+from clustrs.corruptions.images import first_sentence
 from clustrs.evaluation.tasks.scenes import said
-from clustrs.images.open import first_sentence
 from clustrs.models import shared_encoding
 from clustrs.models.ask import call_seconds
 from clustrs.models.attach import Handle, ImageSelection

@@ -18,9 +18,9 @@ from clustrs.app.source import (
     uploaded,
 )
 from clustrs.app.trial import NO_PRUNING, Trial, TrialAnswer, run_trial
+from clustrs.corruptions import Corruption, list_corruptions
+from clustrs.corruptions.images import first_sentence
 from clustrs.evaluation.config import CLEAN
-from clustrs.images.corruptions import Corruption, list_corruptions
-from clustrs.images.open import first_sentence
 from clustrs.models.ask import as_seen
 from clustrs.models.vocabulary import name_unknown_words
 from clustrs.pruners import list_methods

@@ -128,7 +128,7 @@ def run_corruptions(options: ListOptions) -> None:
 
     Give NAME:LEVEL to --corrupt.
     """
-    from clustrs.images.corruptions import corruption_rule, list_corruptions
+    from clustrs.corruptions import corruption_rule, list_corruptions
 
     rules = {name: corruption_rule(name) for name in list_corruptions()}
     if options.json:

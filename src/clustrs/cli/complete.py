@@ -19,7 +19,7 @@ def methods(incomplete: str) -> Completion:
 
 def corruptions(incomplete: str) -> Completion:
     """Corruptions at the levels they are measured at, also as the last of several."""
-    from clustrs.images.corruptions import corruption_rule, list_corruptions
+    from clustrs.corruptions import corruption_rule, list_corruptions
 
     before, comma, _ = incomplete.rpartition(",")
     rules = {name: corruption_rule(name) for name in list_corruptions()}

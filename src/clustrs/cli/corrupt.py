@@ -24,9 +24,9 @@ class CorruptOptions:
 @command("corrupt", panel="Try")
 def run_corrupt(options: CorruptOptions) -> None:
     """Corrupt an image as an evaluation would, or show all corruptions."""
-    from clustrs.images.corruptions import Corruption
-    from clustrs.images.corruptions.contact_sheet import contact_sheet
-    from clustrs.images.open import open_image
+    from clustrs.corruptions import Corruption
+    from clustrs.corruptions.contact_sheet import contact_sheet
+    from clustrs.corruptions.images import open_image
 
     if options.contact_sheet == bool(options.corrupt):
         raise ValueError("give --corrupt NAME:LEVEL for one image, or --contact-sheet for all corruptions")

@@ -68,8 +68,8 @@ class Question:
     processor: Any
 
     def __init__(self, options: QuestionOptions) -> None:
-        from clustrs.images.corruptions import Corruption
-        from clustrs.images.open import open_image
+        from clustrs.corruptions import Corruption
+        from clustrs.corruptions.images import open_image
 
         self.options = options
         folder_of(options.model)

@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from clustrs import validation
+from clustrs.corruptions import PAPER_LEVELS, Corruption
 from clustrs.evaluation.jsonl import excerpt
-from clustrs.images.corruptions import PAPER_LEVELS, Corruption
 from clustrs.options import Crops, Dtype, ImagePadding, LoadOptions, Positions, PromptTemplate, Scope
 from clustrs.paper import SCORE_TABLES
 from clustrs.pruners import from_dict, list_methods

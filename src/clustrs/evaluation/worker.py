@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from PIL import Image
 
+from clustrs.corruptions.images import check_size
 from clustrs.evaluation.config import Config, grid, parse_corruption
 from clustrs.evaluation.jsonl import excerpt, identity
 from clustrs.evaluation.records import AnswerRecord
@@ -17,7 +18,6 @@ from clustrs.evaluation.store import Key
 from clustrs.evaluation.task import Item, Task
 from clustrs.evaluation.tasks import get_task
 from clustrs.evaluation.tasks.sources import has_half_characters
-from clustrs.images.open import check_size
 from clustrs.models import load, prompts, shared_encoding
 from clustrs.models.protocol import apply_image_padding
 from clustrs.pruners import Pruner, from_dict

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from clustrs import validation
+from clustrs.corruptions.images import first_sentence
 from clustrs.embedded import folder_of
-from clustrs.images.open import first_sentence
 from clustrs.options import LoadOptions
 
 __all__ = ["LoadOptions", "folder_of", "load_model", "local_files", "quiet_transformers"]

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from clustrs import validation
-from clustrs.images.open import open_image
+from clustrs.corruptions.images import open_image
 from clustrs.models.adapters import get_adapter
 from clustrs.models.clock import Clock
 from clustrs.models.select import select_tokens

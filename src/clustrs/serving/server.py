@@ -110,7 +110,7 @@ def read_config(model_id: str) -> tuple[Any, str]:
     """A model's config, and what vLLM is told to load: a folder, or an id of the Hugging Face hub."""
     from transformers import AutoConfig
 
-    from clustrs.images.open import first_sentence
+    from clustrs.corruptions.images import first_sentence
 
     folder = folder_of(model_id)
     source = model_id if folder is None else str(folder)

@@ -13,7 +13,7 @@ from clustrs.studies.result import StudyPart, StudyResult, pyplot
 from clustrs.studies.settings import GridStudyConfig, LossSettings, setting
 
 if TYPE_CHECKING:
-    from clustrs.images.corruptions import Corruption
+    from clustrs.corruptions import Corruption
     from clustrs.studies.grids import Grid
 
 LEVELS = (0.5, 1.0, 2.0, 3.0)

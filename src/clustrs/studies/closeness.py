@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from clustrs.corruptions import Corruption
 from clustrs.evaluation.metrics import Estimate, estimates
-from clustrs.images.corruptions import Corruption
 from clustrs.pruners import Selection
 from clustrs.studies.images import EncodedImage
 from clustrs.studies.projection import to_numpy

@@ -11,9 +11,9 @@ from clustrs.studies.inputs import resolve_corruptions
 from clustrs.studies.settings import ImageStudyConfig, TaskStudyConfig
 
 if TYPE_CHECKING:
+    from clustrs.corruptions import Corruption
     from clustrs.evaluation.config import Config
     from clustrs.evaluation.levels import Curve
-    from clustrs.images.corruptions import Corruption
     from clustrs.studies.denoising import DenoisingConfig
     from clustrs.studies.stability import StabilityConfig
 

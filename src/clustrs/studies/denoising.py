@@ -9,7 +9,7 @@ from clustrs.studies.result import StudyResult, pyplot, single
 from clustrs.studies.settings import Keep, LossImageStudyConfig, seed_setting, setting
 
 if TYPE_CHECKING:
-    from clustrs.images.corruptions import Corruption
+    from clustrs.corruptions import Corruption
     from clustrs.pruners import Pruner
     from clustrs.studies.closeness import KeptTokens
     from clustrs.studies.images import StudyImage, VisionEncoder

@@ -7,10 +7,10 @@ from pathlib import Path
 from PIL import Image
 from torch import Tensor
 
+from clustrs.corruptions import Corruption
+from clustrs.corruptions.images import open_image
 from clustrs.embedded import image_path
 from clustrs.evaluation.tasks import get_task
-from clustrs.images.corruptions import Corruption
-from clustrs.images.open import open_image
 from clustrs.models import shared_encoding
 from clustrs.models.adapters import VisualTokens
 from clustrs.models.load import load_model

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from clustrs.studies.settings import Keep
 
 if TYPE_CHECKING:
-    from clustrs.images.corruptions import Corruption
+    from clustrs.corruptions import Corruption
     from clustrs.pruners import Pruner
 
 
@@ -39,7 +39,7 @@ def resolve_corruptions(
     name: str, levels: Sequence[float] | None, default: Sequence[float] | None = None
 ) -> list["Corruption"]:
     """A corruption at some levels; without any at `default`, or else at those that it is registered with."""
-    from clustrs.images.corruptions import Corruption, corruption_rule
+    from clustrs.corruptions import Corruption, corruption_rule
 
     registered = corruption_rule(name).levels
     if levels is None:
@@ -49,7 +49,7 @@ def resolve_corruptions(
 
 def strongest(name: str) -> tuple[float]:
     """The last of the levels that a corruption is registered with."""
-    from clustrs.images.corruptions import corruption_rule
+    from clustrs.corruptions import corruption_rule
 
     return (corruption_rule(name).levels[-1],)
 

@@ -27,7 +27,7 @@ from clustrs.studies.result import StudyPart, StudyResult, pyplot, share_text
 from clustrs.studies.settings import ImageStudyConfig, seed_setting, setting
 
 if TYPE_CHECKING:
-    from clustrs.images.corruptions import Corruption
+    from clustrs.corruptions import Corruption
     from clustrs.pruners import Pruner
     from clustrs.studies.images import StudyImage, VisionEncoder
 

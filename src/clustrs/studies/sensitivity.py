@@ -58,8 +58,8 @@ class SensitivityConfig(LossSettings, GridStudyConfig):
 
 def run(config: SensitivityConfig) -> StudyResult:
     """Answer what is left of the grids, and compare every value with the default question by question."""
+    from clustrs.corruptions import Corruption
     from clustrs.evaluation.config import expand_corruptions
-    from clustrs.images.corruptions import Corruption
     from clustrs.studies.curves import choose_levels, requested_losses
 
     folder = Path(config.folder)

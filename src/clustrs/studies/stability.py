@@ -20,7 +20,7 @@ from clustrs.studies.result import StudyResult, pyplot, single
 from clustrs.studies.settings import LossImageStudyConfig, seed_setting, setting
 
 if TYPE_CHECKING:
-    from clustrs.images.corruptions import Corruption
+    from clustrs.corruptions import Corruption
     from clustrs.pruners import Pruner
     from clustrs.studies.images import StudyImage, VisionEncoder
 

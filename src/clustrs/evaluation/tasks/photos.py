@@ -5,10 +5,10 @@ from pathlib import Path
 
 from PIL import Image
 
+from clustrs.corruptions.images import open_image
 from clustrs.embedded import photo_folder
 from clustrs.evaluation.task import Item
 from clustrs.evaluation.tasks.scenes import said
-from clustrs.images.open import open_image
 from clustrs.images.photos.collage import SIDE, collage, square
 from clustrs.images.photos.kinds import Photo, list_photos
 from clustrs.images.photos.testset import examples

@@ -11,8 +11,8 @@ from typing import Any
 
 from PIL import Image
 
+from clustrs.corruptions.images import ImageTooLarge, check_size, first_sentence, open_image
 from clustrs.evaluation.task import Item
-from clustrs.images.open import ImageTooLarge, check_size, first_sentence, open_image
 
 ImageSource = Callable[[str], Image.Image]
 """From an image's name to the image; a ValueError says what is wrong with it."""

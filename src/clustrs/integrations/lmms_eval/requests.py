@@ -7,8 +7,8 @@ from typing import Any
 
 from PIL import Image
 
-from clustrs.images.corruptions import Corruption
-from clustrs.images.open import check_size, open_image, to_rgb
+from clustrs.corruptions import Corruption
+from clustrs.corruptions.images import check_size, open_image, to_rgb
 from clustrs.models.prompts import messages_prompt
 from clustrs.options import PromptTemplate
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from clustrs.corruptions import PAPER_LEVELS
 from clustrs.evaluation import metrics
 from clustrs.evaluation.metrics import Estimate
 from clustrs.evaluation.report.analysis.paper_reference import about_reference, reference_tables
 from clustrs.evaluation.report.analysis.summary import Summary
 from clustrs.evaluation.report.analysis.tables import UNPRUNED, Group, budget_table
 from clustrs.evaluation.report.blocks import NOTHING, Block, Curve, Figure, Panel, Point, Section, Table, Text, Value
-from clustrs.images.corruptions import PAPER_LEVELS
 
 NAMES = {"salt_pepper": "salt and pepper", "motion_blur": "motion blur", "jpeg": "JPEG", "gaussian": "Gaussian noise"}
 

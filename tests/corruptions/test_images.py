@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from clustrs.images import open as opening
-from clustrs.images.open import FORMATS, check_size, open_image
+from clustrs.corruptions import images as opening
+from clustrs.corruptions.images import FORMATS, check_size, open_image
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from images.corruptions.record_imagenet_c import photograph
+from corruptions.record_imagenet_c import photograph
 from PIL import Image
 
-from clustrs.images.corruptions.imagenet_c import PHOTOGRAPHS
+from clustrs.corruptions.imagenet_c import PHOTOGRAPHS
 
 
 @pytest.fixture(scope="session")

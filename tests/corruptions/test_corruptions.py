@@ -8,8 +8,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance
 
-from clustrs.images.corruptions import PAPER_LEVELS, Corruption
-from clustrs.images.corruptions.effects import cutout_size, line_kernel
+from clustrs.corruptions import PAPER_LEVELS, Corruption
+from clustrs.corruptions.effects import cutout_size, line_kernel
 
 EVERY = [Corruption(name, level) for name, levels in PAPER_LEVELS.items() for level in levels]
 

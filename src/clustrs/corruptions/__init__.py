@@ -1,9 +1,11 @@
-"""The table of corruptions: what each does to an image, and which levels it takes. Other packages can add to it.
+"""Corruptions of images: a registry of effects with their levels, seeded by the image and not by the run's order.
 
 A package adds a corruption with `register_corruption` and an entry point of the group `clustrs.corruptions` that names
 the module (or anything in it). Entry points are loaded when an unknown name is looked up, or when all are listed.
 """
 
+import hashlib
+import json
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,8 +17,17 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from clustrs.images.corruptions import effects, imagenet_c
+from clustrs.corruptions import effects, imagenet_c
 from clustrs.plugins import plugin_entries
+
+__all__ = [
+    "IMAGENET_C_LEVELS",
+    "PAPER_LEVELS",
+    "Corruption",
+    "corruption_rule",
+    "list_corruptions",
+    "register_corruption",
+]
 
 Effect = Callable[[Image.Image, float, np.random.Generator], Image.Image]
 Kind = Literal["any", "integer", "odd"]
@@ -139,3 +150,62 @@ def suggestion(name: str) -> str:
 def is_level(value: object) -> bool:
     """Whether a value is a number that a float can hold."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """One way to corrupt an image, for example `Corruption("gaussian", 0.5)`. `list_corruptions()` has the names."""
+
+    name: str
+    level: float
+
+    def __post_init__(self) -> None:
+        rule = corruption_rule(self.name)
+        if not (is_level(self.level) and rule.accepts(self.level)):
+            raise ValueError(f"{self.name} level={self.level!r}: give {rule.accepted}")
+        object.__setattr__(self, "level", float(self.level))
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.level_text}"
+
+    @property
+    def level_text(self) -> str:
+        """The level without needless decimals."""
+        return str(int(self.level) if self.level.is_integer() else self.level)
+
+    @classmethod
+    def parse(cls, text: str) -> "Corruption":
+        """The corruption that `name:level` stands for, as in "gaussian:0.5"."""
+        name, colon, level = text.partition(":")
+        try:
+            value = float(level)
+        except ValueError:
+            if colon:
+                corruption_rule(name)  # an unknown name is the first thing to tell
+            names = ", ".join(list_corruptions())
+            raise ValueError(
+                f"corruption {text!r}: give NAME:LEVEL, for example gaussian:0.5; names are {names}"
+            ) from None
+        return cls(name, value)
+
+    def apply(self, image: Image.Image, image_id: str, seed: int = 0) -> Image.Image:
+        """The corrupted image: always the same for the same image id, corruption, level and run seed."""
+        if image.mode != "RGB":
+            raise ValueError(f"image has mode {image.mode!r}: give an RGB image, image.convert('RGB') makes one")
+        random = self._random(image_id, seed)
+        try:
+            return corruption_rule(self.name).effect(image, self.level, random)
+        except MemoryError:
+            size = f"{image.width} x {image.height} pixels"
+            raise ValueError(f"{self} of an image of {size}: out of memory, give a smaller image") from None
+
+    def _random(self, image_id: str, seed: int) -> np.random.Generator:
+        """The generator that belongs to these four things, and to nothing else."""
+        if not isinstance(image_id, str):
+            raise ValueError(f"image_id={image_id!r}: give a string")
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise ValueError(f"seed={seed!r}: give an integer")
+        if seed.bit_length() > 64:
+            raise ValueError("seed has more than 64 bits: give a smaller integer")
+        key = json.dumps([image_id, self.name, self.level, seed])
+        return np.random.default_rng(int.from_bytes(hashlib.sha256(key.encode()).digest(), "big"))

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from clustrs.images.corruptions import IMAGENET_C_LEVELS, Corruption
+from clustrs.corruptions import IMAGENET_C_LEVELS, Corruption
 
 RECORD = Path(__file__).parent / "imagenet_c.npz"
 PART = np.s_[::5, ::2]

@@ -5,9 +5,9 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from clustrs.images.corruptions import IMAGENET_C_LEVELS, PAPER_LEVELS, Corruption, imagenet_c
-from clustrs.images.corruptions import contact_sheet as sheet
-from clustrs.images.corruptions.contact_sheet import CELL, GAP, LINE, NAMES, contact_sheet
+from clustrs.corruptions import IMAGENET_C_LEVELS, PAPER_LEVELS, Corruption, imagenet_c
+from clustrs.corruptions import contact_sheet as sheet
+from clustrs.corruptions.contact_sheet import CELL, GAP, LINE, NAMES, contact_sheet
 
 
 def make_image(width: int = 60, height: int = 40) -> Image.Image:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from images.corruptions.record_imagenet_c import PART, RECORD, make_image
+from corruptions.record_imagenet_c import PART, RECORD, make_image
 from numpy.typing import NDArray
 from PIL import Image
 
-from clustrs.images.corruptions import IMAGENET_C_LEVELS, PAPER_LEVELS, Corruption, imagenet_c
+from clustrs.corruptions import IMAGENET_C_LEVELS, PAPER_LEVELS, Corruption, imagenet_c
 
 EVERY = [Corruption(name, severity) for name, severities in IMAGENET_C_LEVELS.items() for severity in severities]
 pytestmark = pytest.mark.usefixtures("frost")

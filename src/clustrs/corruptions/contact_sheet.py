@@ -2,9 +2,8 @@
 
 from PIL import Image, ImageDraw, ImageFont
 
-from clustrs.images.corruptions.corruption import Corruption
-from clustrs.images.corruptions.imagenet_c import GET_PHOTOGRAPHS, frost_photographs
-from clustrs.images.corruptions.rules import Group, corruption_rule, list_corruptions
+from clustrs.corruptions import Corruption, Group, corruption_rule, list_corruptions
+from clustrs.corruptions.imagenet_c import GET_PHOTOGRAPHS, frost_photographs
 
 LARGEST = 1024
 """An image with a longer side than this is scaled down first: otherwise a photograph would take minutes."""

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from clustrs.images.corruptions import Corruption, corruption_rule, list_corruptions, register_corruption, rules
-from clustrs.images.corruptions.contact_sheet import contact_sheet
+from clustrs import corruptions
+from clustrs.corruptions import Corruption, corruption_rule, list_corruptions, register_corruption
+from clustrs.corruptions.contact_sheet import contact_sheet
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -18,10 +19,10 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.fixture(autouse=True)
 def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The table as it was; entry points are looked for anew."""
-    monkeypatch.setattr(rules, "_rules", dict(rules._rules))
-    rules.load_plugins.cache_clear()
+    monkeypatch.setattr(corruptions, "_rules", dict(corruptions._rules))
+    corruptions.load_plugins.cache_clear()
     yield
-    rules.load_plugins.cache_clear()
+    corruptions.load_plugins.cache_clear()
 
 
 def invert(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
@@ -96,10 +97,10 @@ def test_entry_points_are_loaded_when_needed(monkeypatch: pytest.MonkeyPatch) ->
             return invert
 
     monkeypatch.setitem(sys.modules, "acme_corruptions", Plugin("acme_corruptions"))
-    good = EntryPoint("acme", "acme_corruptions:effect", rules.ENTRY_POINTS)
-    bad = EntryPoint("broken", "nowhere_to_be_found", rules.ENTRY_POINTS)
+    good = EntryPoint("acme", "acme_corruptions:effect", corruptions.ENTRY_POINTS)
+    bad = EntryPoint("broken", "nowhere_to_be_found", corruptions.ENTRY_POINTS)
     groups = {"clustrs.corruptions": [bad, good]}
-    monkeypatch.setattr(rules, "plugin_entries", lambda group: groups[group])
+    monkeypatch.setattr(corruptions, "plugin_entries", lambda group: groups[group])
     Corruption("gaussian", 1)
     assert loaded == []
     with pytest.warns(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from clustrs.images.corruptions import IMAGENET_C_LEVELS, PAPER_LEVELS, Corruption
+from clustrs.corruptions import IMAGENET_C_LEVELS, PAPER_LEVELS, Corruption
 
 EVERY = [Corruption(name, level) for name, levels in (PAPER_LEVELS | IMAGENET_C_LEVELS).items() for level in levels]
 RANDOM = [
@@ -79,7 +79,7 @@ def test_global_state_after_an_exception(monkeypatch: pytest.MonkeyPatch) -> Non
     def broken(*given: object) -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr("clustrs.images.corruptions.imagenet_c.smear", broken)
+    monkeypatch.setattr("clustrs.corruptions.imagenet_c.smear", broken)
     before = global_state()
     with pytest.raises(RuntimeError, match="broken"):
         Corruption("imagenet_c/snow", 2).apply(make_image(), "a")
