@@ -21,7 +21,7 @@ WORKERS ?= auto
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs test test-fast test-oldest test-app test-vllm test-lmms environments lint format graph evidence bench bench-serving train wheels clean
+.PHONY: help setup demo docs test test-fast test-oldest test-app test-vllm test-lmms environments lint count format graph evidence bench bench-serving train wheels clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
@@ -109,6 +109,9 @@ lint: setup ## Check style, formatting, the order of imports between rooms, and 
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
+
+count: setup ## Print files, lines and words, and how many files a generate, an ask and an eval run (FILES=1: which).
+	$(BIN)/python tools/count.py $(if $(FILES),--files)
 
 format: setup ## Format the code and fix what ruff can fix.
 	$(BIN)/ruff check --fix .
