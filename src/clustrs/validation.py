@@ -2,6 +2,8 @@
 accepted. Nothing here needs torch."""
 
 import json
+import os
+import re
 import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -88,3 +90,18 @@ def plain_hint(hint: Any) -> Any:
     """A type without the None that it may be instead."""
     kinds = [kind for kind in get_args(hint) if kind is not NoneType]
     return kinds[0] if NoneType in get_args(hint) and len(kinds) == 1 else hint
+
+
+def source_date() -> int | None:
+    """Return the seconds since 1970 in the variable SOURCE_DATE_EPOCH, which stands for now; None where it is not set.
+
+    The command checks it first: NumPy reads it, too, and fails with a traceback.
+    """
+    text = os.environ.get("SOURCE_DATE_EPOCH")
+    if text is None:
+        return None
+    latest = 253402300799  # the last second of the year 9999
+    if not re.fullmatch("[0-9]{1,12}", text) or int(text) > latest:
+        shown = ascii(text) if len(text) <= 40 else f"{text[:37]!a}..."
+        raise ValueError(f"SOURCE_DATE_EPOCH must be whole seconds since 1970, 0 to {latest}, got {shown}")
+    return int(text)

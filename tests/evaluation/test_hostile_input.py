@@ -4,8 +4,10 @@ import errno
 import json
 import os
 import shutil
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,35 @@ from evaluation.run_files import answers, config, entry, errors
 from PIL import Image
 
 from clustrs.corruptions import Corruption
+from clustrs.corruptions.images import open_regular
 from clustrs.evaluation import register_task, run
 from clustrs.evaluation.config import Config, expand_methods
+from clustrs.evaluation.formats import import_predictions
+from clustrs.evaluation.grades import holds_grades
+from clustrs.evaluation.jsonl import lines, read_object
 from clustrs.evaluation.store import read_answers
 from clustrs.evaluation.task import Item
 from clustrs.evaluation.tasks import registry
+from clustrs.evaluation.tasks.sources import read_text
 from clustrs.models import shared_encoding
 
 Run = Callable[..., tuple[int, str, str]]
+
+
+@contextmanager
+def time_limit(seconds: int = 60) -> Iterator[None]:
+    """End what hangs, far beyond what anything here takes."""
+
+    def give_up(*_: object) -> None:
+        raise AssertionError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +69,44 @@ def test_a_long_image_is_one_failure(root: Path, tmp_path: Path, size: tuple[int
     assert (summary.answers, summary.failed) == (12, 4)
     assert set(errors(tmp_path / "run")) == {"1-0", "1-1"}
     assert all("at most 100 times the shorter" in error for error in errors(tmp_path / "run").values())
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
+@pytest.mark.parametrize("kind", ["FIFO", "device", "link to a FIFO"])
+def test_what_is_not_a_regular_file_is_one_failure(root: Path, tmp_path: Path, kind: str) -> None:
+    """Whoever opens a FIFO waits for a writer, and /dev/zero has no end: a counted failure, not a run that hangs."""
+    (root / "1.png").unlink()
+    if kind == "FIFO":
+        os.mkfifo(root / "1.png")
+    elif kind == "device":
+        (root / "1.png").symlink_to("/dev/zero")
+    else:
+        os.mkfifo(root / "pipe")
+        (root / "1.png").symlink_to(root / "pipe")
+    with time_limit():
+        summary = run(config(root), tmp_path / "run", progress=False)
+    assert (summary.answers, summary.failed) == (12, 4)
+    assert set(errors(tmp_path / "run")) == {"1-0", "1-1"}
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
+def test_no_file_of_a_run_may_be_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "answers.jsonl"
+    os.mkfifo(pipe)
+    readers: list[Callable[[], object]] = [
+        lambda: read_object(pipe),
+        lambda: list(lines(pipe)),
+        lambda: list(read_answers(tmp_path)),
+        lambda: import_predictions(pipe, "mmvet"),
+        lambda: read_text(pipe),
+    ]
+    for read in readers:
+        with time_limit(), pytest.raises(ValueError, match="not a regular file"):
+            read()
+    with time_limit():
+        assert not holds_grades(pipe)
+    with time_limit(), pytest.raises(OSError, match="not a regular file"):
+        open_regular(os.devnull)
 
 
 def test_one_bad_question_fails_alone(root: Path, tmp_path: Path) -> None:

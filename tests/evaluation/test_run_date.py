@@ -1,12 +1,15 @@
 """The day a run was started: stored once, shown by its report, and no reason to refuse a resume."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from clustrs.evaluation.config import Config
 from clustrs.evaluation.store import RunFolder, today
+
+Run = Callable[..., tuple[int, str, str]]
 
 
 def test_a_run_keeps_the_day_it_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,15 +20,27 @@ def test_a_run_keeps_the_day_it_was_started(tmp_path: Path, monkeypatch: pytest.
             pass
         assert json.loads((tmp_path / "config.json").read_text())["started"] == "2026-01-01"
     assert today() == "2026-01-03"
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "soon")
-    with pytest.raises(ValueError, match="SOURCE_DATE_EPOCH='soon': give the seconds since 1970, an integer"):
-        today()
     monkeypatch.delenv("SOURCE_DATE_EPOCH")
     with (
         pytest.raises(ValueError, match="items: was 1, now 2"),
         RunFolder(tmp_path).opened(config, {"items": 2}, ["q"], dict),
     ):
         pass
+
+
+@pytest.mark.parametrize("given", ["soon", "", "-5", "1e9", " 5", "\u0665", "253402300800", "9" * 20, "9" * 5000])
+def test_a_bad_date_is_one_line(given: str, monkeypatch: pytest.MonkeyPatch, run: Run, tmp_path: Path) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", given)
+    with pytest.raises(ValueError, match=r"SOURCE_DATE_EPOCH must be whole seconds since 1970, 0 to 25.*, got '"):
+        today()
+    status, _, printed = run("eval", "--task", "scenes", "--methods", "none", "-o", tmp_path / "run")
+    assert (status, printed.count("\n")) == (2, 1)
+    assert "SOURCE_DATE_EPOCH must be" in printed
+
+
+def test_the_last_second_is_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "253402300799")
+    assert today() == "9999-12-31"
 
 
 def test_now_is_a_day(monkeypatch: pytest.MonkeyPatch) -> None:

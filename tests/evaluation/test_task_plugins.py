@@ -71,6 +71,19 @@ def test_a_broken_entry_point_is_named(install: Callable[..., None], module: str
     assert "\n" not in str(caught.value)
 
 
+def test_what_a_task_lacks_is_named(install: Callable[..., None], run: Any, tmp_path: Path) -> None:
+    body = (
+        "class Quiz:\n    name, items, max_new_tokens, judged = 'quiz', [], 4, False\n    def open(self, image): ...\n"
+    )
+    install(f"{body}def load(data, limit):\n    return Quiz()\n", quiz="somebodys_tasks:load")
+    with pytest.raises(ValueError, match=r"task 'quiz' lacks scale, score \(a task must have name, items, .*\)$"):
+        get_task("quiz")
+    status, _, printed = run("eval", "--task", "quiz", "--methods", "none", "--quiet", "-o", tmp_path / "run")
+    assert status == 2
+    assert "Traceback" not in printed
+    assert printed.splitlines()[-1].startswith("clustrs: task 'quiz' lacks scale, score")
+
+
 def test_an_entry_point_cannot_take_a_name(install: Callable[..., None]) -> None:
     install(scenes="somebodys_tasks:load")
     with pytest.warns(UserWarning, match="task 'scenes' of the package 'somebodys-tasks' is ignored"):

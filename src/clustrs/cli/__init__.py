@@ -12,6 +12,8 @@ import re
 import sys
 from collections.abc import Sequence
 
+from clustrs.validation import source_date
+
 EXTRAS = {
     **dict.fromkeys(("typer", "rich", "tqdm", "yaml", "msgspec", "filelock", "openai", "jinja2"), "cli"),
     **dict.fromkeys(("transformers", "PIL"), "models"),
@@ -30,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     try:
         check_words(words)
+        source_date()
         from clustrs.cli.app import call
 
         return call(words) or 0

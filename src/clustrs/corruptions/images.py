@@ -1,6 +1,9 @@
 """Open an image file safely: one clear error for whatever is wrong with it."""
 
+import errno
 import os
+import stat
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -17,13 +20,28 @@ class ImageTooLarge(ValueError):
     """An image that would cost more memory than any image should."""
 
 
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a regular file to read its bytes; an OSError for anything else.
+
+    A FIFO without a writer or a device would block the caller for ever. The file is checked before it is opened, since
+    opening a device may do something, and after, since it may have been replaced in between.
+    """
+    if stat.S_ISREG(os.stat(path).st_mode):
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        descriptor = os.open(path, flags)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return os.fdopen(descriptor, "rb")
+        os.close(descriptor)
+    raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+
+
 def open_image(path: str | os.PathLike[str]) -> Image.Image:
     """The image in a file, upright and in RGB. A ValueError says what is wrong with a file that has none."""
     where = f"image {str(path)!r}"
     if not os.path.isfile(path):  # unlike Path.is_file, also for names that are too long
         raise ValueError(f"{where}: {'not a file' if os.path.exists(path) else 'there is no such file'}")
     try:
-        with Image.open(path, formats=FORMATS) as file:
+        with open_regular(path) as opened, Image.open(opened, formats=FORMATS) as file:
             check_size(where, file.size)
             file.load()
             return to_rgb(ImageOps.exif_transpose(file))

@@ -5,6 +5,7 @@ import json
 import sys
 from pathlib import Path
 
+from clustrs.corruptions.images import open_regular
 from clustrs.evaluation.task import Task
 
 MODEL_FILES = (".safetensors", ".bin", ".json", ".txt", ".model", ".jinja")
@@ -20,7 +21,7 @@ def file_checksum(path: Path) -> str:
     status = path.stat()
     key = (str(path.resolve()), status.st_size, status.st_mtime_ns)
     if key not in _known:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             _known[key] = hashlib.file_digest(file, "sha256").hexdigest()
     return _known[key]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from clustrs import __version__
 from clustrs.evaluation.grades import Grades, check_grades, write_grades
-from clustrs.evaluation.jsonl import identity, lines, need, parse
+from clustrs.evaluation.jsonl import identity, lines, need, parse, read_bytes
 from clustrs.evaluation.store import read_config, write_whole
 from clustrs.evaluation.task import Item, Task
 from clustrs.evaluation.tasks import fingerprint
@@ -147,10 +147,7 @@ def short_name(method: Mapping[str, Any]) -> str:
 def import_predictions(path: Path, format: str) -> dict[str, str]:
     """Read predictions that were made elsewhere: the text for each question's id."""
     check_format(format)
-    try:
-        raw = Path(path).read_bytes()
-    except OSError as error:
-        raise ValueError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+    raw = read_bytes(Path(path))
     pairs = mmvet_pairs(raw, path) if format == "mmvet" else llava_pairs(raw, path)
     predictions: dict[str, str] = {}
     for where, item, text in pairs:

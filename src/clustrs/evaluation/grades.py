@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clustrs import validation
-from clustrs.evaluation.jsonl import excerpt, need, read_object
+from clustrs.evaluation.jsonl import excerpt, need, read_bytes, read_object
 from clustrs.evaluation.records import VerdictRecord
 from clustrs.evaluation.store import write_whole
 from clustrs.evaluation.task import Item
@@ -66,8 +66,8 @@ class Totals:
 def holds_grades(path: Path) -> bool:
     """Tell a grade file from a file of predictions, whose values are strings."""
     try:
-        content = json.loads(Path(path).read_bytes().decode("utf-8-sig"))
-    except (OSError, ValueError, RecursionError):
+        content = json.loads(read_bytes(Path(path)).decode("utf-8-sig"))
+    except (ValueError, RecursionError):
         return False
     values = list(content.values()) if isinstance(content, dict) else []
     return bool(values) and all(isinstance(value, dict) and "score" in value for value in values)

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from clustrs.corruptions.images import open_regular
+
 BLOCK = 1 << 16
 
 
@@ -32,8 +34,14 @@ def parse(content: bytes, where: str) -> dict[str, Any]:
 
 def read_object(path: Path) -> dict[str, Any]:
     """A file that holds one JSON object."""
+    return parse(read_bytes(path), repr(str(path)))
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a regular file; a ValueError says why it cannot be read."""
     try:
-        return parse(path.read_bytes(), repr(str(path)))
+        with open_regular(path) as file:
+            return file.read()
     except OSError as error:
         raise ValueError(f"{str(path)!r} cannot be read: {error.strerror}") from None
 
@@ -41,7 +49,7 @@ def read_object(path: Path) -> dict[str, Any]:
 def raw_lines(path: Path) -> Iterator[tuple[str, bytes]]:
     """Where each line stands, and its bytes. A last line without an end was torn and is left out."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             for number, line in enumerate(file, 1):
                 if line.endswith(b"\n"):
                     yield f"{str(path)!r} line {number}", line

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 
+from clustrs.corruptions.images import open_regular
 from clustrs.evaluation.jsonl import excerpt, parse
 
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
@@ -20,7 +21,7 @@ def read_records(path: Path, kind: type[RecordT]) -> Iterator[tuple[int, RecordT
     """
     decoder = msgspec.json.Decoder(kind)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             for number, line in enumerate(file, 1):
                 if line.endswith(b"\n"):
                     try:

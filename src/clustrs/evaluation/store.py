@@ -16,6 +16,7 @@ from clustrs.evaluation.jsonl import drop_torn_line, excerpt, identity, raw_line
 from clustrs.evaluation.record_files import encode_record, location, read_records
 from clustrs.evaluation.records import AnswerRecord
 from clustrs.pruners import from_dict
+from clustrs.validation import source_date
 
 UNCHECKED = (*CHANGEABLE, "started")
 """What a run may be resumed with another value of: its `CHANGEABLE` settings, and the day it was started."""
@@ -188,10 +189,8 @@ class RunFolder:
 
 def today() -> str:
     """The day in UTC, as reports show it; the variable SOURCE_DATE_EPOCH, where it is set, stands for now."""
-    seconds = os.environ.get("SOURCE_DATE_EPOCH")
-    if seconds is not None and not (seconds.isascii() and seconds.isdigit()):
-        raise ValueError(f"SOURCE_DATE_EPOCH={seconds!r}: give the seconds since 1970, an integer")
-    now = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(int(seconds), UTC)
+    seconds = source_date()
+    now = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
     return now.date().isoformat()
 
 

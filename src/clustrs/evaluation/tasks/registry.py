@@ -15,6 +15,8 @@ from clustrs.plugins import plugin_entries
 
 GROUP = "clustrs.tasks"
 """Of the entry points by which a package offers tasks: `name = "package.module:load"`."""
+MEMBERS = ("name", "items", "max_new_tokens", "judged", "scale", "open", "score")
+"""What every task has, see `Task`."""
 BUILT_IN = ("custom", "mmvet", "photos", "scenes", "scienceqa")
 
 Loader = Callable[..., Task]
@@ -66,7 +68,11 @@ def get_task(name: str, data: str | os.PathLike[str] | None = None, limit: int |
         if option not in known:
             accepted = f"it has {', '.join(known)}" if known else "it has none"
             raise ValueError(f"task {name} has no option {option!r}{validation.nearest(option, known)}: {accepted}")
-    return build(None if data is None else _path(data), limit, **options)
+    task = build(None if data is None else _path(data), limit, **options)
+    missing = [member for member in MEMBERS if not hasattr(task, member)]
+    if missing:
+        raise ValueError(f"task {name!r} lacks {', '.join(missing)} (a task must have {', '.join(MEMBERS)})")
+    return task
 
 
 def _offered() -> dict[str, EntryPoint]:

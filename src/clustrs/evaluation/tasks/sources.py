@@ -6,12 +6,13 @@ import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from io import TextIOWrapper
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from PIL import Image
 
-from clustrs.corruptions.images import ImageTooLarge, check_size, first_sentence, open_image
+from clustrs.corruptions.images import ImageTooLarge, check_size, first_sentence, open_image, open_regular
 from clustrs.evaluation.task import Item
 
 ImageSource = Callable[[str], Image.Image]
@@ -114,7 +115,8 @@ def gather(source: str, pairs: Iterable[tuple[Entry, Item]]) -> list[Item]:
 def read_text(path: Path) -> str:
     """The text of a file in UTF-8."""
     try:
-        return path.read_text("utf-8-sig")
+        with TextIOWrapper(open_regular(path), "utf-8-sig") as file:
+            return file.read()
     except UnicodeDecodeError:
         raise ValueError(f"{path}: not a text in UTF-8") from None
     except OSError as error:
