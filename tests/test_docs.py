@@ -20,7 +20,7 @@ from clustrs.embedded import DEFAULT, image_path
 from clustrs.pruners import registry
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "methods").glob("*.md"))]
 MORE_PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / ".github" / "pull_request_template.md"]
 STAND_INS = dict.fromkeys(("M", "llava-hf/llava-1.5-7b-hf", "llava-hf/llava-1.5-13b-hf"), "mini-llava")
 """The models of commands that are run here with a small one."""
@@ -140,6 +140,26 @@ def test_the_numbers_in_the_readme_are_those_of_the_stored_run() -> None:
         }
         assert len(cells.split(" | ")) == 4
         assert set(cells.split(" | ")) <= found, label
+
+
+METHOD_PAGES = {path.stem: path for path in (ROOT / "docs" / "methods").glob("*.md") if path.stem != "index"}
+
+
+@pytest.mark.parametrize("page", METHOD_PAGES)
+def test_the_numbers_of_a_method_are_those_of_the_stored_run(page: str) -> None:
+    """The rows of its table are the means of photo-llava: clean, two levels of Gaussian noise, salt and pepper."""
+    columns = [("clean", ""), ("gaussian", "0.11"), ("gaussian", "0.24"), ("salt_pepper", "0.021")]
+    with (ROOT / "docs" / "results" / "evidence" / "photo-llava-grid.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    shown = re.findall(
+        r"^\| (?:(none|random|grid)(?:, )?)?(?:k = (\d+))? \| ([\d.| ]+) \|$", METHOD_PAGES[page].read_text(), re.M
+    )
+    assert len(shown) == (5 if page == "baselines" else 2)
+    for name, keep, cells in shown:
+        method = name or page
+        names = {method, f"{method} inner={{'name': 'fastervlm', 'keep': {keep}}}"}
+        found = {(r["corruption"], r["level"]): r["mean"] for r in rows if r["method"] in names and r["keep"] == keep}
+        assert cells.split(" | ") == [f"{float(found[column]):.1f}" for column in columns]
 
 
 def test_the_variants_in_the_docs_are_the_stored_ones() -> None:
