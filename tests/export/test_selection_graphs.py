@@ -103,7 +103,7 @@ def test_traced_program_runs_in_pytorch() -> None:
 
 def test_methods_that_cannot_be_exported_are_refused() -> None:
     for name in sorted(set(list_methods()) - set(METHODS)):
-        with pytest.raises(ValueError, match=f"method '{name}' can't be exported: give one of clustrs, denoise"):
+        with pytest.raises(ValueError, match=f"method '{name}' cannot be exported \\(exportable: clustrs, denoise"):
             TokenSelection(get_method(name, keep=K), N, D)
     assert set(METHODS) <= set(list_methods())
 
@@ -111,13 +111,21 @@ def test_methods_that_cannot_be_exported_are_refused() -> None:
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
-        (VisPruner(keep=K), {}, "hidden_dim=None: vispruner compares hidden states, give the width"),
-        (FasterVLM(keep=K), {"hidden_dim": 8}, "hidden_dim=8: fastervlm compares no hidden states, leave it out"),
+        (
+            VisPruner(keep=K),
+            {},
+            "hidden_dim for vispruner must be the width of the hidden states it compares, got None",
+        ),
+        (
+            FasterVLM(keep=K),
+            {"hidden_dim": 8},
+            "hidden_dim for fastervlm must be None, it uses no hidden states, got 8",
+        ),
         (FasterVLM(keep=K), {"tokens": 0}, "tokens=0: give an integer of at least 1"),
         (FasterVLM(keep=K), {"dim": -3}, "dim=-3: give an integer of at least 1"),
-        (FasterVLM(keep=K), {"tokens": 5}, "keep=6: of 5 tokens that is all, there is nothing to select; keep fewer"),
+        (FasterVLM(keep=K), {"tokens": 5}, "keep must be fewer than all 5 tokens, got 6"),
         (NoPruning(), {}, "keep=1.0: of 40 tokens that is all"),
-        (FasterVLM(keep=K), {"path": "select.bin"}, "path='select.bin': give a name that ends in .onnx"),
+        (FasterVLM(keep=K), {"path": "select.bin"}, "path must end in .onnx, got 'select.bin'"),
     ],
 )
 def test_bad_arguments(method: Pruner, options: dict[str, Any], message: str) -> None:

@@ -18,7 +18,7 @@ from clustrs import ClustRS, Denoise, DivPrune, FasterVLM, Grid, NoPruning, Prun
 from clustrs.corruptions import Corruption
 from clustrs.evaluation.tasks.registry import get_task
 from clustrs.export import PrunedVision, export_onnx
-from clustrs.export.encoders import ENCODERS
+from clustrs.export.vision import ENCODERS
 from clustrs.images.scenes import examples
 from clustrs.models.load import load_model
 
@@ -201,7 +201,7 @@ def test_half_precision_keeps_almost_what_single_keeps(tmp_path: Path) -> None:
 def test_models_without_a_fixed_size_are_refused(tmp_path: Path) -> None:
     build_qwen("qwen2_5_vl", tmp_path)
     model, _ = load_model(str(tmp_path))
-    with pytest.raises(ValueError, match="a model of type 'qwen2_5_vl' has no crops of one fixed size to export"):
+    with pytest.raises(ValueError, match="model type 'qwen2_5_vl' has no crops of a fixed size to export"):
         PrunedVision(model, ClustRS(keep=K))
 
 

@@ -277,7 +277,7 @@ def test_what_is_wrong_is_said(done: Done) -> None:
     assert not list((done.out / "unknown").rglob("*.json"))
     assert not list((done.out / "misspelt").rglob("*.json"))
     assert "Error during evaluation: unknown method 'clustr' (did you mean 'clustrs'?)" in done.printed
-    assert "Error during evaluation: tua=2 (did you mean 'tau'?): give one of" in done.printed
+    assert "Error during evaluation: unknown argument tua=2 (did you mean 'tau'?) (accepted:" in done.printed
 
 
 def test_report_reads_the_results(done: Done, expected: Any, capsys: pytest.CaptureFixture[str]) -> None:

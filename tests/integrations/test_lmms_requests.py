@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from clustrs.corruptions import Corruption
-from clustrs.integrations.lmms_eval.requests import PromptBuilder, fingerprint, user_turn
+from clustrs.integrations.lmms_eval.engine import PromptBuilder, fingerprint, user_turn
 from clustrs.models.prompts import SYSTEM, messages_prompt
 
 NOISE = Corruption("gaussian", 0.5)
@@ -110,20 +110,20 @@ def test_several_images_of_a_document_have_names_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("messages", "document", "message"),
     [
-        (user_turn([drawn(1)], "?"), {"id": 1}, "pope 3: image_id='name': the document has no such field, give one of"),
+        (user_turn([drawn(1)], "?"), {"id": 1}, "pope 3: image_id must be a field of the document"),
         (
             user_turn([drawn(1)], "?"),
             {"name": ["a", "b"]},
-            "pope 3: image_id='name': give a field with a name for each",
+            "pope 3: image_id must be a field with a name for each",
         ),
-        (user_turn([drawn(1)], "?"), {"name": None}, "pope 3: image_id='name': give a field with a name for each"),
+        (user_turn([drawn(1)], "?"), {"name": None}, "pope 3: image_id must be a field with a name for each"),
         (user_turn([drawn(1)], "<image> <image>"), {"name": "a"}, "pope 3: the text has 2 times '<image>'"),
         (user_turn([3], "?"), {"name": "a"}, "pope 3: an image is a int: a PIL image or the name of a file"),
         (user_turn(["no.png"], "?"), {"name": "a"}, "pope 3: image 'no.png': there is no such file"),
         (
             [{"role": "user", "content": [{"type": "video", "url": "a.mp4"}]}],
             {"name": []},
-            "pope 3: there is video in it: give a task of images and text",
+            "pope 3: video is not supported",
         ),
     ],
 )

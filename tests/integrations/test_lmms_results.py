@@ -200,7 +200,7 @@ def test_damaged_results_are_named(tmp_path: Path, change: dict[str, Any], messa
 
 def test_negative_totals_are_refused(tmp_path: Path) -> None:
     write(tmp_path, "20260101_100000", CLUSTRS, None, -0.5)
-    with pytest.raises(ValueError, match=r"a score is -0\.5: give another --metric"):
+    with pytest.raises(ValueError, match=r"scores must not be negative, got -0\.5"):
         imported(tmp_path)
 
 

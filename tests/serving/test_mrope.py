@@ -8,7 +8,7 @@ import tiny_models
 import torch
 import transformers as tf
 
-from clustrs.serving import mrope
+from clustrs.serving import pruning
 
 PROMPTS: dict[str, list[Any]] = {
     "no image": [7],
@@ -44,7 +44,7 @@ def test_positions_of_survivors(model: Any, prompt: str, keep: int) -> None:
     placeholder, grids = model.config.image_token_id, []
     ids: list[int] = []
     kept: list[int] = []
-    spans: list[mrope.ImageSpan] = []
+    spans: list[pruning.ImageSpan] = []
     offsets = []
     for part in PROMPTS[prompt]:
         if isinstance(part, int):
@@ -54,9 +54,9 @@ def test_positions_of_survivors(model: Any, prompt: str, keep: int) -> None:
             continue
         height, width = part
         cells = torch.randperm(height * width, generator=generator)[:keep].sort().values
-        spans.append(mrope.ImageSpan(len(kept), len(cells), height, width))
-        channels = mrope.cell_channels(cells // width, cells % width, torch.bfloat16)
-        offsets.append(mrope.position_offsets(channels))
+        spans.append(pruning.ImageSpan(len(kept), len(cells), height, width))
+        channels = pruning.cell_channels(cells // width, cells % width, torch.bfloat16)
+        offsets.append(pruning.position_offsets(channels))
         kept += (len(ids) + cells).tolist()
         ids += [placeholder] * (height * width)
         grids.append((1, 2 * height, 2 * width))
@@ -64,7 +64,7 @@ def test_positions_of_survivors(model: Any, prompt: str, keep: int) -> None:
     types = (tokens == placeholder).int()
     sizes = torch.tensor(grids) if grids else None
     whole, delta = model.get_rope_index(tokens, mm_token_type_ids=types, image_grid_thw=sizes)
-    positions, added = mrope.starting_positions(len(kept), spans)
+    positions, added = pruning.starting_positions(len(kept), spans)
     assert torch.equal(positions + torch.cat(offsets, 1), whole[:, 0, kept])
     assert added == int(delta) + len(ids) - len(kept)
 
@@ -72,17 +72,17 @@ def test_positions_of_survivors(model: Any, prompt: str, keep: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_channels_are_exact(dtype: torch.dtype) -> None:
     y = torch.arange(2**16)
-    channels = mrope.cell_channels(y, y.flip(0), dtype)
+    channels = pruning.cell_channels(y, y.flip(0), dtype)
     assert channels.dtype == dtype
-    assert channels.shape == (2**16, mrope.CHANNELS)
-    assert torch.equal(mrope.position_offsets(channels), torch.stack([torch.zeros_like(y), y, y.flip(0)]))
+    assert channels.shape == (2**16, pruning.CHANNELS)
+    assert torch.equal(pruning.position_offsets(channels), torch.stack([torch.zeros_like(y), y, y.flip(0)]))
 
 
 def test_channels_come_off_again() -> None:
     y, x = torch.tensor([300, 2, 0]), torch.tensor([1, 511, 0])
     features = torch.arange(12.0).view(3, 4)
-    rows = torch.cat([features, mrope.cell_channels(y, x, torch.float32)], 1)
-    images, offsets = mrope.split_channels([rows[:2], rows[2:]])
+    rows = torch.cat([features, pruning.cell_channels(y, x, torch.float32)], 1)
+    images, offsets = pruning.split_channels([rows[:2], rows[2:]])
     assert [len(image) for image in images] == [2, 1]
     assert torch.equal(torch.cat(images), features)
     assert offsets.tolist() == [[0, 0, 0], [300, 2, 0], [1, 511, 0]]

@@ -89,16 +89,16 @@ def test_serve_adds_to_overrides(run: Run, started: list[list[str]]) -> None:
         (["mini-llava", "--keep", "0"], "--keep 0: give a count"),
         (["mini-llava"], "--keep"),
         (["mini-llava", "--keep", "4", "--method", "nope"], "unknown method 'nope'"),
-        (["mini-llava", "--keep", "4", "--method", "visionzip"], "'visionzip' can't be served: it needs hidden"),
+        (["mini-llava", "--keep", "4", "--method", "visionzip"], "'visionzip' cannot be served: it needs hidden"),
         (["mini-llava", "--keep", "4", "--set", "tua=2"], "clustrs has no parameter 'tua'"),
         (["mini-llava", "--keep", "4", "--set", "keep=5"], "--set keep=5: give --keep 5"),
         (["./nowhere", "--keep", "4"], "model './nowhere': there is no such folder"),
-        (["mini-llava", "--keep", "4", "--hf-overrides", "{"], "--hf-overrides {: give a JSON object"),
+        (["mini-llava", "--keep", "4", "--hf-overrides", "{"], "--hf-overrides must be a JSON object, got {"),
         (["mini-llava", "--keep", "4", "--hf-overrides", '{"clustrs": {}}'], "the key 'clustrs' is set by"),
-        (["mini-llava", "--keep", "4", "--hf-overrides.a", "1"], "give all overrides as one JSON object"),
-        (["photo-llava", "--keep", "4"], "vision tower 'dinov2' can't be served pruned: give clip_vision_model or"),
+        (["mini-llava", "--keep", "4", "--hf-overrides.a", "1"], "pass all overrides as one object"),
+        (["photo-llava", "--keep", "4"], "vision tower 'dinov2' cannot be served pruned (supported: clip_vision_model"),
         (["mini-llava", "--keep", "4", "--model-impl", "transformers"], "--model-impl transformers can't be combined"),
-        (["mini-llava", "--keep", "4", "--model_impl=terratorch"], "ForConditionalGeneration: give auto or vllm"),
+        (["mini-llava", "--keep", "4", "--model_impl=terratorch"], "ForConditionalGeneration: use auto or vllm"),
     ],
 )
 def test_serve_stops_in_one_line(run: Run, started: list[list[str]], words: list[str], message: str) -> None:
@@ -117,8 +117,8 @@ def test_serve_stops_in_one_line(run: Run, started: list[list[str]], words: list
         (["--speculative-config", "{}"], "--speculative-config can't be combined"),
         (["--speculative-config.method", "ngram"], "--speculative-config.method can't be combined"),
         (["--spec-method", "ngram"], "--spec-method can't be combined"),
-        (["--enable-dbo"], "ForConditionalGeneration: leave it out"),
-        (["--mm-encoder-tp-mode", "data"], "ForConditionalGeneration: give weights"),
+        (["--enable-dbo"], "ForConditionalGeneration: omit it"),
+        (["--mm-encoder-tp-mode", "data"], "ForConditionalGeneration: use weights"),
         (["--enable_mm_embeds", "--port", "8001"], "--enable-mm-embeds can't be combined"),
         (["--video-pruning-rate=0.5"], "--video-pruning-rate 0.5 can't be combined"),
         (["--model-impl", "transformers"], "--model-impl transformers can't be combined"),
@@ -143,7 +143,7 @@ def test_serve_refuses_other_models(run: Run, started: list[list[str]], tmp_path
     (tmp_path / "config.json").write_text('{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}')
     code, _, err = run("serve", str(tmp_path), "--keep", "4")
     assert code == 2
-    assert "architecture GPT2LMHeadModel can't be served pruned" in err
+    assert "architecture GPT2LMHeadModel cannot be served pruned" in err
     assert started == []
 
 

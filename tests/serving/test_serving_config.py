@@ -9,7 +9,7 @@ import torch
 from clustrs import ClustRS, DivPrune
 from clustrs.pruners.registry import list_methods, method_class
 from clustrs.pruners.selection import Layout
-from clustrs.serving import config
+from clustrs.serving import plugin
 
 
 def llava(**changes: Any) -> Any:
@@ -24,31 +24,31 @@ def llava(**changes: Any) -> Any:
 
 
 def test_a_method_with_its_parameters() -> None:
-    assert config.read_method({"keep": 64}) == ClustRS(keep=64)
-    assert config.read_method({"method": "clustrs", "keep": 0.25, "tau": 2}) == ClustRS(keep=0.25, tau=2)
-    assert config.read_method({"method": "divprune", "keep": 16}) == DivPrune(keep=16)
+    assert plugin.read_method({"keep": 64}) == ClustRS(keep=64)
+    assert plugin.read_method({"method": "clustrs", "keep": 0.25, "tau": 2}) == ClustRS(keep=0.25, tau=2)
+    assert plugin.read_method({"method": "divprune", "keep": 16}) == DivPrune(keep=16)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (64, r"clustrs=64: give an object"),
+        (64, r"clustrs must be an object .*, got 64"),
         ({"keep": 0}, r"^keep=0: give a count"),
         ({"keep": 1.5}, r"^keep=1.5: give a count"),
         ({"keep": "64"}, r"^keep='64': give a count"),
         ({}, r"keep is missing"),
         ({"method": "clustr", "keep": 4}, r"unknown method 'clustr' \(did you mean 'clustrs'\?\)"),
-        ({"method": 3, "keep": 4}, r"method=3: give the name"),
+        ({"method": 3, "keep": 4}, r"method must be the name of a method .*, got 3"),
         ({"keep": 4, "tua": 2}, r"clustrs has no parameter 'tua' \(did you mean 'tau'\?\)"),
         ({"keep": 4, "tau": -1}, r"tau=-1"),
-        ({"method": "visionzip", "keep": 4}, r"'visionzip' can't be served: it needs hidden and keys and projector"),
-        ({"method": "vispruner", "keep": 4}, r"'vispruner' can't be served: it needs hidden"),
-        ({"method": "denoise", "inner": "vispruner", "keep": 4}, r"'denoise' can't be served: it needs hidden"),
+        ({"method": "visionzip", "keep": 4}, r"'visionzip' cannot be served: it needs hidden and keys and projector"),
+        ({"method": "vispruner", "keep": 4}, r"'vispruner' cannot be served: it needs hidden"),
+        ({"method": "denoise", "inner": "vispruner", "keep": 4}, r"'denoise' cannot be served: it needs hidden"),
     ],
 )
 def test_wrong_settings_are_refused_in_one_line(settings: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
-        config.read_method(settings)
+        plugin.read_method(settings)
     assert "\n" not in str(caught.value)
 
 
@@ -56,18 +56,18 @@ def test_every_method_is_served_or_says_what_it_needs() -> None:
     served = set()
     for name in list_methods():
         settings = {"method": name, "keep": 1.0, **({"inner": "divprune"} if name == "denoise" else {})}
-        if set(method_class(name).needs) <= set(config.AVAILABLE):
-            assert config.read_method(settings).name == name
+        if set(method_class(name).needs) <= set(plugin.AVAILABLE):
+            assert plugin.read_method(settings).name == name
             served.add(name)
         else:
-            with pytest.raises(ValueError, match=f"'{name}' can't be served: it needs"):
-                config.read_method(settings)
+            with pytest.raises(ValueError, match=f"'{name}' cannot be served: it needs"):
+                plugin.read_method(settings)
     assert {"clustrs", "divprune", "random", "fastervlm", "denoise", "tome"} <= served
 
 
 def test_models_that_can_be_served() -> None:
-    assert config.check_model(llava()) == "LlavaForConditionalGeneration"
-    assert config.check_model(llava(architectures=["ClustrsLlavaForConditionalGeneration"])).startswith("Llava")
+    assert plugin.check_model(llava()) == "LlavaForConditionalGeneration"
+    assert plugin.check_model(llava(architectures=["ClustrsLlavaForConditionalGeneration"])).startswith("Llava")
 
 
 @pytest.mark.parametrize(
@@ -75,39 +75,39 @@ def test_models_that_can_be_served() -> None:
     [
         (
             {"architectures": ["GPT2LMHeadModel"]},
-            "architecture GPT2LMHeadModel can't be served pruned: give a model of",
+            "architecture GPT2LMHeadModel cannot be served pruned",
         ),
-        ({"architectures": None}, "architecture none can't be served"),
-        ({"vision_config": SimpleNamespace(model_type="pixtral")}, "vision tower 'pixtral' can't be served pruned"),
-        ({"vision_feature_layer": [-2, -5]}, r"vision_feature_layer=\[-2, -5\]: give one layer"),
-        ({"vision_feature_select_strategy": "full"}, "'full' does not suit clip_vision_model: give 'default'"),
+        ({"architectures": None}, "architecture none cannot be served"),
+        ({"vision_config": SimpleNamespace(model_type="pixtral")}, "vision tower 'pixtral' cannot be served pruned"),
+        ({"vision_feature_layer": [-2, -5]}, r"vision_feature_layer must be one layer \(an int\), got \[-2, -5\]"),
+        ({"vision_feature_select_strategy": "full"}, "clip_vision_model must be 'default', got 'full'"),
     ],
 )
 def test_models_that_cannot_be_served(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        config.check_model(llava(**changes))
+        plugin.check_model(llava(**changes))
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.32.1", "0.32.0+cpu", "0.32.1rc1"])
 def test_tested_versions(version: str) -> None:
-    config.check_version(version)
+    plugin.check_version(version)
 
 
 @pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "1.32.0", "0.320.0", "dev"])
 def test_other_versions(version: str) -> None:
     with pytest.raises(ValueError, match=rf"vLLM {version} is not tested .* install vllm==0\.32\.\*"):
-        config.check_version(version)
+        plugin.check_version(version)
 
 
 def test_one_line_says_what_is_pruned_to_what() -> None:
-    assert config.describe(llava(), DivPrune(keep=64)) == "DivPrune(keep=64): 576 -> 64 visual tokens per image"
-    assert "576 -> 144 visual" in config.describe(llava(), DivPrune(keep=0.25))
+    assert plugin.describe(llava(), DivPrune(keep=64)) == "DivPrune(keep=64): 576 -> 64 visual tokens per image"
+    assert "576 -> 144 visual" in plugin.describe(llava(), DivPrune(keep=0.25))
     tiled = llava(architectures=["LlavaOnevisionForConditionalGeneration"], image_grid_pinpoints=[[336, 336]])
-    line = config.describe(tiled, DivPrune(keep=64))
+    line = plugin.describe(tiled, DivPrune(keep=64))
     assert line == "DivPrune(keep=64): keeps 64 visual tokens of each image, which has 576 per crop"
     qwen = SimpleNamespace(architectures=["Qwen2_5_VLForConditionalGeneration"])
-    assert config.describe(qwen, DivPrune(keep=64)) == "DivPrune(keep=64): keeps 64 visual tokens of each image"
-    line = config.describe(qwen, DivPrune(keep=0.25))
+    assert plugin.describe(qwen, DivPrune(keep=64)) == "DivPrune(keep=64): keeps 64 visual tokens of each image"
+    line = plugin.describe(qwen, DivPrune(keep=0.25))
     assert line == "DivPrune(keep=0.25): keeps 0.25 of the visual tokens of each image"
 
 
@@ -115,7 +115,7 @@ def test_one_line_says_what_is_pruned_to_what() -> None:
 def test_an_image_that_became_nan_takes_its_k_places(name: str) -> None:
     """One image of a batch that overflowed in the tower must not stop the server: no error, k tokens, valid indices."""
     extra = {"inner": "divprune"} if name == "denoise" else {}
-    method = config.read_method({"method": name, "keep": 5, **extra})
+    method = plugin.read_method({"method": name, "keep": 5, **extra})
     rng = torch.Generator().manual_seed(0)
     tokens, scores = torch.randn(2, 16, 8, generator=rng), torch.rand(2, 16, generator=rng)
     tokens[1], scores[1] = torch.nan, torch.nan

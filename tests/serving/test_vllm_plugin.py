@@ -18,8 +18,8 @@ from vllm.config import ModelConfig
 
 from clustrs.embedded import model_folder
 from clustrs.models.scoring import attention_scores
-from clustrs.serving import config, plugin
-from clustrs.serving.scores import TowerScores
+from clustrs.serving import plugin
+from clustrs.serving.pruning import TowerScores
 
 SETTINGS = {"method": "clustrs", "keep": 16}
 
@@ -36,9 +36,9 @@ def test_registering_adds_names_and_replaces_nothing() -> None:
     after = ModelRegistry.models
     assert ModelConfig.get_model_arch_config is method
     assert not hasattr(method.__wrapped__, plugin.MARK)
-    assert {config.PREFIX + name for name in config.ARCHITECTURES} <= set(after)
+    assert {plugin.PREFIX + name for name in plugin.ARCHITECTURES} <= set(after)
     assert all(after[name] is model for name, model in before.items())
-    ours = [name for name in after if name.startswith(config.PREFIX)]
+    ours = [name for name in after if name.startswith(plugin.PREFIX)]
     assert all(after[name].module_name.startswith("vllm.") for name in after if name not in ours)
 
 
@@ -80,7 +80,7 @@ def test_without_the_key_nothing_changes() -> None:
     [
         ({"hf_overrides": {"clustrs": {"keep": 0}}}, "keep=0: give a count"),
         ({"hf_overrides": {"clustrs": {"method": "nope", "keep": 4}}}, "unknown method 'nope'"),
-        ({"hf_overrides": {"clustrs": {"method": "visionzip", "keep": 4}}}, "'visionzip' can't be served"),
+        ({"hf_overrides": {"clustrs": {"method": "visionzip", "keep": 4}}}, "'visionzip' cannot be served"),
         ({"hf_overrides": {"clustrs": SETTINGS}, "model_impl": "transformers"}, "model_impl='transformers'"),
         ({"hf_overrides": {"clustrs": SETTINGS, "vision_feature_layer": [-2]}}, r"vision_feature_layer=\[-2\]"),
     ],
@@ -125,7 +125,7 @@ def test_scores_are_those_of_the_transformers_path(reduction: Any) -> None:
     heard, keys = scores.take()
     assert torch.equal(heard, expected)
     assert torch.equal(keys, key.mean(2))
-    with pytest.raises(RuntimeError, match="heard 0 times"):
+    with pytest.raises(RuntimeError, match="ran 0 times"):
         scores.take()
 
 

@@ -225,7 +225,7 @@ def test_a_tower_without_full_attention_stops_at_start() -> None:
         visual=SimpleNamespace(blocks=[None] * 3), config=SimpleNamespace(vision_config=vision)
     )
     with pytest.raises(ValueError, match="fullatt_block_indexes names no block"):
-        qwen_vl.PrunedQwen25VL.listened_attention(model)
+        qwen_vl.PrunedQwen25VL.scoring_attention(model)
 
 
 def test_batches_for_the_tower() -> None:

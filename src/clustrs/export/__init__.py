@@ -4,8 +4,8 @@
 alone. `PrunedVision` and `TokenSelection` are the modules behind them, for `torch.export` and what builds on it.
 """
 
-from clustrs.export.modules import METHODS, PrunedVision, TokenSelection, trace
-from clustrs.export.onnx_files import OPSET, GraphInfo, export_onnx, export_selection
+from clustrs.export.onnx import OPSET, GraphInfo, export_onnx, export_selection
+from clustrs.export.vision import METHODS, PrunedVision, TokenSelection, trace
 
 __all__ = [
     "METHODS",

@@ -1,4 +1,4 @@
-"""Images encoded and pruned on one machine, for a server on another: the door into vLLM that needs no plugin.
+"""Encode and prune images on one machine for a vLLM server on another, which needs no plugin.
 
 `vllm serve ... --enable-mm-embeds` takes ready embeddings [1, k, D] in the place of an image. k tokens are much less to
 send than an image's features, and the server runs no vision tower for them.
@@ -25,19 +25,19 @@ from clustrs.models.select import select_tokens
 from clustrs.pruners.base import Pruner
 
 NAME = "image_embeds"
-"""What the tensor is called in a file, and the part of a chat message that carries one."""
+"""Name of the tensor in a file, and of the chat message part that carries it."""
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 ARCHITECTURES = ("LlavaForConditionalGeneration", "LlavaOnevisionForConditionalGeneration")
-"""Models of which vLLM takes embeddings [1, k, D] of any k; those of others come with positions."""
+"""Models whose embeddings vLLM accepts as [1, k, D] with any k; other models need positions as well."""
 
 
 @torch.inference_mode()
 def encode_image(model: Any, processor: Any, image: Image.Image, method: Pruner) -> tuple[Tensor, int]:
-    """What a model would be fed for an image, pruned [1, k, D], and how many tokens it would be without pruning."""
+    """Encode and prune an image: its tokens [1, k, D], and the number of tokens before pruning."""
     architecture = type(model).__name__
     if architecture not in ARCHITECTURES:
         raise ValueError(
-            f"model {architecture}: vLLM takes its images as pixels only; give {' or '.join(ARCHITECTURES)}"
+            f"model must be {' or '.join(ARCHITECTURES)}, got {architecture}: vLLM takes its images as pixels only"
         )
     adapter = get_adapter(model)
     inputs = processor(images=adapter.batch_images([image]), text=[processor.image_token], return_tensors="pt")
@@ -49,7 +49,7 @@ def encode_image(model: Any, processor: Any, image: Image.Image, method: Pruner)
 def output_files(images: Sequence[Path], folder: Path) -> dict[Path, Path]:
     """The file that is written for each image: its own name, in one folder."""
     if not images:
-        raise ValueError("IMAGE is missing: give one image file or more")
+        raise ValueError("IMAGE is missing (name one image file or more)")
     files: dict[Path, Path] = {}
     for image in images:
         file = folder / f"{image.stem}.safetensors"

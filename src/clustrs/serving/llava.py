@@ -24,12 +24,11 @@ from clustrs.models.adapters.llava import EncodedCrops
 from clustrs.models.adapters.llava_anyres import FIXED, channel_map, unpack_channels
 from clustrs.models.adapters.towers import HAS_CLS
 from clustrs.pruners.selection import EncoderStates, Layout
-from clustrs.serving.pruning import PrunedInfo, PrunedProcessor, pruned_method
-from clustrs.serving.scores import TowerScores, last_attention
+from clustrs.serving.pruning import PrunedInfo, PrunedProcessor, TowerScores, last_attention, pruned_method
 
 
 class PrunedTower:
-    """Goes before vLLM's model: crops through its tower and projector, with a score for each token."""
+    """Mixin for vLLM's model: crops through its tower and projector, with a score for each token."""
 
     supports_tower_connector_lora = False
 
@@ -137,6 +136,6 @@ class PrunedOnevision(PrunedTower, LlavaOnevisionForConditionalGeneration):
 
 
 def grid_layout(features: Tensor, side: int) -> Layout:
-    """Where the tokens of images with one square crop [B, side * side, D] lie."""
+    """Return the layout of images with one square crop [B, side * side, D]."""
     cell = torch.arange(features.shape[1], device=features.device).expand(len(features), -1)
     return Layout(torch.zeros_like(cell), cell // side, cell % side)

@@ -1,13 +1,106 @@
-"""What vLLM calls in each of its processes, by the entry point `vllm.general_plugins`.
-
-The pruned models are registered under names of their own. A config with the key `clustrs` is sent to them before vLLM
-looks for its architecture; without the key nothing happens, and no class of vLLM is replaced.
-"""
+"""Register the pruned models with vLLM, and check what can be served."""
 
 import functools
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clustrs.serving import config
+from clustrs import validation
+from clustrs.pruners.base import Pruner
+from clustrs.pruners.registry import get_method
+
+KEY = "clustrs"
+DEFAULT_METHOD = "clustrs"
+PREFIX = "Clustrs"
+"""Before the name of vLLM's architecture in that of the pruned one."""
+ARCHITECTURES = {
+    "LlavaForConditionalGeneration": "clustrs.serving.llava:PrunedLlava",
+    "LlavaOnevisionForConditionalGeneration": "clustrs.serving.llava:PrunedOnevision",
+    "Qwen2_5_VLForConditionalGeneration": "clustrs.serving.qwen_vl:PrunedQwen25VL",
+    "Qwen3VLForConditionalGeneration": "clustrs.serving.qwen_vl:PrunedQwen3VL",
+}
+"""The architectures that can be served, and where vLLM finds the pruned one."""
+TOWERS = {"clip_vision_model": "default", "siglip_vision_model": "full"}
+"""Vision towers of LLaVA that have scores, and the `vision_feature_select_strategy` that suits them."""
+TOWERS_CHECKED = ("LlavaForConditionalGeneration", "LlavaOnevisionForConditionalGeneration")
+"""The architectures with one of these towers."""
+AVAILABLE = ("attention", "layout")
+"""Inputs besides the tokens that are available when a tower's heads are split over ranks."""
+TESTED = (0, 32)
+"""Major and minor number of the vLLM releases that are tested."""
+
+
+def read_method(settings: Any) -> Pruner:
+    """Build the method that the key describes: {"method": name, "keep": count or fraction, any parameter: value}."""
+    if not isinstance(settings, Mapping):
+        raise ValueError(f'{KEY} must be an object such as {{"method": "clustrs", "keep": 64}}, got {settings!r}')
+    parameters = dict(settings)
+    name = parameters.pop("method", DEFAULT_METHOD)
+    if not isinstance(name, str):
+        raise ValueError(f"method must be the name of a method (for example {DEFAULT_METHOD!r}), got {name!r}")
+    if "keep" not in parameters:
+        raise ValueError("keep is missing (a count such as 64, or a fraction such as 0.25 of the visual tokens)")
+    validation.keep(parameters["keep"])
+    method = get_method(name, **parameters)
+    missing = [need for need in method.requirements() if need not in AVAILABLE]
+    if missing:
+        raise ValueError(
+            f"method {name!r} cannot be served: it needs {' and '.join(missing)} of the vision tower "
+            f"(servable methods need only tokens, {' and '.join(AVAILABLE)})"
+        )
+    return method
+
+
+def check_model(config: Any) -> str:
+    """Return the architecture of a model config, or raise ValueError if it cannot be served pruned."""
+    architecture = check_architectures(getattr(config, "architectures", None))
+    if architecture in TOWERS_CHECKED:
+        check_tower(config)
+    return architecture
+
+
+def check_architectures(architectures: Sequence[str] | None) -> str:
+    """Return the name of vLLM's own architecture for a config that names it or the pruned one."""
+    for name in architectures or ():
+        if name.removeprefix(PREFIX) in ARCHITECTURES:
+            return name.removeprefix(PREFIX)
+    given = ", ".join(architectures or ()) or "none"
+    raise ValueError(f"architecture {given} cannot be served pruned (supported: {', '.join(ARCHITECTURES)})")
+
+
+def check_tower(config: Any) -> None:
+    """Raise ValueError for a tower that vLLM reads differently from transformers, or that has no scores."""
+    tower = config.vision_config.model_type
+    if tower not in TOWERS:
+        raise ValueError(f"vision tower {tower!r} cannot be served pruned (supported: {', '.join(TOWERS)})")
+    if not isinstance(config.vision_feature_layer, int):
+        raise ValueError(f"vision_feature_layer must be one layer (an int), got {config.vision_feature_layer!r}")
+    strategy = config.vision_feature_select_strategy
+    if strategy != TOWERS[tower]:
+        raise ValueError(f"vision_feature_select_strategy for {tower} must be {TOWERS[tower]!r}, got {strategy!r}")
+
+
+def check_version(version: str) -> None:
+    """Raise ValueError for a vLLM release that is not tested."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None or tuple(map(int, found.groups())) != TESTED:
+        tested = ".".join(map(str, TESTED))
+        raise ValueError(f"vLLM {version} is not tested with this version of clustrs: install vllm=={tested}.*")
+
+
+def describe(config: Any, method: Pruner) -> str:
+    """Describe the pruning in one line."""
+    if check_architectures(config.architectures) not in TOWERS_CHECKED:
+        return f"{method!r}: keeps {_share(method.keep)} of each image"
+    tokens = (config.vision_config.image_size // config.vision_config.patch_size) ** 2
+    if hasattr(config, "image_grid_pinpoints"):
+        return f"{method!r}: keeps {_share(method.keep)} of each image, which has {tokens} per crop"
+    return f"{method!r}: {tokens} -> {method.count(tokens)} visual tokens per image"
+
+
+def _share(keep: int | float) -> str:
+    return f"{keep} visual tokens" if isinstance(keep, int) else f"{keep:.4g} of the visual tokens"
+
 
 MARK = "_clustrs"
 """On a function of vLLM's that is wrapped already."""
@@ -19,8 +112,8 @@ def register() -> None:
     from vllm.config import ModelConfig
 
     known = ModelRegistry.get_supported_archs()
-    for architecture, location in config.ARCHITECTURES.items():
-        name = config.PREFIX + architecture
+    for architecture, location in ARCHITECTURES.items():
+        name = PREFIX + architecture
         if name not in known:
             ModelRegistry.register_model(name, location)
     resolve = ModelConfig.get_model_arch_config
@@ -29,7 +122,7 @@ def register() -> None:
 
 
 def _redirecting(resolve: Any) -> Any:
-    """vLLM's first look at the architecture of a config that is read and overridden, with ours before it.
+    """Wrap the method by which vLLM first looks at the architecture of a config, with ours before it.
 
     It has to be this early: the class that vLLM finds for an architecture is remembered by the architecture's name.
     """
@@ -44,17 +137,17 @@ def _redirecting(resolve: Any) -> Any:
 
 
 def redirect(model_config: Any) -> None:
-    """Send a model whose config has our key to its pruned architecture; an error if it can't be served."""
-    settings = getattr(model_config.hf_config, config.KEY, None)
+    """Redirect a model whose config has our key to its pruned architecture, or raise ValueError."""
+    settings = getattr(model_config.hf_config, KEY, None)
     if settings is None:
         return
     if hasattr(model_config, "model_arch_config"):  # a copy for a part of the model, such as its language model
         return
     import vllm
 
-    config.check_version(vllm.__version__)
-    config.read_method(settings)
-    architecture = config.check_model(model_config.hf_config)
+    check_version(vllm.__version__)
+    read_method(settings)
+    architecture = check_model(model_config.hf_config)
     if model_config.model_impl not in ("auto", "vllm"):
-        raise ValueError(f"model_impl={model_config.model_impl!r} can't be served pruned: give 'auto' or 'vllm'")
-    model_config.hf_config.architectures = [config.PREFIX + architecture]
+        raise ValueError(f"model_impl must be 'auto' or 'vllm' for a pruned model, got {model_config.model_impl!r}")
+    model_config.hf_config.architectures = [PREFIX + architecture]

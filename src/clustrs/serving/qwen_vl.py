@@ -24,18 +24,17 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from clustrs.models.scoring import attention_scores
 from clustrs.pruners.selection import EncoderStates, Layout
-from clustrs.serving import mrope
-from clustrs.serving.pruning import PrunedInfo, PrunedProcessor, pruned_method
-from clustrs.serving.scores import mean_over_ranks
+from clustrs.serving import pruning
+from clustrs.serving.pruning import PrunedInfo, PrunedProcessor, mean_over_ranks, pruned_method
 
 ANGLES = 4
-"""How many positions there are angles for, in multiples of what the model was made for: as vLLM has it for videos."""
+"""Length of the rotary table, in multiples of the model's own: as vLLM has it for videos."""
 Grid = list[int]
 """Frames, height and width of an image in patches."""
 
 
 class PrunedQwenInfo(PrunedInfo):
-    """Goes before a Qwen model's processing info: images only, with as many placeholders as tokens are kept."""
+    """Mixin for a Qwen model's processing info: images only, with as many placeholders as tokens are kept."""
 
     ctx: Any
     get_hf_config: Any
@@ -48,13 +47,15 @@ class PrunedQwenInfo(PrunedInfo):
         return {**super().get_supported_mm_limits(), "video": 0}
 
     def count_unpruned(self, **size: Any) -> int:
-        """How many placeholders it has without pruning, with the processor's settings unless others are given."""
+        """Return the number of placeholders without pruning, with the processor's settings by default."""
         defaults = {"image_processor": self.get_image_processor(), "mm_kwargs": {}}
         return super().count_unpruned(**(defaults | size))
 
     def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Any) -> dict[str, int]:
-        """What the largest image is to the tower: all its tokens. So vLLM profiles the tower with as many images as
-        it would unpruned, and the model encodes no more at once."""
+        """Return the size of the largest image for the tower: all its tokens.
+
+        So vLLM profiles the tower with as many images as unpruned, and the model encodes no more at once.
+        """
         width, height = self.get_image_size_with_most_features()
         return {"image": self.count_unpruned(image_width=width, image_height=height)}
 
@@ -75,7 +76,7 @@ class PrunedQwenInfo(PrunedInfo):
 
 
 class PrunedQwenProcessor(PrunedProcessor):
-    """Goes before a Qwen model's processor: cuts the run of placeholders of each image."""
+    """Mixin for a Qwen model's processor: cuts the run of placeholders of each image."""
 
     info: Any
 
@@ -97,7 +98,7 @@ class PrunedQwenProcessor(PrunedProcessor):
 
 
 class PrunedQwen(nn.Module):
-    """Goes before a Qwen model of vLLM: keeps k tokens of each image, at the positions they had."""
+    """Mixin for a Qwen model of vLLM: keeps k tokens of each image, at the positions they had."""
 
     supports_tower_connector_lora = False
     config: Any
@@ -109,21 +110,21 @@ class PrunedQwen(nn.Module):
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.method = pruned_method(self.config)
         self.most_tokens = vllm_config.scheduler_config.max_num_batched_tokens
-        self.heard: list[tuple[Tensor, Tensor]] = []
-        self.listened_attention().register_forward_pre_hook(self._hear, with_kwargs=True)
+        self.recorded: list[tuple[Tensor, Tensor]] = []
+        self.scoring_attention().register_forward_pre_hook(self._record, with_kwargs=True)
         widen_rotary_table(self, ANGLES * self.config.get_text_config().max_position_embeddings)
         self.register_buffer("offsets", torch.zeros(3, self.most_tokens, dtype=torch.long), persistent=False)
 
-    def listened_attention(self) -> Any:
+    def scoring_attention(self) -> Any:
         """The attention whose scores count: that of the last block."""
         return self.visual.blocks[-1].attn.attn
 
     def tower_order(self, grid: Grid) -> Tensor | None:
-        """Which token of an image the tower has at each index, if not in raster order."""
+        """Return the token at each index of the tower's output, or None if it is in raster order."""
         return None
 
-    def _hear(self, module: nn.Module, inputs: Any, arguments: dict[str, Any]) -> None:
-        self.heard.append((arguments["query"], arguments["key"]))
+    def _record(self, module: nn.Module, inputs: Any, arguments: dict[str, Any]) -> None:
+        self.recorded.append((arguments["query"], arguments["key"]))
 
     def _process_image_input(self, image_input: Any) -> tuple[Tensor, ...]:
         grids: list[Grid] = image_input["image_grid_thw"].tolist()
@@ -146,28 +147,30 @@ class PrunedQwen(nn.Module):
 
     def _prune(self, pixels: Tensor, grids: list[Grid]) -> list[Tensor]:
         """The survivors of some images, each [k, features and the channels of its y and x]."""
-        self.heard.clear()
+        self.recorded.clear()
         features: Tensor = self.visual(pixels, grid_thw=grids)
-        ((query, key),) = self.heard
-        self.heard.clear()
+        ((query, key),) = self.recorded
+        self.recorded.clear()
         sizes = [t * h * w for t, h, w in grids]
         counts = [size // self.visual.spatial_merge_unit for size in sizes]
         parts = zip(grids, features.split(counts), query.split(sizes, 1), key.split(sizes, 1), strict=True)
         return [self._survivors(*part) for part in parts]
 
     def _survivors(self, grid: Grid, rows: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """What is kept of an image [k, ...], from the rows [N, ...] of its features and of those for later layers, and
-        from queries and keys [1, patches, heads, d]."""
+        """Return the survivors of an image [k, ...].
+
+        `rows` [N, ...] are its features and those for later layers; query and key are [1, patches, heads, d].
+        """
         features, later = rows.tensor_split([self.config.vision_config.out_hidden_size], -1)
         width = grid[2] // self.visual.spatial_merge_size
         cell = torch.arange(len(rows), device=rows.device)
         layout = Layout(torch.zeros_like(cell), cell // width, cell % width)
         query, key = query.transpose(1, 2), key.transpose(1, 2)
-        scores = attention_scores(query, key, self.listened_attention().scale, "received")
+        scores = attention_scores(query, key, self.scoring_attention().scale, "received")
         states = EncoderStates(keys=self._pool(key.float().mean(1), grid), cls=False)
         selection = self.method.select(features, self._pool(scores, grid), states, layout=layout, check=False)
         kept = selection.indices
-        cells = mrope.cell_channels(layout.y[kept], layout.x[kept], rows.dtype)
+        cells = pruning.cell_channels(layout.y[kept], layout.x[kept], rows.dtype)
         return torch.cat([selection.tokens, later[kept], cells], -1)
 
     def _pool(self, patches: Tensor, grid: Grid) -> Tensor:
@@ -182,8 +185,8 @@ class PrunedQwen(nn.Module):
         for feature in mm_features:
             _, height, width = feature.data["image_grid_thw"].data.tolist()
             place = feature.mm_position
-            spans.append(mrope.ImageSpan(place.offset, place.length, height // side, width // side))
-        return mrope.starting_positions(len(input_tokens), spans)
+            spans.append(pruning.ImageSpan(place.offset, place.length, height // side, width // side))
+        return pruning.starting_positions(len(input_tokens), spans)
 
     def embed_input_ids(
         self, input_ids: Tensor, multimodal_embeddings: Any = None, *, is_multimodal: Tensor | None = None
@@ -191,7 +194,7 @@ class PrunedQwen(nn.Module):
         """Embed a step's tokens, and note what its visual tokens add to their positions for `forward`."""
         self.offsets.zero_()
         if multimodal_embeddings is not None and len(multimodal_embeddings):
-            multimodal_embeddings, offsets = mrope.split_channels(multimodal_embeddings)
+            multimodal_embeddings, offsets = pruning.split_channels(multimodal_embeddings)
             self.offsets[:, : len(input_ids)][:, is_multimodal] = offsets
         embed = super().embed_input_ids  # type: ignore[misc]
         embeddings: Tensor = embed(input_ids, multimodal_embeddings, is_multimodal=is_multimodal)
@@ -248,7 +251,7 @@ class PrunedQwen25Processor(PrunedQwenProcessor, Qwen2_5_VLMultiModalProcessor):
 class PrunedQwen25VL(PrunedQwen, Qwen2_5_VLForConditionalGeneration):
     """vLLM's Qwen2.5-VL: most blocks of the tower attend within windows, and it has a window's tokens side by side."""
 
-    def listened_attention(self) -> Any:
+    def scoring_attention(self) -> Any:
         blocks = self.visual.blocks
         full = [i for i in self.config.vision_config.fullatt_block_indexes if 0 <= i < len(blocks)]
         if not full:

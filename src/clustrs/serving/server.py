@@ -11,7 +11,7 @@ from itertools import zip_longest
 from typing import Any
 
 from clustrs.models.load import ADVICE, folder_of
-from clustrs.serving import config
+from clustrs.serving import plugin
 
 OVERRIDES = "--hf-overrides"
 SERVED_NAME = "--served-model-name"
@@ -39,16 +39,16 @@ class ServerCommand:
 def prepare(model_id: str, settings: dict[str, Any], options: Sequence[str] = ()) -> ServerCommand:
     """Check everything, and put together vLLM's command line. `settings` is what the key `clustrs` will say; `options`
     are vLLM's own."""
-    method = config.read_method(settings)
+    method = plugin.read_method(settings)
     check_installation()
     hf_config, source = read_config(model_id)
-    architecture = config.check_model(hf_config)
+    architecture = plugin.check_model(hf_config)
     check_options(architecture, options)
     overrides, rest = _split_overrides(options)
-    if config.KEY in overrides:
-        raise ValueError(f"{OVERRIDES}: the key {config.KEY!r} is set by --method, --keep and --set; leave it out")
+    if plugin.KEY in overrides:
+        raise ValueError(f"{OVERRIDES}: the key {plugin.KEY!r} is set by --method, --keep and --set; leave it out")
     # The name of the pruned architecture, too: vLLM without the plugin then refuses to start instead of not pruning.
-    overrides |= {"architectures": [config.PREFIX + architecture], config.KEY: settings}
+    overrides |= {"architectures": [plugin.PREFIX + architecture], plugin.KEY: settings}
     named = any(_read_option(option)[0] == SERVED_NAME for option in rest)
     arguments = [
         *(sys.executable, "-m", *server_words(source)),
@@ -56,7 +56,7 @@ def prepare(model_id: str, settings: dict[str, Any], options: Sequence[str] = ()
         *rest,
         *(OVERRIDES, json.dumps(overrides)),  # last: an abbreviation of the same option does not win over it
     ]
-    return ServerCommand(arguments, f"clustrs: {model_id} with {config.describe(hf_config, method)}")
+    return ServerCommand(arguments, f"clustrs: {model_id} with {plugin.describe(hf_config, method)}")
 
 
 def serve(command: ServerCommand) -> None:
@@ -67,23 +67,23 @@ def serve(command: ServerCommand) -> None:
 
 def check_installation() -> None:
     """vLLM is here, in a tested version, and will load the plugin."""
-    config.check_version(vllm_version())
-    if not any(entry.name == config.KEY for entry in entry_points(group=GROUP)):
+    plugin.check_version(vllm_version())
+    if not any(entry.name == plugin.KEY for entry in entry_points(group=GROUP)):
         raise ValueError("the vLLM plugin of clustrs was not found: install the package (pip install 'clustrs[vllm]')")
     allowed = os.environ.get("VLLM_PLUGINS")
-    if allowed is not None and config.KEY not in [name.strip() for name in allowed.split(",")]:
-        raise ValueError(f"VLLM_PLUGINS={allowed!r} leaves out the plugin: add {config.KEY!r}, or unset it")
+    if allowed is not None and plugin.KEY not in [name.strip() for name in allowed.split(",")]:
+        raise ValueError(f"VLLM_PLUGINS={allowed!r} leaves out the plugin: add {plugin.KEY!r}, or unset it")
 
 
 def check_options(architecture: str, options: Sequence[str]) -> None:
     """Refuse options of vLLM that a pruned model of this architecture does not take."""
-    accepted = ACCEPTED if architecture in config.TOWERS_CHECKED else ACCEPTED | QWEN_ACCEPTED
+    accepted = ACCEPTED if architecture in plugin.TOWERS_CHECKED else ACCEPTED | QWEN_ACCEPTED
     for option, following in zip_longest(options, options[1:], fillvalue=""):
         name, value = _read_option(option)
         given = following if value is None else value
         values = accepted.get(name.partition(".")[0])
         if values is not None and given not in values:
-            shown, advice = (f"{name} {given}", f"give {' or '.join(values)}") if values else (name, "leave it out")
+            shown, advice = (f"{name} {given}", f"use {' or '.join(values)}") if values else (name, "omit it")
             raise ValueError(f"{shown} can't be combined with a pruned {architecture}: {advice}")
 
 
@@ -107,7 +107,7 @@ def vllm_version() -> str:
 
 
 def read_config(model_id: str) -> tuple[Any, str]:
-    """A model's config, and what vLLM is told to load: a folder, or an id of the Hugging Face hub."""
+    """Read a model's config, and return it with the folder or hub id that vLLM should load."""
     from transformers import AutoConfig
 
     from clustrs.corruptions.images import first_sentence
@@ -136,7 +136,7 @@ def _split_overrides(options: Sequence[str]) -> tuple[dict[str, Any], list[str]]
         if name == OVERRIDES:
             given = next(remaining, "") if value is None else value
         elif name.startswith(f"{OVERRIDES}."):
-            raise ValueError(f"{option}: give all overrides as one JSON object, {OVERRIDES} '{{...}}'")
+            raise ValueError(f"{option} is not supported (pass all overrides as one object, {OVERRIDES} '{{...}}')")
         else:
             rest.append(option)
     if given is None:
@@ -146,5 +146,5 @@ def _split_overrides(options: Sequence[str]) -> tuple[dict[str, Any], list[str]]
     except json.JSONDecodeError:
         overrides = None
     if not isinstance(overrides, dict):
-        raise ValueError(f"{OVERRIDES} {given}: give a JSON object")
+        raise ValueError(f"{OVERRIDES} must be a JSON object, got {given}")
     return overrides, rest

@@ -1,4 +1,4 @@
-"""What `--model_args` says: which model, how it is loaded and pruned, and what is done to its images."""
+"""Parse `--model_args`: which model, how it is loaded and pruned, and how its images are corrupted."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -35,11 +35,11 @@ class ModelArguments(LoadOptions):
     positions: Positions = "compact"
 
     def attach_options(self) -> dict[str, Any]:
-        """How the method is attached."""
+        """Return the options of `attach`."""
         return {"scope": self.scope, "crops": self.crops, "positions": self.positions}
 
     def to_json(self) -> dict[str, Any]:
-        """All settings in full, as results store them, with our version."""
+        """Return all settings and the version of clustrs, as results store them."""
         described = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in OPTIONAL}
         return {
             "clustrs": __version__,
@@ -57,11 +57,11 @@ NAMES = {one.name for one in fields(ModelArguments)} | {"keep"}
 def read_arguments(given: Mapping[str, Any]) -> ModelArguments:
     """Read model_args as lmms-eval splits them: numbers and booleans are converted, everything else is text.
 
-    What is no setting of ours is a parameter of the method: tau=2, shrink=false, clip=[0.2,0.9].
+    Any other name is a parameter of the method: tau=2, shrink=false, clip=[0.2,0.9].
     """
     values = {name: value for name, value in given.items() if value is not None}
     if "pretrained" not in values:
-        raise ValueError("pretrained is missing: give a folder, a Hugging Face id or mini-llava, as in pretrained=...")
+        raise ValueError("pretrained is missing (write pretrained=... with a folder, a Hugging Face id or mini-llava)")
     described = values.pop("method", DEFAULT_METHOD)
     parameters = {name: values.pop(name) for name in list(values) if name not in NAMES or name == "keep"}
     method = read_method(described, parameters)
@@ -72,31 +72,31 @@ def read_arguments(given: Mapping[str, Any]) -> ModelArguments:
 
 
 def read_value(name: str, value: Any, hint: Any) -> Any:
-    """A setting of the type it must have."""
+    """Convert a setting to its type."""
     if name == "corrupt":
         if not isinstance(value, str):
-            raise ValueError(f"corrupt={value!r}: give NAME:LEVEL, for example gaussian:0.5, or {CLEAN}")
+            raise ValueError(f"corrupt must be NAME:LEVEL (for example gaussian:0.5) or {CLEAN}, got {value!r}")
         return parse_corruption(value)
     if name == "batch_size":
         return read_batch_size(value)
     found = convert(name, value, validation.plain_hint(hint))
     if name == "seed" and not 0 <= found <= LARGEST:
-        raise ValueError(f"seed={value!r}: give an integer from 0 to {LARGEST}")
+        raise ValueError(f"seed must be an integer from 0 to {LARGEST}, got {value!r}")
     return found
 
 
 def read_batch_size(value: Any) -> int:
-    """lmms-eval hands over what follows --batch_size as text."""
+    """Convert the batch size, which lmms-eval passes as text."""
     text = str(value)
     if not (text.isascii() and text.isdigit() and int(text) >= 1):
-        raise ValueError(f"batch_size={value!r}: give an integer of at least 1")
+        raise ValueError(f"batch_size must be an integer of at least 1, got {value!r}")
     return int(text)
 
 
 def read_method(described: Any, parameters: Mapping[str, Any]) -> Pruner:
-    """A method by name, or by name and parameters as in `clustrs eval --methods "clustrs tau=2"`."""
+    """Build a method from its name, or from name and parameters as in `clustrs eval --methods "clustrs tau=2"`."""
     if not isinstance(described, str):
-        raise ValueError(f"method={described!r}: give the name of a method, for example {DEFAULT_METHOD}")
+        raise ValueError(f"method must be the name of a method (for example {DEFAULT_METHOD}), got {described!r}")
     settings = parse_method(described.strip("\"'"))
     name = settings["name"]
     known = {one.name: one.default for one in fields(method_class(name))}
@@ -105,20 +105,21 @@ def read_method(described: Any, parameters: Mapping[str, Any]) -> Pruner:
             raise ValueError(unknown(name, known, parameter, value))
         settings[parameter] = from_text(value)
     if "keep" not in settings and known["keep"] is MISSING:
-        raise ValueError("keep is missing: give a count (keep=64) or a fraction (keep=0.25) of the visual tokens")
+        raise ValueError("keep is missing (write keep=64 for a count, keep=0.25 for a fraction of the visual tokens)")
     return from_dict(settings)
 
 
 def unknown(name: str, known: Iterable[str], parameter: str, value: Any) -> str:
-    """What to say of a name that neither the model nor its method has."""
+    """Return the error text for a name that neither the model nor its method has."""
     settings = sorted(NAMES)
     own = [one for one in known if one not in NAMES]
     near = validation.nearest(parameter, [*settings, *own])
-    return f"{parameter}={value!r}{near}: give one of {', '.join(settings)}, or a parameter of {name}: {', '.join(own)}"
+    accepted = f"{', '.join(settings)}, or a parameter of {name}: {', '.join(own)}"
+    return f"unknown argument {parameter}={value!r}{near} (accepted: {accepted})"
 
 
 def from_text(value: Any) -> Any:
-    """A parameter that lmms-eval left as text: JSON, or a word."""
+    """Convert a parameter that lmms-eval left as text: JSON, or a word."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except (json.JSONDecodeError, RecursionError):

@@ -1,32 +1,158 @@
-"""A loaded and pruned model that answers prompts with any number of images, several at a time."""
+"""Answer prompts with any number of images by a loaded and pruned model."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
+from clustrs.corruptions import Corruption
+from clustrs.corruptions.images import check_size, open_image, to_rgb
 from clustrs.integrations.lmms_eval.arguments import ModelArguments
-from clustrs.integrations.lmms_eval.requests import Prompt, PromptBuilder
 from clustrs.models.load import load_model
+from clustrs.models.prompts import messages_prompt
 from clustrs.models.protocol import apply_image_padding
+from clustrs.options import PromptTemplate
+
+Messages = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Prompt of a model: text with a placeholder for each image, and the images."""
+
+    text: str
+    images: tuple[Image.Image, ...]
+
+
+@dataclass(frozen=True)
+class PromptBuilder:
+    """Makes prompts of messages, the same ones for every method and whatever else is in a batch."""
+
+    processor: Any
+    template: PromptTemplate
+    corruption: Corruption | None
+    seed: int
+    image_id: str | None
+
+    def build(self, messages: Sequence[Mapping[str, Any]], document: Mapping[str, Any], where: str) -> Prompt:
+        """A prompt; `where` names the document in errors."""
+        try:
+            parts = [part for message in messages for part in message["content"]]
+            opened = [open_visual(part["url"]) for part in parts if part["type"] == "image"]
+            ids = self._ids(document, opened)
+            images = [self._corrupted(image, name) for image, name in zip(opened, ids, strict=True)]
+            placed = place_images(plain_messages(messages), self.processor.image_token)
+            return Prompt(messages_prompt(self.processor, placed, self.template), tuple(images))
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+
+    def _corrupted(self, image: Image.Image, name: str) -> Image.Image:
+        return image if self.corruption is None else self.corruption.apply(image, name, self.seed)
+
+    def _ids(self, document: Mapping[str, Any], images: Sequence[Image.Image]) -> list[str]:
+        """A name for each image. The corruption of an image depends on it: never on the method or on the batch."""
+        if self.image_id is None:
+            return [fingerprint(image) for image in images]
+        if self.image_id not in document:
+            fields = ", ".join(map(str, document))
+            raise ValueError(f"image_id must be a field of the document ({fields}), got {self.image_id!r}")
+        value = document[self.image_id]
+        names = value if isinstance(value, list) else [value]
+        if len(names) == 1 < len(images):
+            names = [f"{names[0]}#{number}" for number in range(len(images))]
+        if len(names) != len(images) or not all(isinstance(name, str | int) for name in names):
+            raise ValueError(
+                f"image_id must be a field with a name for each of {len(images)} images, got {self.image_id!r}"
+            )
+        return [str(name) for name in names]
+
+
+def open_visual(visual: Any) -> Image.Image:
+    """An image of a task, in RGB: one that is open already, or a file."""
+    if isinstance(visual, str):
+        return open_image(visual)
+    if not isinstance(visual, Image.Image):
+        raise ValueError(f"an image is a {type(visual).__name__}: a PIL image or the name of a file is expected")
+    check_size("image", visual.size)
+    return to_rgb(visual)
+
+
+def fingerprint(image: Image.Image) -> str:
+    """Identify an image without a name by its size and its pixels."""
+    content = f"{image.width}x{image.height}:".encode() + image.tobytes()
+    return hashlib.sha256(content).hexdigest()
+
+
+def plain_messages(messages: Sequence[Mapping[str, Any]]) -> Messages:
+    """Messages as chat templates take them, without the images themselves; only images and text are understood."""
+    plain: Messages = []
+    for message in messages:
+        content = []
+        for part in message["content"]:
+            if part["type"] not in ("image", "text"):
+                raise ValueError(f"{part['type']} is not supported (only images and text are)")
+            content.append({"type": "text", "text": part["text"]} if part["type"] == "text" else {"type": "image"})
+        plain.append({"role": message["role"], "content": content})
+    return plain
+
+
+def place_images(messages: Messages, placeholder: str) -> Messages:
+    """Put images where the text has placeholders for them, as some tasks write it; the text must have all or none."""
+    marks = sum(part["text"].count(placeholder) for part in parts_of(messages, "text"))
+    if not marks:
+        return messages
+    images = len(parts_of(messages, "image"))
+    if marks != images:
+        raise ValueError(f"the text has {marks} times {placeholder!r}, which stands for an image, and {images} images")
+    return [{**message, "content": split_parts(message["content"], placeholder)} for message in messages]
+
+
+def parts_of(messages: Messages, kind: str) -> list[dict[str, str]]:
+    """The parts of a kind, in order."""
+    return [part for message in messages for part in message["content"] if part["type"] == kind]
+
+
+def split_parts(content: Sequence[Mapping[str, str]], placeholder: str) -> list[dict[str, str]]:
+    """The text of a message, with images in the place of placeholders."""
+    parts: list[dict[str, str]] = []
+    for part in content:
+        if part["type"] == "text":
+            for number, text in enumerate(part["text"].split(placeholder)):
+                parts += [{"type": "image"}] * bool(number)
+                parts += [{"type": "text", "text": text.strip()}] * bool(text.strip())
+    return parts
+
+
+def user_turn(visuals: Sequence[Any] | None, text: str) -> Messages:
+    """The messages of a task of the older form, which has a text and a list of images."""
+    images = [{"type": "image", "url": visual} for visual in flat(visuals or [])]
+    return [{"role": "user", "content": [*images, {"type": "text", "text": text}]}]
+
+
+def flat(visuals: Sequence[Any]) -> list[Any]:
+    """Images that may stand in lists of lists."""
+    return [one for visual in visuals for one in (flat(visual) if isinstance(visual, list | tuple) else [visual])]
+
 
 MAX_NEW_TOKENS = 1024
-"""Where a task does not say: as LLaVA-1.5 is evaluated."""
+"""Default where a task sets none, as LLaVA-1.5 is evaluated."""
 PASSED_ON = ("max_new_tokens", "temperature", "do_sample", "top_p", "top_k", "num_beams", "repetition_penalty")
-"""What `generate` is given of a task's generation_kwargs."""
+"""Entries of a task's generation_kwargs that are passed to `generate`."""
 SAMPLING = ("temperature", "top_p", "top_k")
 NO_CONCERN = ("image_aspect_ratio",)
 """Settings of other models that stand in tasks' generation_kwargs and change nothing here."""
 STOPS = ("until", "stop_sequences")
 PARAGRAPH = "\n\n"
-"""What lmms-eval adds to `until` when a task has none. Its own models do not cut answers there, nor does this one."""
+"""Stop that lmms-eval adds to `until` when a task has none; like its own models, this one ignores it."""
 
 
 @dataclass(frozen=True)
 class VisualCount:
-    """How many visual tokens the language model would have read of a prompt's images, and how many it did."""
+    """Visual tokens of a prompt's images, before and after pruning."""
 
     unpruned: int
     kept: int
@@ -44,7 +170,7 @@ class Generated:
 
 @dataclass(frozen=True)
 class Likelihood:
-    """How well a continuation fits: its mean negative log-likelihood per token; whether greedy decoding gives it."""
+    """Mean negative log-likelihood per token of a continuation, and whether greedy decoding produces it."""
 
     loss: float
     greedy: bool
@@ -87,7 +213,7 @@ class Engine:
         ]
 
     def likelihoods(self, prompts: Sequence[Prompt], continuations: Sequence[str]) -> list[Likelihood]:
-        """How well each continuation fits its prompt. The prompts all have images, or all have none."""
+        """Score each continuation of its prompt. The prompts all have images, or all have none."""
         wholes = [continued(prompt.text, text) for prompt, text in zip(prompts, continuations, strict=True)]
         inputs = self._inputs(wholes, prompts, "right")
         lengths = inputs["attention_mask"].sum(1).tolist()
@@ -120,7 +246,7 @@ class Engine:
         return inputs.to(self.model.device, self.model.dtype)
 
     def _visuals(self, prompts: Sequence[Prompt]) -> list[VisualCount]:
-        """What the last call kept of the images of each prompt."""
+        """Count the tokens that the last call kept of each prompt's images."""
         left = list(self.handle.last) if any(prompt.images for prompt in prompts) else []
         counts = []
         for prompt in prompts:
@@ -136,10 +262,12 @@ class Engine:
 
 
 def read_generation(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """What `generate` is given of a task's generation_kwargs, and the texts at which an answer ends."""
+    """Split a task's generation_kwargs into arguments of `generate` and stop strings."""
     unknown = [name for name in settings if name not in (*PASSED_ON, *STOPS, *NO_CONCERN)]
     if unknown:
-        raise ValueError(f"generation_kwargs: {unknown[0]}={settings[unknown[0]]!r} is not known: give {PASSED_ON}")
+        raise ValueError(
+            f"unknown generation_kwargs entry {unknown[0]}={settings[unknown[0]]!r} (accepted: {PASSED_ON})"
+        )
     options = {name: settings[name] for name in PASSED_ON if settings.get(name) is not None}
     options.setdefault("max_new_tokens", MAX_NEW_TOKENS)
     sampled = bool(options.get("do_sample", options.get("temperature", 0) > 0)) and options.get("temperature", 1) > 0
@@ -167,3 +295,23 @@ def fit(logits: Tensor, targets: Tensor) -> tuple[float, bool]:
     """The mean negative log-likelihood of tokens [n] under logits [n, V], and whether each is the most likely one."""
     loss = torch.nn.functional.cross_entropy(logits.float(), targets)
     return float(loss), bool((logits.argmax(-1) == targets).all())
+
+
+class Tally:
+    """Sums over the questions of each task."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, list[int]] = {}
+
+    def add(self, task: str, visual: VisualCount) -> None:
+        """Count a question."""
+        sums = self._sums.setdefault(task, [0, 0, 0])
+        for i, value in enumerate((1, visual.unpruned, visual.kept)):
+            sums[i] += value
+
+    def to_json(self) -> dict[str, Any]:
+        """The means per question, by task."""
+        return {
+            task: {"questions": count, "unpruned_tokens": unpruned / count, "visual_tokens": kept / count}
+            for task, (count, unpruned, kept) in self._sums.items()
+        }

@@ -13,9 +13,7 @@ from tqdm import tqdm
 
 from clustrs.evaluation.jsonl import identity
 from clustrs.integrations.lmms_eval.arguments import read_arguments
-from clustrs.integrations.lmms_eval.engine import Engine, VisualCount
-from clustrs.integrations.lmms_eval.requests import Messages, Prompt, user_turn
-from clustrs.integrations.lmms_eval.tally import Tally
+from clustrs.integrations.lmms_eval.engine import Engine, Messages, Prompt, Tally, VisualCount, user_turn
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class SimpleModel(lmms):
 
     @property
     def batch_sizes(self) -> dict[str, Any]:
-        """What is recorded in the result file: lmms-eval writes the values of this, and of nothing else of a model."""
+        """Return the settings for the result file; lmms-eval stores nothing else about a model."""
         return {"settings": {**self.arguments.to_json(), **versions(), "tasks": self.tally.to_json()}}
 
     def clean(self) -> None:
@@ -141,7 +139,7 @@ class ChatModel(SimpleModel):
 
 
 def batches(alike: Sequence[str], size: int) -> Iterator[list[int]]:
-    """The indices of requests that may be answered together, so many at a time."""
+    """The indices of requests that may be answered together, in groups of a given size."""
     groups: dict[str, list[int]] = {}
     for index, kind in enumerate(alike):
         groups.setdefault(kind, []).append(index)

@@ -20,13 +20,13 @@ from clustrs.evaluation.store import write_whole
 
 ENDING = "_results.json"
 DEPTHS = ("", "*/", "*/*/")
-"""Where result files are looked for: in a folder and in two levels of folders below."""
+"""Levels that are searched for result files: a folder and two levels below."""
 RUNS = "clustrs"
 """The folder for the runs, beside the results."""
 CELL = ("method", "corrupt", "seed")
-"""What may differ between the results of a run, of what is recorded about a model."""
+"""Settings of a model that may differ between the results of one run."""
 ASIDE = (*CELL, "batch_size", "device", "device_map", "tasks")
-"""What does not tell runs apart."""
+"""Settings that do not distinguish runs."""
 TOTAL = "all questions"
 """The one item of a run of which only totals are known."""
 CLOSE = 1e-6
@@ -39,19 +39,19 @@ class Cell:
     path: Path
     task: str
     record: Mapping[str, Any]
-    """What the model recorded about itself."""
+    """Settings that the model recorded."""
     scores: Mapping[str, float]
     """By metric, as lmms-eval added them up."""
     questions: int
 
     @property
     def key(self) -> str:
-        """What tells the cells of a run apart."""
+        """Identity of a cell within its run."""
         return identity([self.record[name] for name in CELL])
 
     @property
     def run(self) -> str:
-        """What tells runs apart."""
+        """Identity of the run."""
         return identity([self.task, {name: value for name, value in self.record.items() if name not in ASIDE}])
 
 
@@ -67,7 +67,7 @@ class Sample:
 
 
 def holds_results(folder: Path) -> bool:
-    """Whether a folder has results of lmms-eval, in it or below."""
+    """Return True if a folder has results of lmms-eval, in it or below."""
     return not os.path.exists(folder / "config.json") and bool(result_files(folder))
 
 
@@ -80,7 +80,7 @@ def result_files(folder: Path) -> list[Path]:
 def import_results(folder: Path, metric: str | None = None, tell: Callable[[str], None] = print) -> list[Path]:
     """Write a run for each model and task of a folder, and return their folders.
 
-    `metric` is the one that is shown, by default a task's first. `tell` is told what is left aside, and why.
+    `metric` is the one that is shown, by default a task's first. `tell` gets a line for each file that is skipped.
     """
     groups: dict[str, dict[str, Cell]] = {}
     for cell in read_cells(Path(folder), tell):
@@ -124,7 +124,7 @@ def read_cells(folder: Path, tell: Callable[[str], None]) -> Iterator[Cell]:
 
 
 def own_fields(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """What a model wrote into the configuration of a result file."""
+    """Yield the settings that a model wrote into the configuration of a result file."""
     written = config.get("batch_sizes")
     return (one for one in written if isinstance(one, dict)) if isinstance(written, list) else iter(())
 
@@ -215,12 +215,12 @@ def as_text(value: Any) -> str:
 
 
 def scale_of(scores: Sequence[float]) -> tuple[float, float]:
-    """What totals are divided by to go from 0 to 1, and the scale in which they are shown.
+    """Return the divisor that maps totals to 0 .. 1, and the scale in which they are shown.
 
     Totals that are all at most 1 are fractions, and shown in per cent; otherwise the scale is 100, 1000 ... as needed.
     """
     if min(scores) < 0:
-        raise ValueError(f"a score is {min(scores):g}: give another --metric, one that is never below 0")
+        raise ValueError(f"scores must not be negative, got {min(scores):g} (choose another --metric)")
     if max(scores) <= 1:
         return 1.0, 100.0
     scale = 100.0

@@ -1,4 +1,4 @@
-"""ONNX files, and beside each a JSON file that says what is in it."""
+"""Write ONNX graphs, each with a JSON file that describes it."""
 
 import json
 import logging
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from clustrs import __version__
-from clustrs.export.modules import PrunedVision, TokenSelection, trace
+from clustrs.export.vision import PrunedVision, TokenSelection, trace
 from clustrs.pruners import Pruner
 
 OPSET = 18
@@ -24,7 +24,7 @@ FOLDED_BYTES = 2**24
 
 @dataclass(frozen=True)
 class GraphInfo:
-    """What the JSON file beside a graph says.
+    """Contents of the JSON file beside a graph.
 
     `tokens` is N, how many tokens the graph chooses from, `kept` is k. `inputs` and `outputs` have the shape of each,
     as strings for JSON: "batch" stands for any number of images.
@@ -73,7 +73,7 @@ def export_selection(
 def _write(module: PrunedVision | TokenSelection, path: Path, model_type: str | None) -> GraphInfo:
     _require_onnx()
     if path.suffix != ".onnx":
-        raise ValueError(f"path={str(path)!r}: give a name that ends in .onnx")
+        raise ValueError(f"path must end in .onnx, got {str(path)!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
     info = describe(module, model_type)
     program = to_onnx(module)
@@ -130,7 +130,7 @@ def _tidy(model: Any) -> None:
 
 
 def describe(module: PrunedVision | TokenSelection, model_type: str | None) -> GraphInfo:
-    """What the file beside a graph says, from one run with the example inputs."""
+    """Describe a graph for the JSON file beside it, from one run with the example inputs."""
     inputs = module.example_inputs(1)
     if isinstance(module, PrunedVision):
         with torch.no_grad():
