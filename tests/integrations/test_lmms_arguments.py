@@ -69,7 +69,7 @@ def test_everything_is_recorded() -> None:
         ({**GIVEN, "keep": 0}, "keep=0"),
         ({**GIVEN, "method": "clustr"}, r"unknown method 'clustr' \(did you mean 'clustrs'\?\)"),
         ({**GIVEN, "method": 3}, "method must be the name of a method .*, got 3"),
-        ({**GIVEN, "tua": 2}, r"tua=2 \(did you mean 'tau'\?\): give one of attn, batch_size"),
+        ({**GIVEN, "tua": 2}, r"unknown argument tua=2 \(did you mean 'tau'\?\) \(accepted: attn, batch_size"),
         ({**GIVEN, "method": "divprune", "tau": 2}, "unknown argument tau=2 .* or a parameter of divprune"),
         ({**GIVEN, "attn_implementation": "sdpa"}, "attn_implementation='sdpa'"),
         ({**GIVEN, "corrupt": "gaussian"}, "corruption 'gaussian': give NAME:LEVEL"),
