@@ -12,7 +12,7 @@ from recorded_run import write_run
 from clustrs.cli.app import parse
 from clustrs.cli.evaluate import configuration
 from clustrs.evaluation.report import write_report
-from clustrs.evaluation.report.analysis.summary import Summary
+from clustrs.evaluation.report.summary import Summary
 from clustrs.evaluation.results import load_run
 from clustrs.paper import paper_table
 from clustrs.studies import ablation, sensitivity

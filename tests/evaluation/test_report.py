@@ -12,6 +12,7 @@ from base64 import b64encode
 from collections.abc import Callable
 from hashlib import sha256
 from html.parser import HTMLParser
+from importlib.metadata import EntryPoint
 from itertools import count, product
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,12 @@ import pytest
 from recorded_run import CONFIG, METHODS, Row, failed, large_run, rows_of, write_run
 
 from clustrs.evaluation import metrics
-from clustrs.evaluation.report import terminal_table, write_report
+from clustrs.evaluation.report import blocks, terminal_table, write_report
 from clustrs.evaluation.report.escaping import for_markdown, for_spreadsheet, for_tex, plain
 from clustrs.evaluation.report.html import DRAWING, environment
+from clustrs.evaluation.report.summary import Reference
 from clustrs.evaluation.report.write import replace_files
-from clustrs.evaluation.results import load_run
+from clustrs.evaluation.results import Run, load_run
 from clustrs.palette import color
 
 FILES = ("report.html", "report.md", "report.tex", "report.csv")
@@ -699,3 +701,26 @@ def test_without_matplotlib_the_tables_are_still_there(tmp_path: Path, monkeypat
     assert "Retention" in text
     assert not list(tmp_path.glob("*.pdf"))
     assert r"\IfFileExists{report-curves-1.pdf}" in (tmp_path / "report.tex").read_text()
+
+
+def test_plugin_adds_its_numbers_text_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The contract of the entry-point group clustrs.report_sections."""
+
+    def plugin(run: Run, compare_with: str | None) -> Reference:
+        table = blocks.Table("Own table", ("x",), ("y",), (blocks.Row(("a",), (blocks.Value("7"),)),))
+        return Reference(
+            f'Numbers marked "paper" are made up for {compare_with}.',
+            lambda method, corruption, level: 0.123 if (method.name, level) == ("clustrs", 30) else None,
+            lambda summary: [table],
+        )
+
+    entry = EntryPoint("made-up", "nowhere:plugin", "clustrs.report_sections")
+    monkeypatch.setattr(EntryPoint, "load", lambda self: plugin)
+    monkeypatch.setattr("clustrs.evaluation.report.summary.plugin_entries", lambda group: (entry,))
+    folder = write_run(tmp_path, model="not-of-the-paper")
+    write_report(folder)
+    text = (folder / "report.md").read_text()
+    assert 'Numbers marked "paper" are made up for None.' in text
+    assert text.count("(paper 12.3)") == 2
+    assert "**Own table**\n\n| x | y |" in text
+    assert "(12.3)" in terminal_table(load_run(folder))

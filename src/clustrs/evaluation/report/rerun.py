@@ -21,9 +21,9 @@ from clustrs.evaluation.jsonl import identity
 from clustrs.evaluation.report import examples as example_files
 from clustrs.evaluation.report import latency as latency_files
 from clustrs.evaluation.report.analysis.conclusions import OURS, judged_on, ranked
-from clustrs.evaluation.report.analysis.summary import Summary
 from clustrs.evaluation.report.blocks import Example, Shown
 from clustrs.evaluation.report.latency import Latency
+from clustrs.evaluation.report.summary import Summary
 from clustrs.evaluation.results import SCORED, Run, load_run
 from clustrs.evaluation.store import read_answers, read_config, write_whole
 from clustrs.evaluation.task import Item

@@ -1,10 +1,9 @@
 """Tables as aligned plain text for the terminal."""
 
-from clustrs.evaluation.report.analysis.paper_reference import about_reference
 from clustrs.evaluation.report.analysis.scores import mean_table
-from clustrs.evaluation.report.analysis.summary import Summary
 from clustrs.evaluation.report.blocks import Value
 from clustrs.evaluation.report.escaping import plain, short
+from clustrs.evaluation.report.summary import Summary
 from clustrs.evaluation.results import FAILED, MISSING, UNJUDGED, Run
 
 
@@ -33,7 +32,7 @@ def terminal_table(run: Run, compare_with: str | None = None) -> str:
     bounds = "; \N{PLUS-MINUS SIGN} half of its 95 % interval" if any(margins) else ""
     text.append(f"mean score ({summary.unit}){bounds}; * the best pruning method of the row")
     if summary.reference is not None and any(wide):
-        text.append(about_reference(run.config, summary.reference).replace('marked "paper"', "in brackets"))
+        text.append(summary.reference.text.replace('marked "paper"', "in brackets"))
     counts = ((MISSING, "missing"), (FAILED, "failed"), (UNJUDGED, "not judged"))
     lacking = [f"{run.count(state)} {name}" for state, name in counts if run.count(state)]
     if lacking:

@@ -5,9 +5,9 @@ from clustrs.evaluation.report.analysis.conclusions import conclusions
 from clustrs.evaluation.report.analysis.costs import costs
 from clustrs.evaluation.report.analysis.overview import configuration, failures, overview
 from clustrs.evaluation.report.analysis.scores import figures, kinds, scores
-from clustrs.evaluation.report.analysis.summary import Summary
 from clustrs.evaluation.report.blocks import Document, Example, Gallery, Section, Text
 from clustrs.evaluation.report.latency import Latency
+from clustrs.evaluation.report.summary import Summary
 
 __all__ = ["Summary", "analyse"]
 

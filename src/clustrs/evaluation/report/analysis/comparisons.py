@@ -7,9 +7,9 @@ import numpy as np
 from clustrs.evaluation import metrics
 from clustrs.evaluation.metrics import Difference
 from clustrs.evaluation.report.analysis.scores import words
-from clustrs.evaluation.report.analysis.summary import Summary
 from clustrs.evaluation.report.analysis.tables import Group, budget_table
 from clustrs.evaluation.report.blocks import NOTHING, Block, Row, Section, Table, Text, Value
+from clustrs.evaluation.report.summary import Summary
 from clustrs.evaluation.results import Run
 
 OURS = "clustrs"

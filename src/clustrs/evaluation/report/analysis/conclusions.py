@@ -4,8 +4,8 @@ import numpy as np
 
 from clustrs.evaluation import metrics
 from clustrs.evaluation.metrics import Difference
-from clustrs.evaluation.report.analysis.summary import Summary
 from clustrs.evaluation.report.blocks import Bullets, Section
+from clustrs.evaluation.report.summary import Summary
 
 OURS = "clustrs"
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from clustrs.evaluation.report.analysis.protocol import protocol_sentence
-from clustrs.evaluation.report.analysis.summary import Summary
 from clustrs.evaluation.report.blocks import Block, Listing, Row, Section, Table, Text, Value
 from clustrs.evaluation.report.escaping import short
+from clustrs.evaluation.report.summary import Summary
 from clustrs.evaluation.results import FAILED, MISSING, UNJUDGED
 
 FIRST = 10

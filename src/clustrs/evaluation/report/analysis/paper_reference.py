@@ -1,30 +1,35 @@
 """The paper's numbers beside a run's: which table the run reproduces, and the rows that only this table has."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from clustrs.evaluation import metrics
 from clustrs.evaluation.report.blocks import Row, Table, Value
+from clustrs.evaluation.report.summary import Reference, Summary
 from clustrs.evaluation.results import Method, Run
 from clustrs.paper import MODELS, TITLE, PaperReference, find_reference, paper_model
 from clustrs.paper.lookup import MAIN, variant
-
-if TYPE_CHECKING:
-    from clustrs.evaluation.report.analysis.summary import Summary
 
 WITHOUT_RRS = {"shrink": False}
 """C+H, what the ablation's gain is measured against."""
 
 
-def reference_of(run: Run, compare_with: str | None = None) -> PaperReference | None:
-    """Find what the paper has on a run's cells; `compare_with` names another of its models than the run's."""
+def paper_reference(run: Run, compare_with: str | None = None) -> Reference | None:
+    """Return what the paper has on a run's cells; `compare_with` names another of its models than the run's."""
     if compare_with is not None and paper_model(compare_with) is None:
         raise ValueError(f"compare_with={compare_with!r}: the paper has numbers for {', '.join(MODELS)}")
     model = run.config["model"] if compare_with is None else compare_with
     cells = [(described(m), m.keep, c.name, c.level) for m in run.methods for c in run.conditions]
-    return find_reference(run.config["task"], model, cells, run.config.get("reproduces"))
+    found = find_reference(run.config["task"], model, cells, run.config.get("reproduces"))
+    if found is None:
+        return None
+    return Reference(
+        text=about_reference(run.config, found),
+        score=lambda method, corruption, level: found.score(described(method), method.keep, corruption, level),
+        tables=lambda summary: reference_tables(summary, found),
+    )
 
 
 def described(method: Method) -> dict[str, Any]:
@@ -44,16 +49,16 @@ def about_reference(config: Mapping[str, Any], reference: PaperReference) -> str
     return text
 
 
-def reference_tables(summary: "Summary") -> list[Table]:
+def reference_tables(summary: Summary, reference: PaperReference) -> list[Table]:
     """Build what the reproduced table has besides cells: the ablation's gain column, the sensitivity's mean row."""
-    tables = (gain_table(summary), mean_table(summary))
+    tables = (gain_table(summary, reference), mean_table(summary, reference))
     return [table for table in tables if table is not None]
 
 
-def gain_table(summary: "Summary") -> Table | None:
+def gain_table(summary: Summary, reference: PaperReference) -> Table | None:
     """Build the ablation's gain column: ClustRS minus C+H on the same questions, and the paper's."""
-    run, reference = summary.run, summary.reference
-    if reference is None or reference.tables != ("ablation",):
+    run = summary.run
+    if reference.tables != ("ablation",):
         return None
     rows = []
     for budget in run.budgets:
@@ -71,12 +76,12 @@ def gain_table(summary: "Summary") -> Table | None:
     return Table("Gain of RRS: ClustRS minus C+H", ("keep", "condition"), ("gain",), tuple(rows)) if rows else None
 
 
-def mean_table(summary: "Summary") -> Table | None:
+def mean_table(summary: Summary, reference: PaperReference) -> Table | None:
     """Build the mean row of a sensitivity table, if the run has the table's budgets and conditions and no others."""
-    run, reference = summary.run, summary.reference
+    run = summary.run
     pruning = [method for method in run.methods if method.keep is not None]
     grid = {(method.keep, condition.name, condition.level) for method in pruning for condition in run.conditions}
-    if reference is None or grid != reference.grid:
+    if grid != reference.grid:
         return None
     columns, values = [], []
     for label in run.labels:
@@ -91,7 +96,7 @@ def mean_table(summary: "Summary") -> Table | None:
     return Table("Mean over budgets and conditions", ("",), tuple(columns), (Row(("mean",), tuple(values)),))
 
 
-def _find_variant(summary: "Summary", reference: PaperReference, budget: str, changed: Mapping[str, Any]) -> int | None:
+def _find_variant(summary: Summary, reference: PaperReference, budget: str, changed: Mapping[str, Any]) -> int | None:
     """Find ClustRS at a budget with just these parameters changed."""
     matches = (
         i
@@ -102,7 +107,7 @@ def _find_variant(summary: "Summary", reference: PaperReference, budget: str, ch
     return next(matches, None)
 
 
-def _signed(summary: "Summary", difference: metrics.Difference, paper: float) -> Value:
+def _signed(summary: Summary, difference: metrics.Difference, paper: float) -> Value:
     printed = summary.number(paper, signed=True)
     if difference.mean is None:
         return Value("\N{EN DASH}", paper=printed)

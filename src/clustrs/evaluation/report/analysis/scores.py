@@ -9,10 +9,9 @@ import numpy as np
 from clustrs.corruptions import PAPER_LEVELS
 from clustrs.evaluation import metrics
 from clustrs.evaluation.metrics import Estimate
-from clustrs.evaluation.report.analysis.paper_reference import about_reference, reference_tables
-from clustrs.evaluation.report.analysis.summary import Summary
 from clustrs.evaluation.report.analysis.tables import UNPRUNED, Group, budget_table
 from clustrs.evaluation.report.blocks import NOTHING, Block, Curve, Figure, Panel, Point, Section, Table, Text, Value
+from clustrs.evaluation.report.summary import Summary
 
 NAMES = {"salt_pepper": "salt and pepper", "motion_blur": "motion blur", "jpeg": "JPEG", "gaussian": "Gaussian noise"}
 
@@ -28,10 +27,11 @@ def words(corruption: str) -> str:
 
 def scores(summary: Summary) -> Section:
     """A table for each corruption, with the paper's numbers where it has the same cell."""
-    tables = [*_tables(summary), *_means(summary), *reference_tables(summary)]
+    further = [] if summary.reference is None else summary.reference.tables(summary)
+    tables = [*_tables(summary), *_means(summary), *further]
     blocks: list[Block] = [Text(_legend(summary))]
     if summary.reference and any(value.paper for table in tables for row in table.rows for value in row.values):
-        blocks.append(Text(about_reference(summary.run.config, summary.reference)))
+        blocks.append(Text(summary.reference.text))
     return Section("Scores", (*blocks, *tables))
 
 

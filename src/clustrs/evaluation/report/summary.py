@@ -1,0 +1,130 @@
+"""A run with its means computed once, the formatting of its numbers, and the hook for published reference numbers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from clustrs.evaluation import metrics
+from clustrs.evaluation.metrics import Estimate, Values
+from clustrs.evaluation.report.blocks import NOTHING, Table, Value
+from clustrs.evaluation.results import Method, Run
+from clustrs.plugins import plugin_entries
+
+REPORT_SECTIONS = "clustrs.report_sections"
+"""Entry-point group of callables `(run, compare_with) -> Reference | None`."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Published numbers to show next to a run's, returned by an entry point of the group `clustrs.report_sections`.
+
+    A plugin is a callable `plugin(run: Run, compare_with: str | None) -> Reference | None`. It returns None if it has
+    nothing on the run. `compare_with` is the model that the user asked to compare with (`--compare-with`), None for the
+    run's own; the plugin raises ValueError for a model that it does not know. The first plugin that returns a
+    `Reference` is used.
+
+    Attributes:
+        text: one or two sentences on the origin of the numbers; they call them `Numbers marked "paper"`.
+        score: `score(method, corruption, level)` returns the published score, from 0 to 1, of a method of the run, or
+            None. `level` None stands for clean images or for the mean over the levels of a corruption; the corruption
+            "" has no published mean.
+        tables: `tables(summary)` returns further tables to append to the section "Scores".
+
+    Example:
+        >>> def half(run, compare_with):
+        ...     return Reference("Numbers marked \"paper\" are made up.", lambda method, corruption, level: 0.5)
+
+        with `[project.entry-points."clustrs.report_sections"]` and `half = "my_package:half"` in pyproject.toml.
+    """
+
+    text: str
+    score: Callable[[Method, str, float | None], float | None]
+    tables: "Callable[[Summary], Sequence[Table]]" = lambda summary: ()
+
+
+def find_reference(run: Run, compare_with: str | None = None) -> Reference | None:
+    """Return the published numbers on a run, from the first plugin that has some.
+
+    Raises:
+        ValueError: `compare_with` is given, and no plugin is installed, or none knows that model.
+    """
+    from clustrs.evaluation.report.analysis.paper_reference import paper_reference
+
+    plugins = [paper_reference, *(entry.load() for entry in plugin_entries(REPORT_SECTIONS))]
+    for plugin in plugins:
+        reference = plugin(run, compare_with)
+        if reference is not None:
+            return reference
+    if compare_with is not None and not plugins:
+        raise ValueError(f"compare_with={compare_with!r} needs published numbers: install the package clustrs-paper")
+    return None
+
+
+class Summary:
+    """A run and its means.
+
+    `values` are the scores [methods, conditions, items], averaged over seeds; `reference` holds published numbers on
+    the run's cells, None if there are none.
+    """
+
+    def __init__(self, run: Run, compare_with: str | None = None) -> None:
+        self.run = run
+        self.values: Values = metrics.question_means(run.scores)
+        self.reference = find_reference(run, compare_with)
+
+    @cached_property
+    def estimates(self) -> list[list[Estimate]]:
+        """For each method and condition."""
+        methods, conditions, _ = self.values.shape
+        flat = metrics.estimates(self.values)
+        return [flat[i * conditions : (i + 1) * conditions] for i in range(methods)]
+
+    def together(self, conditions: Sequence[int]) -> Values:
+        """The scores [methods, items] averaged over conditions, of the questions that have one under each."""
+        return np.mean(self.values[:, list(conditions)], axis=1)
+
+    @property
+    def corrupted(self) -> list[int]:
+        """The indices of the conditions that are not clean."""
+        return [i for i, condition in enumerate(self.run.conditions) if condition.level is not None]
+
+    @property
+    def clean(self) -> int | None:
+        """The index of the condition without corruption."""
+        return next((i for i, condition in enumerate(self.run.conditions) if condition.level is None), None)
+
+    @property
+    def decimals(self) -> int:
+        """Thousandths of the largest score, or a little finer."""
+        return 3 if self.run.scale <= 1 else 2 if self.run.scale <= 10 else 1
+
+    @property
+    def unit(self) -> str:
+        """What scores are shown in."""
+        return "per cent" if self.run.scale == 100 else f"0 to {self.run.scale:g}"
+
+    def number(self, score: float, signed: bool = False) -> str:
+        """A score in the scale of the run; 0 has no sign."""
+        rounded = round(score * self.run.scale, self.decimals) + 0.0
+        return f"{rounded:{'+' if signed and rounded else ''}.{self.decimals}f}"
+
+    def interval(self, estimate: Estimate, signed: bool = False) -> str:
+        """The bounds of an estimate; nothing where it has none."""
+        if estimate.low is None or estimate.high is None:
+            return ""
+        return f"[{self.number(estimate.low, signed)}, {self.number(estimate.high, signed)}]"
+
+    def value(self, estimate: Estimate, paper: float | None = None, whole: int | None = None) -> Value:
+        """A mean as a table shows it; the number of questions where it is not `whole` (by default, all)."""
+        printed = "" if paper is None else self.number(paper)
+        if estimate.mean is None:
+            return Value(NOTHING.text, paper=printed)
+        expected = self.run.config["items"] if whole is None else whole
+        note = f"n {estimate.n}" if estimate.n != expected else ""
+        return Value(self.number(estimate.mean), self.interval(estimate), note, printed)
+
+    def paper_score(self, method: int, corruption: str, level: float | None) -> float | None:
+        """Return the published score of a method of this run, from 0 to 1."""
+        return None if self.reference is None else self.reference.score(self.run.methods[method], corruption, level)
