@@ -34,10 +34,10 @@ from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForCon
 
 from clustrs import ClustRS, NoPruning, palette
 from clustrs.corruptions import Corruption
-from clustrs.evaluation.tasks.scenes import said
+from clustrs.evaluation.task import normalize_answer
 from clustrs.export import PrunedVision, export_onnx, export_selection
-from clustrs.images.scenes import examples
 from clustrs.models.load import load_model, quiet_transformers
+from clustrs_models.scenes import examples
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from examples.edge_onnx import answers, encode, open_graph
@@ -182,11 +182,13 @@ def compare_precisions(folder: Path, count: int, threads: int, bar: "tqdm[Any]")
             if condition != "clean":
                 image = Corruption.parse(condition).apply(image, f"scene-{example.number:04}")
             asked = [question.text for question in example.questions]
-            right = [said(question.answer) for question in example.questions]
+            right = [normalize_answer(question.answer) for question in example.questions]
             for name, way in ways.items():
                 features, indices = way([image])
                 texts = answers(model, processor, features.repeat(len(asked), 0), asked, 4)
-                seen[name].append({"kept": set(indices[0].tolist()), "said": list(map(said, texts)), "right": right})
+                seen[name].append(
+                    {"kept": set(indices[0].tolist()), "said": list(map(normalize_answer, texts)), "right": right}
+                )
             bar.update()
         rows += [
             {"condition": condition, "encoder": name, "bytes": sizes.get(name)} | tally(seen[name], seen[REFERENCE])

@@ -38,9 +38,9 @@ from PIL import Image
 
 from clustrs import palette
 from clustrs.embedded import model_folder
-from clustrs.images.scenes import examples
 from clustrs.models.cost import count_cost
 from clustrs.serving.server import server_words
+from clustrs_models.scenes import examples
 
 KEEPS: tuple[int | float | None, ...] = (None, 16, 64, 144, 1.0)
 """None: vLLM's own server. 1.0: all tokens, through the plugin."""

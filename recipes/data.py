@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from clustrs.images.scenes.questions import KINDS, Question, by_answer, draw_questions, lists, pairs
-from clustrs.images.scenes.rendering import PATCH, Drawing, draw
-from clustrs.images.scenes.scene import COLOURS, LARGEST, MOST, SHAPES, SMALLEST, Scene, sample
-from clustrs.images.scenes.testset import generator_for
+from clustrs_models.drawing import COLOURS, LARGEST, MOST, PATCH, SHAPES, SMALLEST, Drawing, Scene, draw, sample
+from clustrs_models.scenes import KINDS, Question, by_answer, draw_questions, generator_for, lists, pairs
 
 IGNORED = -100
 USUAL = 700.0

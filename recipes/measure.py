@@ -21,11 +21,11 @@ from clustrs import NoPruning, Pruner, Random
 from clustrs.corruptions import Corruption
 from clustrs.corruptions.images import open_image
 from clustrs.embedded import default_task, samples
-from clustrs.images.scenes.testset import Example, examples
 from clustrs.models import shared_encoding as sharing
 from clustrs.models.ask import ask
 from clustrs.models.load import load_model
 from clustrs.models.prompts import chat_prompt
+from clustrs_models.scenes import Example, examples
 from recipes.train import NAMES
 
 RESULTS = Path(__file__).with_name("results")
@@ -82,8 +82,8 @@ def attention(model: Any, processor: Any, tests: list[Example]) -> dict[str, flo
 
 def coverage(scene: Any) -> Any:
     """The part of each patch that objects cover."""
-    from clustrs.images.scenes.rendering import draw
-    from clustrs.images.scenes.testset import generator_for
+    from clustrs_models.drawing import draw
+    from clustrs_models.scenes import generator_for
 
     return draw(scene, generator_for(0)).coverage.sum(0)
 

@@ -8,8 +8,8 @@ import transformers as tf
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from clustrs.images.scenes.scene import COLOURS, SHAPES
 from clustrs.models.processors import LlavaOnevisionProcessor
+from clustrs_models.drawing import COLOURS, SHAPES
 
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>", "<image>", "<video>")
 WORDS = [

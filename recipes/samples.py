@@ -12,9 +12,10 @@ from typing import Any
 
 from PIL import Image
 
-from clustrs.embedded import HERE, photo_folder
+from clustrs.embedded import HERE
 from clustrs.evaluation.tasks import get_task
-from clustrs.images.scenes.testset import examples
+from clustrs_models.photographs import PHOTOS
+from clustrs_models.scenes import examples
 
 DRAWN = HERE / "images"
 SCENE_SEED = 99
@@ -48,7 +49,7 @@ def write_scenes(source: Path) -> None:
 
 
 def write_photos() -> None:
-    folder = photo_folder().with_name("samples")
+    folder = PHOTOS.with_name("samples")
     folder.mkdir(exist_ok=True)
     task = get_task("photos")
     rows: list[dict[str, Any]] = []

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clustrs.images.scenes.scene import COLOURS, MOST, SHAPES
+from clustrs_models.drawing import COLOURS, MOST, SHAPES
 from recipes.data import IGNORED, PLACES, SIZES
 
 SEEN, MEASURED = ("shape", "colour", "digit"), ("column", "row", "size")

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from importlib.metadata import EntryPoint
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,10 @@ from clustrs.embedded import (
     list_known,
     model_and_task,
     model_folder,
-    photo_folder,
     samples,
 )
 from clustrs.evaluation.task import Task
-from clustrs.evaluation.tasks import get_task
+from clustrs.evaluation.tasks import get_task, registry
 from clustrs.models import shared_encoding as sharing
 from clustrs.models.ask import ask
 from clustrs.models.load import load_model
@@ -227,6 +227,12 @@ def test_models_and_tasks_find_each_other() -> None:
 def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if clustrs-models were not installed."""
     monkeypatch.setitem(sys.modules, "clustrs_models", None)
+    entries = registry.plugin_entries
+
+    def others(group: str) -> tuple[EntryPoint, ...]:
+        return tuple(entry for entry in entries(group) if not entry.value.startswith("clustrs_models"))
+
+    monkeypatch.setattr(registry, "plugin_entries", others)
 
 
 @pytest.mark.usefixtures("no_weights")
@@ -246,15 +252,20 @@ def test_without_the_weights_evaluation_says_what_to_install(run: Run, tmp_path:
     assert err.splitlines()[-1].startswith("clustrs: model 'mini-llava': the package clustrs-models has this")
     code, out, err = run("eval", "--limit", 2, "--output", tmp_path / "photos")
     assert (code, out) == (2, "")
-    assert err.splitlines()[-1].startswith("clustrs: photographs of the task 'photos': the package clustrs-models")
+    assert err.splitlines()[-1].startswith("clustrs: task 'photos' is in the package clustrs-models, which is not ins")
     assert err.endswith("pip install 'clustrs[models]'\n")
 
 
 @pytest.mark.usefixtures("no_weights")
 def test_without_the_weights_the_library_says_what_to_install() -> None:
-    for call in (lambda: load_model("mini-llava"), lambda: model_folder("mini-llava"), photo_folder):
+    for call in (lambda: load_model("mini-llava"), lambda: model_folder("mini-llava")):
         with pytest.raises(ValueError, match=r"clustrs-models has this and is not installed: pip install 'clustrs\["):
             call()
+    for task in ("photos", "scenes"):
+        with pytest.raises(
+            ValueError, match=f"^task '{task}' is in the package clustrs-models, which is not installed"
+        ):
+            get_task(task)
 
 
 @pytest.mark.usefixtures("no_weights")

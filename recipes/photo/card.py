@@ -16,7 +16,7 @@ from matplotlib import pyplot as plt
 
 from clustrs.corruptions.images import open_image
 from clustrs.embedded import samples
-from clustrs.images.photos.questions import QUESTION_KINDS
+from clustrs_models.photographs import QUESTION_KINDS
 from recipes import card
 from recipes.card import DOCS, LOGS, plot_run, row
 from recipes.photo import measure, probe

@@ -11,10 +11,8 @@ from numpy.random import Generator
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from clustrs.images.photos.collage import SIDE, collage, square
-from clustrs.images.photos.kinds import KINDS, Kind, Photo, list_photos
-from clustrs.images.photos.sampling import draw_kinds
-from clustrs.images.scenes.testset import generator_for
+from clustrs_models.photographs import KINDS, SIDE, Kind, Photo, collage, draw_kinds, list_photos, square
+from clustrs_models.scenes import generator_for
 from recipes.data import corrupted
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

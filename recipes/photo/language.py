@@ -10,9 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clustrs.images.photos.collage import PLACES
-from clustrs.images.photos.kinds import KINDS
-from clustrs.images.photos.questions import QUESTION_KINDS
+from clustrs_models.photographs import KINDS, PLACES, QUESTION_KINDS
 from recipes.data import IGNORED
 from recipes.language import Asking
 

@@ -22,11 +22,10 @@ from tqdm import tqdm
 from clustrs import NoPruning, Pruner, Random
 from clustrs.corruptions import Corruption
 from clustrs.evaluation.task import Item
-from clustrs.evaluation.tasks.photos import Photos, load
-from clustrs.images.photos.collage import SIDE
 from clustrs.models import shared_encoding as sharing
 from clustrs.models.load import load_model
 from clustrs.models.prompts import chat_prompt
+from clustrs_models.photographs import SIDE, Photos, load
 from recipes.measure import cold_start, load_and_answer
 from recipes.photo.settings import DATA
 

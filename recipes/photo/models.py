@@ -6,8 +6,7 @@ from typing import Any
 import torch
 import transformers as tf
 
-from clustrs.images.photos.collage import SIDE
-from clustrs.images.photos.kinds import GROUPS, KINDS
+from clustrs_models.photographs import GROUPS, KINDS, SIDE
 from recipes import models as shared
 from recipes.photo import tower as towers
 from recipes.photo.images import MEAN, STD

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clustrs.images.photos.kinds import KINDS, list_photos
+from clustrs_models.photographs import KINDS, list_photos
 from recipes.photo import tower as towers
 from recipes.photo.images import TrainingImages, halves, kind_indices, pixel_values
 from recipes.photo.language import by_quarter

@@ -8,8 +8,7 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
-from clustrs.embedded import photo_folder
-from clustrs.images.photos.kinds import KINDS, list_photos
+from clustrs_models.photographs import KINDS, PHOTOS, list_photos
 from recipes.photo.settings import DATA
 
 EACH = 3
@@ -30,11 +29,11 @@ def main() -> None:
     for photo in list_photos(options.data, test=True):
         taken[photo.kind.folder] += 1
         if taken[photo.kind.folder] <= EACH:
-            target = photo_folder() / photo.kind.folder / photo.path.name
+            target = PHOTOS / photo.kind.folder / photo.path.name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(photo.path, target)
     count = EACH * len(KINDS)
-    (photo_folder() / "NOTICE").write_text(NOTICE.format(count=count, each=EACH, kinds=len(KINDS)))
+    (PHOTOS / "NOTICE").write_text(NOTICE.format(count=count, each=EACH, kinds=len(KINDS)))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clustrs.images.photos.collage import SIDE
+from clustrs_models.photographs import SIDE
 from recipes import data as shared
 from recipes.photo import language, models
 from recipes.photo import tower as towers

@@ -9,10 +9,10 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-import clustrs_models
 import pytest
 
 import clustrs
+import clustrs_models
 
 FILES = {
     "acme_pruning.py": '''

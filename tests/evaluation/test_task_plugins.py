@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from clustrs.evaluation import get_task, list_tasks, register_task
-from clustrs.evaluation.tasks import registry, scenes
+from clustrs.evaluation.tasks import registry
+from clustrs_models import scenes
 
 MODULE = """
-from clustrs.evaluation.tasks.scenes import load as scenes
+from clustrs_models.scenes import load as scenes
 
 def load(data, limit, easy=False):
     task = scenes(None, limit)

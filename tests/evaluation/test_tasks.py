@@ -15,7 +15,7 @@ from PIL import Image
 
 from clustrs.evaluation.task import Item, Task
 from clustrs.evaluation.tasks import fingerprint, get_task, list_tasks, mmvet, scienceqa
-from clustrs.images.scenes import KINDS, examples
+from clustrs_models.scenes import KINDS, examples
 
 
 def test_names() -> None:

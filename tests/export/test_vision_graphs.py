@@ -19,8 +19,8 @@ from clustrs.corruptions import Corruption
 from clustrs.evaluation.tasks.registry import get_task
 from clustrs.export import PrunedVision, export_onnx
 from clustrs.export.vision import ENCODERS
-from clustrs.images.scenes import examples
 from clustrs.models.load import load_model
+from clustrs_models.scenes import examples
 
 K = 5
 CORRUPTIONS = ("gaussian:0.5", "salt_pepper:0.2", "brightness:1.5", "motion_blur:15", "jpeg:30")

@@ -8,7 +8,7 @@ from clustrs.evaluation.task import Task
 FUNCTIONS = """
 from PIL import Image
 
-from clustrs.evaluation.tasks.scenes import said
+from clustrs.evaluation.task import normalize_answer
 
 
 def visuals(document):
@@ -16,7 +16,7 @@ def visuals(document):
 
 
 def score(document, results):
-    return {"accuracy": float(said(results[0]) == said(document["answer"]))}
+    return {"accuracy": float(normalize_answer(results[0]) == normalize_answer(document["answer"]))}
 
 
 def choice_index(document):

@@ -8,10 +8,10 @@ import transformers as tf
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from clustrs.embedded import MODELS, embedded_model, model_folder
-from clustrs.images.photos.kinds import KINDS
-from clustrs.images.photos.questions import every as photo_questions
-from clustrs.images.scenes import examples
 from clustrs.models.vocabulary import name_unknown_words, unknown_words
+from clustrs_models.photographs import KINDS
+from clustrs_models.photographs import every as photo_questions
+from clustrs_models.scenes import examples
 from recipes.models import tokenizer as word_level
 from recipes.photo.models import vocabulary as photo_vocabulary
 

@@ -14,13 +14,10 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from clustrs import ClustRS
-from clustrs.embedded import photo_folder
-from clustrs.images.photos import KINDS, QUESTION_KINDS, SIDE, every, list_photos
-from clustrs.images.photos.sampling import draw_kinds
-from clustrs.images.scenes.questions import Question
-from clustrs.images.scenes.testset import generator_for
 from clustrs.models.load import load_model
 from clustrs.models.prompts import chat_prompt
+from clustrs_models.photographs import KINDS, PHOTOS, QUESTION_KINDS, SIDE, draw_kinds, every, list_photos
+from clustrs_models.scenes import Question, generator_for
 from recipes.data import IGNORED, blocks, pad, split
 from recipes.photo import card, data, features, language, measure, models, tower, train
 from recipes.photo.images import TrainingImages, halves, kind_indices, pixel_values
@@ -245,7 +242,7 @@ def test_norms_near_those_of_words_cost_nothing() -> None:
 
 
 def test_held_out_photographs_are_not_learnt_from() -> None:
-    photos = list_photos(photo_folder())
+    photos = list_photos(PHOTOS)
     learn, held = halves(photos, 0.3, 1)
     assert not set(learn) & set(held)
     assert set(learn) | set(held) == set(photos)
@@ -253,7 +250,7 @@ def test_held_out_photographs_are_not_learnt_from() -> None:
 
 
 def test_training_images_are_the_same_in_every_run(settings: dict[str, Any]) -> None:
-    first, again = (TrainingImages(settings, list_photos(photo_folder())) for _ in range(2))
+    first, again = (TrainingImages(settings, list_photos(PHOTOS)) for _ in range(2))
     for number in (0, 1, 2):
         assert first[number].kinds == again[number].kinds
         assert first[number].pixels.tobytes() == again[number].pixels.tobytes()
@@ -283,7 +280,7 @@ def write_features(folder: Path, numbers: range, images: int = 4) -> None:
 
 def test_features_that_are_there_are_not_computed_again(settings: dict[str, Any], tmp_path: Path) -> None:
     vision = tower.dinov2(SIDE, 1)
-    images = TrainingImages(settings, list_photos(photo_folder()))
+    images = TrainingImages(settings, list_photos(PHOTOS))
     features.compute(vision, images, 2, 1, tmp_path)
     first, second = (features.shard_path(tmp_path, number) for number in range(2))
     before = load_file(second)

@@ -13,10 +13,9 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
-from clustrs.images.scenes import Question, Scene, Thing, draw, sample
-from clustrs.images.scenes.questions import draw_questions, lists
-from clustrs.images.scenes.testset import generator_for
 from clustrs.models.prompts import chat_prompt
+from clustrs_models.drawing import Scene, Thing, draw, sample
+from clustrs_models.scenes import Question, draw_questions, generator_for, lists
 from recipes import data, language, models, tower, train
 
 ASKED = [

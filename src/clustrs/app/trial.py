@@ -13,7 +13,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList, TextIteratorStr
 
 from clustrs.app.loaded_model import LoadedModel
 from clustrs.corruptions.images import first_sentence
-from clustrs.evaluation.tasks.scenes import said
+from clustrs.evaluation.task import normalize_answer
 from clustrs.models import shared_encoding
 from clustrs.models.ask import call_seconds
 from clustrs.models.attach import Handle, ImageSelection
@@ -74,7 +74,7 @@ def run_trial(loaded: LoadedModel, trial: Trial) -> Iterator[TrialAnswer]:
 
 def verdict(text: str, expected: str | None) -> bool | None:
     """Whether an answer is the expected one, word for word; None where nothing is expected."""
-    return None if expected is None else said(text) == said(expected)
+    return None if expected is None else normalize_answer(text) == normalize_answer(expected)
 
 
 def saved_share(answers: Sequence[TrialAnswer], answer: TrialAnswer) -> float | None:

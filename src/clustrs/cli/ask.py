@@ -67,13 +67,14 @@ def run_ask(options: AskOptions) -> None:
 def print_answer(method: str, answer: "Answer", expected: str | None) -> None:
     """Print the answer, whether it is the expected one where that is known, the counts of tokens, and where the time
     went."""
-    from clustrs.evaluation.tasks.scenes import said
+    from clustrs.evaluation.task import normalize_answer
 
     times = [f"{part} {milliseconds(getattr(answer.seconds, part))}" for part in PARTS[:-1]]
     times.append(f"decode {milliseconds(answer.seconds.decode_per_token)} a token")
     print(answer.text)
     if expected is not None:
-        print(f"expected: {expected} ({'right' if said(answer.text) == said(expected) else 'wrong'})")
+        right = normalize_answer(answer.text) == normalize_answer(expected)
+        print(f"expected: {expected} ({'right' if right else 'wrong'})")
     print(f"\n{method}: {answer.visual_tokens} of {answer.unpruned_tokens} visual tokens went in, ", end="")
     print(f"{answer.new_tokens} new tokens came out")
     print(f"milliseconds: {', '.join(times)}")

@@ -109,11 +109,6 @@ def folder_of(model_id: str) -> Path | None:
     return None
 
 
-def photo_folder() -> Path:
-    """Where the photographs of the task `photos` lie, one folder per kind."""
-    return _data("photos", "photographs of the task 'photos'")
-
-
 def data_package() -> Path | None:
     """The folder of the package `clustrs-models`; None where it is not installed."""
     spec = find_spec(DATA_PACKAGE)

@@ -43,3 +43,8 @@ class Task(Protocol):
     def score(self, item: Item, text: str) -> float | None:
         """From 0 to 1; None when a judge has to say."""
         ...
+
+
+def normalize_answer(text: str) -> str:
+    """Drop what does not count in a short answer: case, space around it, a full stop."""
+    return text.strip().lower().removesuffix(".").rstrip()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from clustrs import validation
+from clustrs.embedded import EMBEDDED, INSTALL
 from clustrs.evaluation.task import Task
 from clustrs.plugins import plugin_entries
 
@@ -17,7 +18,9 @@ GROUP = "clustrs.tasks"
 """Of the entry points by which a package offers tasks: `name = "package.module:load"`."""
 MEMBERS = ("name", "items", "max_new_tokens", "judged", "scale", "open", "score")
 """What every task has, see `Task`."""
-BUILT_IN = ("custom", "mmvet", "photos", "scenes", "scienceqa")
+BUILT_IN = ("custom", "mmvet", "scienceqa")
+SAMPLE_TASKS = tuple(sorted({model.task for model in EMBEDDED}))
+"""Tasks of the package clustrs-models; no other package can take their names."""
 
 Loader = Callable[..., Task]
 """From the data's path (or None), a limit (or None) and the task's own options to the task."""
@@ -36,7 +39,7 @@ def register_task(name: str) -> Callable[[L], L]:
 
     def register(load: L) -> L:
         before = _registered.get(name)
-        if name in BUILT_IN or (before is not None and before.__module__ != load.__module__):
+        if name in (*BUILT_IN, *SAMPLE_TASKS) or (before is not None and before.__module__ != load.__module__):
             raise ValueError(f"a task named {name!r} is registered already: give another name")
         _registered[name] = load
         return load
@@ -53,6 +56,8 @@ def check_task(name: str) -> None:
     """A ValueError says which tasks there are, if this is none of them."""
     known = list_tasks()
     if name not in known:
+        if name in SAMPLE_TASKS:
+            raise ValueError(f"task {name!r} is in the package clustrs-models, which is not installed: {INSTALL}")
         raise ValueError(f"unknown task {name!r}{validation.nearest(name, known)}: give one of {', '.join(known)}")
 
 
@@ -79,7 +84,8 @@ def _offered() -> dict[str, EntryPoint]:
     """The entry points of installed packages by name; one that takes the name of another task is left out, aloud."""
     offered: dict[str, EntryPoint] = {}
     for point in plugin_entries(GROUP):
-        if point.name in BUILT_IN or point.name in _registered or point.name in offered:
+        owned = point.name not in SAMPLE_TASKS or (point.dist is not None and point.dist.name == "clustrs-models")
+        if not owned or point.name in BUILT_IN or point.name in _registered or point.name in offered:
             warnings.warn(f"task {point.name!r} of {_package(point)} is ignored: the name is taken", stacklevel=3)
         else:
             offered[point.name] = point

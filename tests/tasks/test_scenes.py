@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 from numpy.random import default_rng
 
-from clustrs.images.scenes import COLOURS, KINDS, SHAPES, Example, Scene, Thing, draw, every, examples, sample
-from clustrs.images.scenes.questions import draw_questions, lists
-from clustrs.images.scenes.rendering import outside
-from clustrs.images.scenes.scene import REACH, is_held_out
+from clustrs_models.drawing import COLOURS, REACH, SHAPES, Scene, Thing, draw, is_held_out, outside, sample
+from clustrs_models.scenes import KINDS, Example, draw_questions, every, examples, lists
 
 
 @pytest.fixture(scope="module")

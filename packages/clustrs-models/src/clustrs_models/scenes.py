@@ -1,14 +1,22 @@
-"""Questions about a scene, each with an answer of one word."""
+"""The task `scenes`: drawn scenes, questions with answers of one word, and the fixed test set."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
+from pathlib import Path
 
-from numpy.random import Generator
+import numpy as np
+from numpy.random import Generator, SeedSequence, default_rng
+from numpy.typing import NDArray
+from PIL import Image
 
-from clustrs.images.scenes.scene import COLOURS, SHAPES, Scene, Thing
+from clustrs.evaluation.task import Item, normalize_answer
+from clustrs_models.drawing import COLOURS, SHAPES, Drawing, Scene, Thing, draw, sample
 
 KINDS = ("colour", "shape", "count", "count of a colour", "presence", "place", "digit", "size")
+IMAGES, EACH = 250, 6
+TEST_SEED = 20251
 APART = 20.0
 """Centres must be so many pixels apart in the direction that is asked for."""
 RATIO = 1.5
@@ -105,3 +113,78 @@ def lists(scene: Scene) -> list[Question]:
         said = [t.name if t.digit is None else f"{t.name} {t.digit}" for t in sorted(scene.things, key=key)]
         questions.append(Question("list", f"List the objects {words}.", ", ".join(said)))
     return questions
+
+
+@dataclass(frozen=True)
+class Example:
+    """An image (by number) and the questions about it."""
+
+    number: int
+    drawing: Drawing
+    questions: tuple[Question, ...]
+
+
+def generator_for(*key: int) -> Generator:
+    """A random stream of its own for each key."""
+    return default_rng(SeedSequence(key))
+
+
+def choose(scene: Scene, count: int, kinds: Counter[str], answers: Counter[tuple[str, str]]) -> list[Question]:
+    """The kinds and the answers that have been asked for least so far, each kind once. Updates the counts."""
+    table = by_answer(every(scene))
+    chosen = []
+    for kind in sorted(table, key=lambda kind: kinds[kind])[:count]:
+        answer = min(table[kind], key=lambda answer: answers[kind, answer])
+        group = table[kind][answer]
+        chosen.append(group[kinds[kind] * 7919 % len(group)])
+        kinds[kind] += 1
+        answers[kind, answer] += 1
+    return chosen
+
+
+def examples(images: int = IMAGES, each: int = EACH, side: int = 192, seed: int = TEST_SEED) -> Iterator[Example]:
+    """The test set, image by image. The same seed gives the same set; a shorter one is its beginning."""
+    kinds: Counter[str] = Counter()
+    answers: Counter[tuple[str, str]] = Counter()
+    for number in range(images):
+        generator = generator_for(seed, side, number)
+        scene = sample(generator, side, held_out=True)
+        yield Example(number, draw(scene, generator), tuple(choose(scene, each, kinds, answers)))
+
+
+class Scenes:
+    """Fixed test set of drawn scenes; kinds are the kinds of its questions."""
+
+    name = "scenes"
+    max_new_tokens = 4
+    judged = False
+    scale = 100.0
+
+    def __init__(self, items: Sequence[Item], pixels: Mapping[str, NDArray[np.uint8]]) -> None:
+        self.items = items
+        self.pixels = pixels
+
+    def open(self, image: str) -> Image.Image:
+        if image not in self.pixels:
+            raise ValueError(f"image {image!r}: there are {len(self.pixels)}, from 'scene-0000' on")
+        return Image.fromarray(self.pixels[image])
+
+    def score(self, item: Item, text: str) -> float | None:
+        """1 for the expected word and nothing else."""
+        return float(normalize_answer(text) == normalize_answer(item.answer))
+
+
+def load(data: Path | None = None, limit: int | None = None) -> Scenes:
+    """Draws the images that are needed, about 4 ms each."""
+    if data is not None:
+        raise ValueError(f"data={str(data)!r}: the scenes are drawn, leave it out")
+    items: list[Item] = []
+    pixels = {}
+    for example in examples():
+        image = f"scene-{example.number:04}"
+        pixels[image] = example.drawing.pixels
+        for number, question in enumerate(example.questions):
+            items.append(Item(f"{image}-{number}", image, question.text, question.answer, (question.kind,)))
+        if limit is not None and len(items) >= limit:
+            break
+    return Scenes(items[:limit], pixels)

@@ -6,11 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clustrs.embedded import photo_folder
 from clustrs.evaluation.tasks import fingerprint, get_task
-from clustrs.evaluation.tasks.photos import Photos
-from clustrs.images.photos import KINDS, SIDE
-from clustrs.images.photos.kinds import is_test
+from clustrs_models.photographs import KINDS, PHOTOS, SIDE, Photos, is_test
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +53,7 @@ def test_a_limit_keeps_the_first_questions(task: Photos) -> None:
 
 def test_of_a_folder_only_photographs_for_testing_are_shown(tmp_path: Path) -> None:
     for kind in KINDS:
-        source = sorted((photo_folder() / kind.folder).iterdir())[0]
+        source = sorted((PHOTOS / kind.folder).iterdir())[0]
         (tmp_path / kind.folder).mkdir()
         for n in range(8):
             shutil.copyfile(source, tmp_path / kind.folder / f"{n}.jpg")
@@ -70,9 +67,9 @@ def test_of_a_folder_only_photographs_for_testing_are_shown(tmp_path: Path) -> N
 
 
 def test_the_photographs_are_attributed_and_small() -> None:
-    notice = (photo_folder() / "NOTICE").read_text()
+    notice = (PHOTOS / "NOTICE").read_text()
     assert "Caltech" in notice
     assert "CC BY 4.0" in notice
-    files = list(photo_folder().glob("*/*.jpg"))
+    files = list(PHOTOS.glob("*/*.jpg"))
     assert 48 <= len(files) <= 150
     assert sum(file.stat().st_size for file in files) < 4_000_000

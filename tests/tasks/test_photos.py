@@ -7,24 +7,25 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from clustrs.embedded import photo_folder
-from clustrs.images.photos import (
+from clustrs_models.photographs import (
+    GROUPS,
     KINDS,
+    PHOTOS,
     PLACES,
     QUESTION_KINDS,
     SIDE,
+    Example,
     Kind,
     collage,
+    draw_kinds,
     every,
     examples,
+    is_test,
     list_photos,
     square,
+    with_article,
 )
-from clustrs.images.photos.kinds import GROUPS, is_test
-from clustrs.images.photos.questions import with_article
-from clustrs.images.photos.sampling import draw_kinds
-from clustrs.images.photos.testset import Example
-from clustrs.images.scenes.testset import generator_for
+from clustrs_models.scenes import generator_for
 
 BY_NAME = {kind.name: kind for kind in KINDS}
 
@@ -35,7 +36,7 @@ def kinds(*names: str) -> list[Kind]:
 
 @pytest.fixture(scope="module")
 def test_set() -> list[Example]:
-    return list(examples(list_photos(photo_folder())))
+    return list(examples(list_photos(PHOTOS)))
 
 
 def test_a_kind_has_one_word_and_a_folder_of_its_own() -> None:
@@ -133,14 +134,14 @@ def test_the_test_set_is_large_and_fixed(test_set: list[Example]) -> None:
     assert len(test_set) >= 250
     assert sum(len(example.questions) for example in test_set) >= 1200
     assert len({example.name for example in test_set}) == len(test_set)
-    again = list(examples(list_photos(photo_folder()), rounds=4))
+    again = list(examples(list_photos(PHOTOS), rounds=4))
     assert again == test_set[:20]
-    assert list(examples(list_photos(photo_folder()), rounds=4, seed=1)) != again
+    assert list(examples(list_photos(PHOTOS), rounds=4, seed=1)) != again
 
 
 def test_every_photograph_is_used_about_equally(test_set: list[Example]) -> None:
     used = Counter(photo.path for example in test_set for photo in example.photos)
-    assert len(used) == len(list_photos(photo_folder()))
+    assert len(used) == len(list_photos(PHOTOS))
     for kind in KINDS:
         own = [count for path, count in used.items() if path.parent.name == kind.folder]
         assert max(own) - min(own) <= 1

@@ -1,1 +1,0 @@
-"""Images: opened safely, corrupted by rule, drawn for tests."""
