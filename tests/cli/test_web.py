@@ -40,4 +40,8 @@ def test_port_that_cannot_be_is_refused(run: Run, launched: list[tuple[Any, ...]
 
 def test_missing_gradio_is_told_in_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "find_spec", lambda name: None)
-    assert run("app") == (2, "", "clustrs: gradio is not installed: pip install 'clustrs[app]'\n")
+    assert run("app") == (
+        2,
+        "",
+        "clustrs: gradio is not installed: pip install './packages/clustrs-models' '.[app]' (in a clone of ClustRS)\n",
+    )

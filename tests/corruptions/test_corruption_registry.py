@@ -1,7 +1,7 @@
 """Corruptions of other packages: registered, loaded by entry points, listed, and used like our own."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from types import ModuleType
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from clustrs import corruptions
+from clustrs import corruptions, plugins
 from clustrs.corruptions import Corruption, corruption_rule, list_corruptions, register_corruption
 from clustrs.corruptions.contact_sheet import contact_sheet
 
@@ -17,12 +17,10 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(autouse=True)
-def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def restored(monkeypatch: pytest.MonkeyPatch) -> None:
     """The table as it was; entry points are looked for anew."""
     monkeypatch.setattr(corruptions, "_rules", dict(corruptions._rules))
-    corruptions.load_plugins.cache_clear()
-    yield
-    corruptions.load_plugins.cache_clear()
+    monkeypatch.setattr(plugins, "_loaded", set())
 
 
 def invert(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
@@ -100,11 +98,11 @@ def test_entry_points_are_loaded_when_needed(monkeypatch: pytest.MonkeyPatch) ->
     good = EntryPoint("acme", "acme_corruptions:effect", corruptions.ENTRY_POINTS)
     bad = EntryPoint("broken", "nowhere_to_be_found", corruptions.ENTRY_POINTS)
     groups = {"clustrs.corruptions": [bad, good]}
-    monkeypatch.setattr(corruptions, "plugin_entries", lambda group: groups[group])
+    monkeypatch.setattr(plugins, "plugin_entries", lambda group: groups[group])
     Corruption("gaussian", 1)
     assert loaded == []
     with pytest.warns(
-        UserWarning, match=r"corruption 'broken' of .* could not be loaded: ModuleNotFoundError: .*nowhere"
+        RuntimeWarning, match=r"entry point broken = .* in clustrs.corruptions failed \(ModuleNotFoundError: .*nowhere"
     ):
         assert str(Corruption("acme/invert", 0.5)) == "acme/invert:0.5"
     assert loaded == ["effect"]

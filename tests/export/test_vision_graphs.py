@@ -153,7 +153,7 @@ def test_file_beside_the_graph(mini_graph: Path) -> None:
 
 
 def test_openvino_chooses_what_pytorch_chooses(mini: tuple[Any, Any], mini_graph: Path) -> None:
-    openvino = pytest.importorskip("openvino", reason="openvino is not installed: pip install 'clustrs[openvino]'")
+    openvino = pytest.importorskip("openvino", reason="openvino is not installed: pip install '.[openvino]'")
     model, processor = mini
     compiled = openvino.compile_model(mini_graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     vision = PrunedVision(model, ClustRS(keep=16))

@@ -171,7 +171,10 @@ def test_serve_without_vllm_or_plugin(run: Run, started: list[list[str]], monkey
     assert "plugin of clustrs was not found" in run("serve", "mini-llava", "--keep", "4")[2]
     monkeypatch.undo()
     monkeypatch.setattr(server, "find_spec", lambda name: None)
-    assert "vLLM is not installed: pip install 'clustrs[vllm]'" in run("serve", "mini-llava", "--keep", "4")[2]
+    assert (
+        "vLLM is not installed: pip install './packages/clustrs-models' '.[vllm]'"
+        in run("serve", "mini-llava", "--keep", "4")[2]
+    )
 
 
 @pytest.mark.parametrize("model", ["mini-llava", "mini-onevision", "photo-llava"])

@@ -4,11 +4,13 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from clustrs.plugins import install_hint
+
 if TYPE_CHECKING:
     from clustrs.app.server import launch
 
 __all__ = ["launch"]
-MISSING = "the page needs Gradio, which is not installed: pip install 'clustrs[app]'"
+MISSING = f"the page needs Gradio, which is not installed: {install_hint('app')}"
 
 
 def __getattr__(name: str) -> Any:

@@ -5,24 +5,24 @@ To add a command: one file here, named in `app.COMMANDS`, with a frozen dataclas
 `@command("name", panel=...)`. Its docstring is the help text, what it returns is the exit code, a ValueError is told in
 one line with exit code 2. What it needs is imported inside it, so that `--help` stays quick. A field made by
 `arguments.everything_else` collects the words that the command does not know, to pass them on to another program.
+
+Other packages add commands by an entry point in the group `clustrs.commands`. Its name is the name of the command; its
+value is a `typer.Typer` (mounted as a group of commands under that name) or a function (one command, registered with
+`cls=clustrs.cli.commands.Command`). It is loaded when the command is called, and when the commands are listed, so its
+module must not import anything heavy. What a command returns is the exit code; a ValueError is printed in one line.
 """
 
 import os
 import re
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
+from clustrs.plugins import EXTRAS, PluginWarning, install_hint
 from clustrs.validation import source_date
 
-EXTRAS = {
-    **dict.fromkeys(("typer", "rich", "tqdm", "yaml", "msgspec", "filelock", "openai", "jinja2"), "cli"),
-    **dict.fromkeys(("transformers", "PIL"), "models"),
-    "matplotlib": "plot",
-    "ray": "ray",
-    "gradio": "app",
-    **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "onnx"),
-}
-"""Which extra of the package installs an optional module."""
 LONGEST_WORD = 300
 """Longer words (paths, names, numbers) are abbreviated in error messages."""
 
@@ -35,14 +35,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         source_date()
         from clustrs.cli.app import call
 
-        return call(words) or 0
+        with plugin_warnings_in_one_line():
+            return call(words) or 0
     except ValueError as error:
         return complain(str(error))
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
         if module not in EXTRAS:
             raise
-        return complain(f"{error.name} is not installed: pip install 'clustrs[{EXTRAS[module]}]'")
+        return complain(f"{error.name} is not installed: {install_hint(EXTRAS[module])}")
     except KeyboardInterrupt:
         complain("stopped; what was recorded is kept, the same command resumes")
         return 130
@@ -53,6 +54,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return complain(f"{error.filename or 'writing the output'}: {error.strerror or error}")
     except MemoryError:
         return complain("out of memory: give a smaller image, model or batch")
+
+
+@contextmanager
+def plugin_warnings_in_one_line() -> Iterator[None]:
+    """Print the warning of a plugin that is left out as one line, without the place in our code."""
+    show = warnings.showwarning
+
+    def show_line(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, PluginWarning):
+            complain(str(message))
+        else:
+            show(message, category, *place, **more)
+
+    warnings.showwarning = show_line
+    try:
+        yield
+    finally:
+        warnings.showwarning = show
 
 
 def check_words(words: Sequence[str]) -> None:

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from clustrs import __version__, validation
-from clustrs.cli.commands import PARSE_ONLY, Group, app
+from clustrs.cli.commands import PARSE_ONLY, Root, app
+from clustrs.plugins import install_hint
 
 COMMANDS = (
     "ask",
@@ -48,7 +49,7 @@ def print_version(given: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(cls=Group, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+@app.callback(cls=Root, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
 def describe(
     version: Annotated[
         bool, typer.Option("--version", "-V", callback=print_version, is_eager=True, help="Print the version and stop.")
@@ -73,6 +74,10 @@ def call(words: Sequence[str], parse_only: bool = False) -> Any:
         raise ValueError(usage_message(error)) from None
 
 
+PACKAGES = {"study": "clustrs-paper"}
+"""Commands of our other packages: the package to install where one is missing."""
+
+
 def usage_message(error: typer.TyperException) -> str:
     """What is wrong with the words, and where help is."""
     message, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
@@ -82,6 +87,11 @@ def usage_message(error: typer.TyperException) -> str:
         known = [flag.lstrip("-") for param in context.command.get_params(context) for flag in param.opts]
         near = validation.nearest(option.lstrip("-"), known).replace("mean '", "mean '--")
         message = f"no such option: {option}{near}"
+    if context is not None and message.startswith("No such command"):
+        missing = next((name for name in PACKAGES if message.startswith(f"No such command '{name}'")), None)
+        if missing is not None:
+            package = PACKAGES[missing]
+            return f"clustrs {missing} is in the package {package}: {install_hint('cli', package=package)}"
     return f"{message[:1].lower()}{message[1:]} (see {path} --help)"
 
 

@@ -3,15 +3,19 @@
 import inspect
 import sys
 from collections.abc import Callable
+from importlib.metadata import EntryPoint
 from typing import Any, TypeVar, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from clustrs.cli import arguments, terminal
+from clustrs.plugins import leave_out, load_entry, plugin_entries
 
 Run = TypeVar("Run", bound=Callable[..., Any])
 app = typer.Typer(add_completion=True, pretty_exceptions_enable=False)
+COMMANDS = "clustrs.commands"
+PLUGIN_PANEL = "From other packages"
 PARSE_ONLY = "parse only"
 """As a context's object: give back what the words stand for, and run nothing."""
 
@@ -72,6 +76,47 @@ class Group(HelpMixin, TyperGroup):  # type: ignore[misc]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, args or ["--help"])
+
+
+class Root(Group):
+    """The `clustrs` command: its own commands, and those of other packages by entry points in `clustrs.commands`."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *(name for name in self.plugins() if self.get_command(ctx, name))]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command by name; None where there is none, or where the plugin that offers it fails."""
+        found = super().get_command(ctx, cmd_name)
+        entry = self.plugins().get(cmd_name)
+        if found is not None or entry is None:
+            return found
+        try:
+            found = as_command(cmd_name, load_entry(entry))
+        except ValueError as error:
+            leave_out(str(error))
+            return None
+        self.add_command(found, cmd_name)
+        return found
+
+    def plugins(self) -> dict[str, EntryPoint]:
+        """Return the entry points that are not in `commands`, by name."""
+        return {entry.name: entry for entry in plugin_entries(COMMANDS) if entry.name not in self.commands}
+
+
+def as_command(name: str, value: Any) -> Any:
+    """Make a command of an entry point's value: a `typer.Typer` or a function."""
+    plugin = value
+    if not isinstance(value, typer.Typer):
+        if not callable(value):
+            raise ValueError(f"the command {name} must be a typer.Typer or a function, got {value!r}")
+        plugin = typer.Typer()
+        plugin.command(name, cls=Command)(value)
+    plugin._add_completion = False
+    found: Any = typer.main.get_group(plugin) if isinstance(value, typer.Typer) else typer.main.get_command(plugin)
+    found.name = name
+    if getattr(found, "rich_help_panel", None) is None:
+        found.rich_help_panel = PLUGIN_PANEL
+    return found
 
 
 def command(name: str, *, panel: str, examples: str | None = None, group: typer.Typer = app) -> Callable[[Run], Run]:

@@ -13,6 +13,7 @@ from clustrs.cli import terminal
 from clustrs.cli.arguments import option
 from clustrs.cli.catalog import PANEL
 from clustrs.cli.commands import command
+from clustrs.plugins import install_hint
 
 BROKEN = "broken"
 LONGEST = 200
@@ -167,30 +168,25 @@ def try_openvino() -> str:
     return f"devices: {', '.join(import_module('openvino').Core().available_devices)}"
 
 
-def extra(name: str) -> str:
-    """How an extra is installed."""
-    return f"pip install 'clustrs[{name}]'"
-
-
 CHECKS = (
-    Check("models", ("transformers", "PIL"), extra("models"), try_models),
-    Check("plots", ("matplotlib",), extra("plot"), try_imports("matplotlib.figure")),
+    Check("models", ("transformers", "PIL"), install_hint("models"), try_models),
+    Check("plots", ("matplotlib",), install_hint("plot"), try_imports("matplotlib.figure")),
     Check("triton kernels", ("triton",), "pip install triton (Linux with a CUDA device)", try_triton),
     Check("accelerate", ("accelerate",), "pip install accelerate", try_imports("accelerate")),
     Check("bitsandbytes", ("bitsandbytes",), "pip install bitsandbytes", try_imports("bitsandbytes")),
-    Check("vLLM", ("vllm",), extra("vllm"), try_vllm),
-    Check("lmms-eval", ("lmms_eval",), extra("lmms-eval"), try_lmms_eval),
-    Check("ray engine", ("ray",), extra("ray"), try_imports("ray")),
-    Check("datasets of the hub", ("datasets",), extra("hub"), try_imports("datasets")),
-    Check("UMAP of studies", ("umap",), extra("studies"), try_imports("umap")),
+    Check("vLLM", ("vllm",), install_hint("vllm"), try_vllm),
+    Check("lmms-eval", ("lmms_eval",), install_hint("lmms-eval"), try_lmms_eval),
+    Check("ray engine", ("ray",), install_hint("ray"), try_imports("ray")),
+    Check("datasets of the hub", ("datasets",), install_hint("hub"), try_imports("datasets")),
+    Check("UMAP of studies", ("umap",), install_hint("studies"), try_imports("umap")),
     Check(
         "ONNX",
         ("onnx", "onnxscript", "onnxruntime"),
-        extra("onnx"),
+        install_hint("onnx"),
         try_imports("onnx", "onnxscript", "onnxruntime"),
     ),
-    Check("OpenVINO", ("openvino",), extra("openvino"), try_openvino),
-    Check("web page", ("gradio",), extra("app"), try_imports("gradio", "clustrs.app.page")),
-    Check("judge", ("openai",), extra("cli"), try_imports("openai", "clustrs.evaluation.judge")),
+    Check("OpenVINO", ("openvino",), install_hint("openvino"), try_openvino),
+    Check("web page", ("gradio",), install_hint("app"), try_imports("gradio", "clustrs.app.page")),
+    Check("judge", ("openai",), install_hint("cli"), try_imports("openai", "clustrs.evaluation.judge")),
 )
 """In the order in which they are printed."""

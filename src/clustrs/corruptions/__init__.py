@@ -7,18 +7,16 @@ the module (or anything in it). Entry points are loaded when an unknown name is 
 import hashlib
 import json
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache
 from typing import Literal
 
 import numpy as np
 from PIL import Image
 
 from clustrs.corruptions import effects, imagenet_c
-from clustrs.plugins import plugin_entries
+from clustrs.plugins import load_plugins
 
 __all__ = [
     "IMAGENET_C_LEVELS",
@@ -112,32 +110,18 @@ def register_corruption(
 
 def list_corruptions() -> list[str]:
     """The names of all corruptions: the paper's, those of ImageNet-C, then those of other packages."""
-    load_plugins()
+    load_plugins(ENTRY_POINTS)
     return list(_rules)
 
 
 def corruption_rule(name: str) -> Rule:
     """The rule behind a name."""
     if name not in _rules:
-        load_plugins()
+        load_plugins(ENTRY_POINTS)
     if not isinstance(name, str) or name not in _rules:
         names = ", ".join(_rules)
         raise ValueError(f"unknown corruption {name!r}{suggestion(str(name))}: give one of {names}")
     return _rules[name]
-
-
-@cache
-def load_plugins() -> None:
-    """Import what other packages registered as entry points, once; one that fails is named in a warning."""
-    for entry in plugin_entries(ENTRY_POINTS):
-        try:
-            entry.load()
-        except Exception as error:  # whatever another package does wrong must not break the rest
-            owner = entry.dist.name if entry.dist else "an unknown package"
-            warnings.warn(
-                f"corruption {entry.name!r} of {owner} could not be loaded: {type(error).__name__}: {error}",
-                stacklevel=2,
-            )
 
 
 def suggestion(name: str) -> str:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from clustrs.plugins import install_hint
 from clustrs.validation import nearest
 
 HERE = Path(__file__).parent
 DATA_PACKAGE = "clustrs_models"
-INSTALL = "pip install 'clustrs[models]'"
+INSTALL = install_hint("models")
 SAMPLE = "sample:"
 """Before the name of a sample image, where a file is asked for."""
 
@@ -122,7 +123,7 @@ def _data(folder: str, what: str) -> Path:
         raise ValueError(f"{what}: the package clustrs-models has this and is not installed: {INSTALL}")
     path = package / folder
     if not path.is_dir():
-        raise ValueError(f"{what}: the installed clustrs-models does not have this: pip install -U 'clustrs[models]'")
+        raise ValueError(f"{what}: the installed clustrs-models does not have this: {INSTALL}")
     return path
 
 

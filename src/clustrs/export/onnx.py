@@ -13,6 +13,7 @@ import torch
 
 from clustrs import __version__
 from clustrs.export.vision import PrunedVision, TokenSelection, trace
+from clustrs.plugins import install_hint
 from clustrs.pruners import Pruner
 
 OPSET = 18
@@ -160,7 +161,7 @@ def _require_onnx() -> None:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ModuleNotFoundError as error:
-        raise ValueError(f"{error.name} is not installed: pip install 'clustrs[onnx]'") from None
+        raise ValueError(f"{error.name} is not installed: {install_hint('onnx')}") from None
 
 
 @contextmanager

@@ -4,21 +4,18 @@ A package adds methods by an entry point in the group `clustrs.pruners`: it name
 class. Entry points are loaded when methods are first asked for by name.
 """
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from importlib.metadata import EntryPoint
 from typing import Any, TypeVar
 
 from clustrs import validation
-from clustrs.plugins import plugin_entries
+from clustrs.plugins import load_plugins
 from clustrs.pruners.base import Pruner
 
 Method = TypeVar("Method", bound=type[Pruner])
 GROUP = "clustrs.pruners"
 
 _methods: dict[str, type[Pruner]] = {}
-_loaded: set[str] = set()
 
 
 def register(method: Method) -> Method:
@@ -40,33 +37,9 @@ def register(method: Method) -> Method:
     return method
 
 
-def load_plugins() -> None:
-    """Load the entry points of other packages, once each. One that fails is skipped with a warning."""
-    for entry in plugin_entries(GROUP):
-        key = f"{entry.name}={entry.value}"
-        if key not in _loaded:
-            _loaded.add(key)
-            _load(entry)
-
-
-def _load(entry: EntryPoint) -> None:
-    try:
-        found = entry.load()
-        if isinstance(found, type):
-            register(found)
-    except Exception as error:  # whatever somebody else's code raises: the other methods must stay usable
-        package = entry.dist.name if entry.dist else "an unknown package"
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        warnings.warn(
-            f"methods of {package} are missing: its entry point {entry.name} = {entry.value} failed ({reason})",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-
-
 def registered_methods() -> dict[str, type[Pruner]]:
     """All methods by name, those of other packages included."""
-    load_plugins()
+    load_plugins(GROUP, lambda found: register(found) if isinstance(found, type) else None)
     return dict(sorted(_methods.items()))
 
 

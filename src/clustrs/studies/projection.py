@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from clustrs.plugins import install_hint
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -70,4 +72,4 @@ def umap_coordinates(tokens: Values, seed: int) -> Values:
 def check_umap() -> None:
     """Raise a ValueError that says how to get UMAP, if it is missing."""
     if find_spec("umap") is None:
-        raise ValueError("umap-learn is not installed: pip install 'clustrs[studies]', or give --no-umap for PCA alone")
+        raise ValueError(f"umap-learn is not installed: {install_hint('studies')}; --no-umap draws PCA alone")

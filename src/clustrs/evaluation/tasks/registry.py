@@ -2,7 +2,6 @@
 
 import inspect
 import os
-import warnings
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import EntryPoint
@@ -12,7 +11,7 @@ from typing import Any, TypeVar
 from clustrs import validation
 from clustrs.embedded import EMBEDDED, INSTALL
 from clustrs.evaluation.task import Task
-from clustrs.plugins import plugin_entries
+from clustrs.plugins import describe, leave_out, load_entry, plugin_entries
 
 GROUP = "clustrs.tasks"
 """Of the entry points by which a package offers tasks: `name = "package.module:load"`."""
@@ -86,7 +85,7 @@ def _offered() -> dict[str, EntryPoint]:
     for point in plugin_entries(GROUP):
         owned = point.name not in SAMPLE_TASKS or (point.dist is not None and point.dist.name == "clustrs-models")
         if not owned or point.name in BUILT_IN or point.name in _registered or point.name in offered:
-            warnings.warn(f"task {point.name!r} of {_package(point)} is ignored: the name is taken", stacklevel=3)
+            leave_out(f"{describe(point)}: the name {point.name!r} is taken")
         else:
             offered[point.name] = point
     return offered
@@ -99,18 +98,10 @@ def _loader(name: str) -> Loader:
         return _registered[name]
     check_task(name)
     point = _offered()[name]
-    try:
-        build = point.load()
-    except Exception as error:  # importing somebody's package may raise anything
-        message = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise ValueError(f"task {name!r} of {_package(point)} could not be loaded: {message}") from error
+    build = load_entry(point)
     if not callable(build):
-        raise ValueError(f"task {name!r} of {_package(point)}: {point.value} is not a function that loads a task")
+        raise ValueError(f"{describe(point)}: expected a function that loads a task, got {build!r}")
     return build
-
-
-def _package(point: EntryPoint) -> str:
-    return f"the package {point.dist.name!r}" if point.dist is not None else f"{point.value!r}"
 
 
 def _path(data: str | os.PathLike[str]) -> Path:

@@ -1,6 +1,5 @@
 """Which adapter opens which model: by `config.model_type`, extended by the entry points `clustrs.adapters`."""
 
-import warnings
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
@@ -8,7 +7,7 @@ from typing import Any, TypeVar
 
 from clustrs import validation
 from clustrs.models.adapters.base import Adapter
-from clustrs.plugins import plugin_entries
+from clustrs.plugins import load_plugins
 
 Kind = TypeVar("Kind", bound=type[Adapter])
 
@@ -38,12 +37,7 @@ def _load_all() -> None:
     package = import_module("clustrs.models.adapters")
     for module in iter_modules(package.__path__):
         import_module(f"{package.__name__}.{module.name}")
-    for entry in plugin_entries("clustrs.adapters"):
-        try:
-            entry.load()
-        except Exception as error:  # whatever somebody else's package does wrong
-            source = entry.dist.name if entry.dist else entry.value
-            warnings.warn(f"adapter {entry.name!r} of {source} could not be loaded: {error}", stacklevel=3)
+    load_plugins("clustrs.adapters", lambda found: register_adapter(found) if isinstance(found, type) else None)
 
 
 def list_model_types() -> list[str]:

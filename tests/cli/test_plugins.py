@@ -1,0 +1,193 @@
+"""Plugins of other packages: one that fails is named in one line, and every command goes on without it."""
+
+import doctest
+import os
+import subprocess
+import sys
+import tomllib
+import warnings
+from collections.abc import Callable
+from importlib.metadata import metadata
+from pathlib import Path
+
+import pytest
+
+from clustrs import plugins
+from clustrs.cli import doctor
+from clustrs.models.adapters import registry as adapters
+
+Run = Callable[..., tuple[int, str, str]]
+ROOT = Path(__file__).parents[2]
+HOSTILE = {
+    "sys.exit": "import sys\nsys.exit(7)\n",
+    "no message": "raise SystemExit\n",
+    "a base exception": "class Odd(BaseException): ...\nraise Odd('two\\nlines')\n",
+    "a generator that is closed": "raise GeneratorExit\n",
+    "an error": "raise RuntimeError('broken')\n",
+}
+LISTED_BY = {
+    "clustrs.pruners": ["methods"],
+    "clustrs.adapters": ["models"],
+    "clustrs.corruptions": ["corruptions"],
+    "clustrs.commands": ["--help"],
+}
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Install a package `acme` with one module and one entry point, for this test alone."""
+    monkeypatch.setattr(plugins, "_loaded", set())
+    monkeypatch.delitem(sys.modules, "acme_plugin", raising=False)
+
+    def install(group: str, module: str, value: str = "acme_plugin", name: str = "acme") -> None:
+        (tmp_path / "acme_plugin.py").write_text(module)
+        information = tmp_path / "acme-1.0.dist-info"
+        information.mkdir()
+        (information / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+        (information / "entry_points.txt").write_text(f"[{group}]\n{name} = {value}\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        adapters._load_all.cache_clear()
+
+    return install
+
+
+@pytest.mark.parametrize("module", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("group", LISTED_BY)
+def test_a_plugin_that_fails_at_import_is_left_out(install: Install, group: str, module: str) -> None:
+    """In a process of its own, as a user runs it: warnings are errors in this one."""
+    install(group, module)
+    path = os.pathsep.join(filter(None, [sys.path[0], os.environ.get("PYTHONPATH")]))
+    words = [sys.executable, "-m", "clustrs.cli", *LISTED_BY[group]]
+    done = subprocess.run(words, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") > 5
+    expected = f"clustrs: a plugin is left out: entry point acme = acme_plugin of acme in {group} failed ("
+    assert done.stderr.startswith(expected)
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("module", HOSTILE.values(), ids=HOSTILE)
+def test_a_task_that_fails_at_import_is_an_error_only_when_chosen(install: Install, run: Run, module: str) -> None:
+    install("clustrs.tasks", module, "acme_plugin:load")
+    assert run("tasks")[0] == 0
+    code, out, err = run("eval", "--task", "acme")
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith(
+        "clustrs: entry point acme = acme_plugin:load of acme in clustrs.tasks failed"
+    )
+
+
+def test_interrupts_are_not_swallowed(install: Install) -> None:
+    install("clustrs.pruners", "raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        plugins.load_plugins("clustrs.pruners")
+
+
+def test_a_plugin_is_loaded_once(install: Install) -> None:
+    install("clustrs.pruners", "raise RuntimeError('broken')")
+    with pytest.warns(plugins.PluginWarning, match=r"acme = acme_plugin of acme .* failed \(RuntimeError: broken\)"):
+        plugins.load_plugins("clustrs.pruners")
+    plugins.load_plugins("clustrs.pruners")  # a second warning would be an error here
+
+
+GROUP = '''
+import typer
+
+app = typer.Typer(help="Tools of ACME.")
+
+
+@app.command()
+def hello(name: str) -> None:
+    """Greet somebody."""
+    print(f"hello {name}")
+
+
+@app.command()
+def fail() -> int:
+    """Fail."""
+    raise ValueError("name must be a word, got 3")
+
+
+def single(count: int = 1) -> int:
+    """Return a code."""
+    print("single", count)
+    return 5
+'''
+
+
+def test_a_group_of_commands_of_another_package(install: Install, run: Run) -> None:
+    install("clustrs.commands", GROUP, "acme_plugin:app")
+    assert "acme_plugin" not in sys.modules
+    assert run("samples")[0] == 0
+    assert "acme_plugin" not in sys.modules  # loaded when it is called or listed
+    assert run("acme", "hello", "you") == (0, "hello you\n", "")
+    assert run("acme", "fail") == (2, "", "clustrs: name must be a word, got 3\n")
+    assert "Greet somebody." in run("acme", "--help")[1]
+    assert "Tools of ACME." in run("--help")[1]
+
+
+def test_a_single_command_of_another_package(install: Install, run: Run) -> None:
+    install("clustrs.commands", GROUP, "acme_plugin:single")
+    assert run("acme", "--count", 3) == (5, "single 3\n", "")
+    assert "Return a code." in run("acme", "--help")[1]
+
+
+def test_a_command_of_another_package_takes_no_name_of_ours(install: Install, run: Run) -> None:
+    install("clustrs.commands", GROUP, "acme_plugin:app", name="samples")
+    assert "sample:photo-1" in run("samples")[1]
+
+
+def test_a_value_that_cannot_be_a_command(install: Install, run: Run) -> None:
+    install("clustrs.commands", "app = 3", "acme_plugin:app")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        code, _, err = run("acme")
+    assert code == 2
+    assert "the command acme must be a typer.Typer or a function, got 3" in err
+
+
+def test_commands_of_our_other_packages_are_named_where_they_are_missing(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from clustrs.cli import app
+
+    monkeypatch.setitem(app.PACKAGES, "paint", "clustrs-paint")
+    expected = "clustrs paint is in the package clustrs-paint: pip install './packages/clustrs-models' "
+    assert run("paint") == (2, "", f"clustrs: {expected}'./packages/clustrs-paint' '.[cli]' (in a clone of ClustRS)\n")
+
+
+def test_install_hints_name_extras_and_folders_that_exist() -> None:
+    assert doctest.testmod(plugins).failed == 0
+    offered = set(metadata("clustrs").get_all("Provides-Extra") or [])
+    assert set(plugins.EXTRAS.values()) | set(plugins.WITHOUT_MODELS) <= offered
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+    def needs_models(extra: str) -> bool:
+        return any(
+            line.startswith("clustrs-models")
+            or (line.startswith("clustrs[") and any(map(needs_models, line[8:].rstrip("]").split(","))))
+            for line in project[extra]
+        )
+
+    for extra in project:
+        command = plugins.install_command(extra)
+        assert ("./packages/clustrs-models" in command) == needs_models(extra)
+        assert all((ROOT / word.strip("'")).is_dir() for word in command.split() if word.startswith("'./"))
+
+
+@pytest.mark.parametrize("index", ["", "https://download.pytorch.org/whl/cpu"])
+def test_make_takes_torch_from_a_given_index(index: str) -> None:
+    words = ["make", "--dry-run", "--always-make", "setup", *([f"TORCH_INDEX={index}"] if index else [])]
+    shown = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    (line,) = [line for line in shown.splitlines() if line.endswith(" torch")]
+    assert ("--index-url" in line) == bool(index)
+    assert index in line
+
+
+def test_no_hint_names_a_package_that_is_on_no_index() -> None:
+    """`pip install 'clustrs[...]'` finds nothing: the package is not published."""
+    for path in [*(ROOT / "src").rglob("*.py"), *(ROOT / "packages").rglob("*.py")]:
+        assert "pip install 'clustrs" not in path.read_text(), path
+    for check in doctor.CHECKS:
+        assert "clustrs[" not in check.install
