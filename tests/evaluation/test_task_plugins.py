@@ -91,7 +91,7 @@ def test_an_entry_point_cannot_take_a_name(install: Callable[..., None]) -> None
         RuntimeWarning, match="a plugin is left out: .* of somebodys-tasks .*: the name 'scenes' is taken"
     ):
         assert list_tasks().count("scenes") == 1
-    assert get_task("scenes", limit=1).name == "scenes"
+        assert get_task("scenes", limit=1).name == "scenes"
 
 
 def test_registering() -> None:
