@@ -87,10 +87,10 @@ def test_what_a_task_lacks_is_named(install: Callable[..., None], run: Any, tmp_
 
 def test_an_entry_point_cannot_take_a_name(install: Callable[..., None]) -> None:
     install(scenes="somebodys_tasks:load")
-    with pytest.warns(
-        RuntimeWarning, match="a plugin is left out: .* of somebodys-tasks .*: the name 'scenes' is taken"
-    ):
+    warned = "a plugin is left out: .* of somebodys-tasks .*: the name 'scenes' is taken"
+    with pytest.warns(RuntimeWarning, match=warned):
         assert list_tasks().count("scenes") == 1
+    with pytest.warns(RuntimeWarning, match=warned):
         assert get_task("scenes", limit=1).name == "scenes"
 
 
