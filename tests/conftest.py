@@ -74,6 +74,8 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Server]]:
     """Starts a server that gives the replies it is told to; it is closed at the end of the test."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr("clustrs.evaluation.judge.REPLY_PAUSE", 0.005)
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.005)
     servers: list[Server] = []
 
     def start(*script: Reply) -> Server:

@@ -24,15 +24,17 @@ def completion(words: object) -> str:
     return json.dumps({"choices": [{"message": {"role": "assistant", "content": words}}]})
 
 
-def sends(body: str, status: int = 200, after: float = 0, **headers: str) -> Reply:
+def sends(body: str | bytes, status: int = 200, after: float = 0, **headers: str) -> Reply:
+    content = body.encode() if isinstance(body, str) else body
+
     def reply(handler: BaseHTTPRequestHandler) -> None:
         time.sleep(after)
         handler.send_response(status)
         for name, value in headers.items():
             handler.send_header(name.replace("_", "-"), value)
-        handler.send_header("Content-Length", str(len(body.encode())))
+        handler.send_header("Content-Length", str(len(content)))
         handler.end_headers()
-        handler.wfile.write(body.encode())
+        handler.wfile.write(content)
 
     return reply
 
@@ -105,7 +107,7 @@ def row_of(body: dict[str, Any]) -> str:
 
 
 def judge_at(server: Server, **options: Any) -> Judge:
-    return Judge("marker", server.url, KEY, **{"backoff": 0.005, "retries": 3, **options})
+    return Judge("marker", server.url, KEY, **{"retries": 3, **options})
 
 
 def answer_record(item: str, words: str | None, **changes: Any) -> dict[str, Any]:

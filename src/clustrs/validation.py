@@ -16,6 +16,12 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
+def excerpt(value: Any) -> str:
+    """Show a value in a message: in one line, printable, at most 80 characters."""
+    text = ascii(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
 def keep(value: Any) -> None:
     """A count of at least 1 (int), or a fraction in (0, 1] (float)."""
     count = is_number(value) and isinstance(value, int) and value >= 1

@@ -1,6 +1,9 @@
 """A tiny model and a task of our own, for tests of runs."""
 
 import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +62,19 @@ def answers(folder: Path) -> dict[Key, AnswerRecord]:
 def errors(folder: Path) -> dict[str, str]:
     """What went wrong, by question."""
     return {record.item: record.error for record in read_answers(folder) if record.error is not None}
+
+
+@contextmanager
+def time_limit(seconds: int = 60) -> Iterator[None]:
+    """End what hangs, far beyond what anything here takes."""
+
+    def give_up(*_: object) -> None:
+        raise AssertionError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

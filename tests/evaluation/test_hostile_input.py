@@ -4,17 +4,15 @@ import errno
 import json
 import os
 import shutil
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_models
 from evaluation import run_files
-from evaluation.run_files import answers, config, entry, errors
+from evaluation.run_files import answers, config, entry, errors, time_limit
 from PIL import Image
 
 from clustrs.corruptions import Corruption
@@ -31,22 +29,6 @@ from clustrs.evaluation.tasks.sources import read_text
 from clustrs.models import shared_encoding
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@contextmanager
-def time_limit(seconds: int = 60) -> Iterator[None]:
-    """End what hangs, far beyond what anything here takes."""
-
-    def give_up(*_: object) -> None:
-        raise AssertionError("it hangs")
-
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(scope="module")

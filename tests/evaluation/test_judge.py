@@ -1,18 +1,18 @@
 """The judge against a real server on this machine that behaves well, badly, and then well again."""
 
 import base64
+import gzip
 import html
 import json
-import threading
 import traceback
+import zlib
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
+from evaluation.run_files import time_limit
 from judge_server import (
     KEY,
     Reply,
@@ -34,11 +34,9 @@ from clustrs.evaluation.judge import (
     JudgeError,
     JudgeRefused,
     JudgeUnavailable,
-    is_loopback,
-    seconds_to_wait,
+    is_this_machine,
 )
-from clustrs.evaluation.judge_prompt import EXAMPLES, prompt, read_score
-from clustrs.evaluation.redaction import redact
+from clustrs.evaluation.judge_text import EXAMPLES, prompt, read_score, redact, without_thinking
 from clustrs.evaluation.verdicts import JudgeSummary, judge_run
 
 
@@ -124,6 +122,45 @@ def test_score_is_all_of_the_reply_or_its_last_line(reply: str, score: float) ->
     assert read_score(reply) == score
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        "<think>",
+        "</think>",
+        "<think></think>",
+        "<think>x",
+        "correctness",
+        "correctness ",
+        "correctness:",
+        " ",
+        "|",
+        "9",
+        "x",
+    ],
+)
+def test_long_replies_are_read_in_linear_time(part: str) -> None:
+    """As long as a reply may be: what takes the square of that would take days."""
+    with time_limit():
+        for reply in (part * 500_000, "correctness" + part * 500_000, "0.5" + part * 500_000 + "x"):
+            assert read_score(reply[:4_000_000]) in (None, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("reply", "rest"),
+    [
+        ("a<think>b</think>c", "ac"),
+        ("a<THINK>b<think>c</Think>d", "ad"),
+        ("a</think>b<think>c</think>d", "bd"),
+        ("a<think>b</think>c</think>d", "d"),
+        ("a</think>b</think>c<think>d<think>e", "c"),
+        ("<think>a", ""),
+        ("a < think>b", "a < think>b"),
+    ],
+)
+def test_without_thinking(reply: str, rest: str) -> None:
+    assert without_thinking(reply) == rest
+
+
 BAD_REPLIES = [
     *("", "good", "7", "-0.1", "1.01", "7/10", "100 %", "<think>it may be 0.5 or", "9" * 400, "\u0660.\u0665"),
     "The prediction '1.0' has nothing to do with the ground truth. Correctness: 0.0",
@@ -192,6 +229,34 @@ def test_an_endless_reply_is_not_read_to_its_end(
         mark(judge_at(server, retries=0))
 
 
+def test_compressed_replies_are_counted_decoded(serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not asked for. A small one is read all the same; a bomb is given up at the limit."""
+    monkeypatch.setattr("clustrs.evaluation.judge.LARGEST_REPLY", 10_000)
+    small, bomb = (gzip.compress(completion("0.5" + " " * n).encode()) for n in (9_000, 20_000))
+    assert len(bomb) < 1000
+    server = serve(
+        sends(small, Content_Encoding="gzip"),
+        sends(zlib.compress(completion("0.5").encode()), Content_Encoding="deflate"),
+        sends(bomb, Content_Encoding="gzip"),
+        sends(bomb, 500, Content_Encoding="gzip"),
+    )
+    assert mark(judge_at(server, retries=0)) == 0.5
+    assert mark(judge_at(server, retries=0)) == 0.5
+    for _ in range(2):
+        with pytest.raises(JudgeUnavailable, match="the reply is longer than 10000 bytes"):
+            mark(judge_at(server, retries=0))
+    assert {headers["Accept-Encoding"] for _, headers, _ in server.asked} == {"identity"}
+
+
+@pytest.mark.parametrize(
+    ("encoding", "said"),
+    [("br", "an encoding that was not asked for: br"), ("gzip, gzip", "not asked for"), ("gzip", "not valid gzip")],
+)
+def test_other_encodings_are_refused(serve: Callable[..., Server], encoding: str, said: str) -> None:
+    with pytest.raises(JudgeUnavailable, match=said):
+        mark(judge_at(serve(sends(completion("0.5"), Content_Encoding=encoding)), retries=0))
+
+
 def test_last_try_fails(serve: Callable[..., Server]) -> None:
     server = serve()
     server.rule = lambda body: sends('{"error": {"message": "overloaded\\n\\nsorry"}}', 500)
@@ -245,12 +310,36 @@ def test_a_server_on_this_machine_is_reached_without_a_proxy(
     assert proxy.asked[0][0] == "http://judge.invalid/v1/chat/completions"
 
 
-def test_is_loopback() -> None:
+@pytest.mark.parametrize("name", ["ip6-localhost", "the host's own name", "its full name", "its own address"])
+def test_the_machines_own_names_need_no_proxy(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Those may lead to a server here as well, and a proxy would get the key. Nobody listens there in this test."""
+    proxy, server = serve(), serve()
+    server.shutdown()
+    server.server_close()
+    monkeypatch.delenv("no_proxy")
+    for variable in ("http_proxy", "all_proxy"):
+        monkeypatch.setenv(variable, proxy.url.removesuffix("/v1"))
+    monkeypatch.setattr("socket.gethostname", lambda: "workstation")
+    monkeypatch.setattr("socket.getfqdn", lambda: "Workstation.lab.example")
+    hosts = {"the host's own name": "workstation", "its full name": "workstation.lab.example"}
+    host = hosts.get(name, "127.0.0.2" if name == "its own address" else name)
+    with pytest.raises(JudgeUnavailable):
+        mark(Judge("marker", server.url.replace("127.0.0.1", host), KEY, timeout=5, retries=0))
+    assert not proxy.asked
+
+
+def test_is_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "Workstation")
+    monkeypatch.setattr("socket.getfqdn", lambda: "workstation.lab.example")
     here = ["localhost", "LOCALHOST.", "a.localhost", "127.0.0.1", "127.9.8.7", "127.1", "2130706433", "0x7f.1"]
-    here += ["0.0.0.0", "[::1]", "[::ffff:127.0.0.1]", "[::]"]
-    assert [host for host in here if not is_loopback(f"http://{host}:8000/v1")] == []
-    elsewhere = ["127.0.0.1.example.com", "localhost.example.com", "10.0.0.1", "[2001:db8::1]", "128.0.0.1", "example"]
-    assert [host for host in elsewhere if is_loopback(f"http://{host}:8000/v1")] == []
+    here += ["0.0.0.0", "[::1]", "[::ffff:127.0.0.1]", "[::]", "ip6-localhost", "ip6-loopback", "localhost.localdomain"]
+    here += ["workstation", "WORKSTATION.", "workstation.lab.example"]
+    assert [host for host in here if not is_this_machine(f"http://{host}:8000/v1")] == []
+    elsewhere = ["127.0.0.1.example.com", "localhost.example.com", "192.0.2.1", "[2001:db8::1]", "128.0.0.1", "example"]
+    elsewhere += ["workstation.example", "lab.example"]
+    assert [host for host in elsewhere if is_this_machine(f"http://{host}:8000/v1")] == []
 
 
 def test_only_the_key_tells_who_asks(serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,61 +357,76 @@ def test_only_the_key_tells_who_asks(serve: Callable[..., Server], monkeypatch: 
 def test_retry_after_is_honoured(serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, status: int) -> None:
     waits: list[float] = []
 
-    class Event(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            waits.append(timeout or 0)
-            return False
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
 
+    monkeypatch.setattr("anyio.sleep", sleep)
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.5)
     server = serve(sends("", status, Retry_After="7"), sends("", status), sends("", status), says("0.1"))
-    assert judge_at(server, backoff=1).score("q", "a", "p", stop=Event()) == 0.1
-    assert 7 <= waits[0] <= 8
-    assert 1 <= waits[1] <= 2
-    assert 2 <= waits[2] <= 4
+    assert mark(judge_at(server)) == 0.1
+    assert waits[0] == 7
+    assert 0.5 < waits[1] < waits[2] <= 2
 
 
-def test_nobody_waits_for_a_day(serve: Callable[..., Server]) -> None:
-    server = serve(sends("quota spent", 429, Retry_After="86400"))
-    with pytest.raises(JudgeError, match=r"429: quota spent .*86400 s"):
+@pytest.mark.parametrize("seconds", ["86400", "9" * 400])
+def test_a_server_that_asks_for_a_day_is_not_waited_for(serve: Callable[..., Server], seconds: str) -> None:
+    server = serve(sends("quota spent", 429, Retry_After=seconds))
+    with pytest.raises(JudgeUnavailable, match=r"429: quota spent \(Retry-After: \d"):
         mark(judge_at(server))
     assert len(server.asked) == 1
 
 
-def test_seconds_to_wait() -> None:
-    assert seconds_to_wait("1.5") == 1.5
-    assert seconds_to_wait("-3") == 0
-    later = seconds_to_wait(format_datetime(datetime.now(UTC) + timedelta(seconds=100), usegmt=True))
-    assert later is not None
-    assert 90 < later <= 100
-    assert seconds_to_wait("Wed, 21 Oct 2015 07:28:00 GMT") == 0
-    assert [seconds_to_wait(header) for header in (None, "", "soon", "nan", "inf")] == [None] * 5
+def test_failures_and_bad_replies_share_the_retries(serve: Callable[..., Server]) -> None:
+    server = serve(sends("", 500), says("fine"), sends("", 500), says("fine"), says("0.5"))
+    with pytest.raises(JudgeError, match=r"not a number from 0 to 1 and nothing else: fine \(tries: 4\)"):
+        mark(judge_at(server))
+    assert len(server.asked) == 4
 
 
-def test_stop_ends_the_waiting(serve: Callable[..., Server]) -> None:
-    server, stop = serve(sends("", 500)), threading.Event()
-    stop.set()
-    with pytest.raises(JudgeError, match="stopped"):
-        judge_at(server, backoff=1000).score("q", "a", "p", stop)
+MALFORMED_HOSTS = [
+    "a..b",
+    ".a",
+    "-a",
+    "a-",
+    "a" * 64,
+    "a." * 127 + "a",
+    "%41",
+    "a%zz",
+    "a\\b",
+    "a!b",
+    "1.2.3.4.5",
+    "999.1.1.1",
+]
+MALFORMED_HOSTS += ["[::1", "::1]", "[zz]", "[::1]x", "[1.2.3.4]", "a:b", "a:1:2", "a:-1", "a:0", "[::1]:99999"]
+
+
+@pytest.mark.parametrize("host", MALFORMED_HOSTS)
+def test_a_malformed_host_is_one_line(run: Callable[..., tuple[int, str, str]], tmp_path: Path, host: str) -> None:
+    write_answers(tmp_path, [answer_record("v1_0", "t")])
+    code, _, printed = run("judge", tmp_path, "--judge-model", "m", "--judge-url", f"http://{host}/v1", "--yes")
+    assert (code, printed.count("\n")) == (2, 1)
+    assert printed.startswith("clustrs: url must be")
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"model": " "}, "model=' '"),
-        ({"url": "api.openai.com/v1"}, "url='api.openai.com/v1'"),
-        ({"url": "file:///etc/passwd"}, "url='file"),
-        ({"url": "http://"}, "url='http://'"),
-        ({"url": "http://host:99999999/v1"}, "url="),
-        ({"url": "http://a b/v1"}, "url="),
-        ({"url": None}, "url=None"),
+        ({"model": " "}, "model must .* got ' '"),
+        ({"url": "api.openai.com/v1"}, "got 'api.openai.com/v1'"),
+        ({"url": "file:///etc/passwd"}, "got 'file"),
+        ({"url": "http://"}, "got 'http://'"),
+        ({"url": "http://host:99999999/v1"}, "url must be"),
+        ({"url": "http://a b/v1"}, "url must be"),
+        *(({"url": f"http://{host}/v1"}, "url must be") for host in MALFORMED_HOSTS),
+        ({"url": None}, "got None"),
         ({"url": f"http://me:{KEY}@host/v1"}, "OPENAI_API_KEY"),
         ({"url": f"http://host/v1?key={KEY}"}, "OPENAI_API_KEY"),
-        ({"key": f"{KEY}\r\nX-Evil: 1"}, "key: "),
-        ({"key": f"{KEY}é"}, "key: "),
-        ({"timeout": 0}, "timeout=0"),
-        ({"timeout": float("nan")}, "timeout=nan"),
-        ({"backoff": -1}, "backoff=-1"),
-        ({"retries": -1}, "retries=-1"),
-        ({"retries": 1.5}, "retries=1.5"),
+        ({"key": f"{KEY}\r\nX-Evil: 1"}, "key must be"),
+        ({"key": f"{KEY}é"}, "key must be"),
+        ({"timeout": 0}, "timeout must .* got 0"),
+        ({"timeout": float("nan")}, "timeout must .* got nan"),
+        ({"retries": -1}, "retries must .* got -1"),
+        ({"retries": 1.5}, r"retries must .* got 1\.5"),
     ],
 )
 def test_bad_settings(options: dict[str, Any], said: str) -> None:

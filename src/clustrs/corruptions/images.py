@@ -3,7 +3,7 @@
 import errno
 import os
 import stat
-from typing import BinaryIO
+from io import BufferedReader
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -20,7 +20,7 @@ class ImageTooLarge(ValueError):
     """An image that would cost more memory than any image should."""
 
 
-def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
     """Open a regular file to read its bytes; an OSError for anything else.
 
     A FIFO without a writer or a device would block the caller for ever. The file is checked before it is opened, since

@@ -12,11 +12,11 @@ import msgspec
 
 from clustrs import validation
 from clustrs.corruptions import PAPER_LEVELS, Corruption
-from clustrs.evaluation.jsonl import excerpt
 from clustrs.options import Crops, Dtype, ImagePadding, LoadOptions, Positions, PromptTemplate, Scope
 from clustrs.paper import SCORE_TABLES
 from clustrs.pruners import from_dict, list_methods
 from clustrs.pruners.registry import parse_method
+from clustrs.validation import excerpt
 
 CLEAN = "clean"
 LARGEST = 2**63 - 1

@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clustrs import validation
-from clustrs.evaluation.jsonl import excerpt, need, read_bytes, read_object
+from clustrs.evaluation.jsonl import need, read_bytes, read_object
 from clustrs.evaluation.records import VerdictRecord
 from clustrs.evaluation.store import write_whole
 from clustrs.evaluation.task import Item
+from clustrs.validation import excerpt
 
 DECIMALS = 1
 """To which the official evaluator rounds, in per cent."""

@@ -7,14 +7,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from clustrs.corruptions.images import open_regular
+from clustrs.validation import excerpt
 
 BLOCK = 1 << 16
-
-
-def excerpt(value: Any) -> str:
-    """A value as messages show it: in one line, printable, not endless."""
-    text = ascii(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def parse(content: bytes, where: str) -> dict[str, Any]:

@@ -1,67 +1,60 @@
-"""A language model that marks answers, behind any server that speaks the OpenAI chat protocol."""
+"""Judge answers with a language model behind any server that speaks the OpenAI chat protocol.
+
+The server is not trusted: a reply is bounded in time and in bytes, the key goes to no other server, and it is removed
+from whatever the server says.
+"""
 
 import asyncio
 import ipaddress
 import json
-import math
 import os
-import random
 import re
 import socket
 import threading
-from collections.abc import AsyncIterator
+import zlib
 from dataclasses import dataclass, field
-from datetime import UTC
-from email.utils import parsedate_to_datetime
 from functools import cached_property
-from time import time
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
-from clustrs import __version__
-from clustrs.evaluation.judge_prompt import prompt, read_score, without_thinking
-from clustrs.evaluation.redaction import redact
+from clustrs import __version__, validation
+from clustrs.evaluation.judge_text import prompt, read_score, redact, without_thinking
 
 if TYPE_CHECKING:
     import httpx2
     import openai
 
-LONGEST_PAUSE = 60.0
-"""Seconds between two tries, unless the server asks for more."""
-LONGEST_REQUESTED_PAUSE = 300.0
-"""Seconds; a server that asks for more (a spent daily quota) is not waited for."""
 LARGEST_REPLY = 4_000_000
-"""Bytes; whatever is longer is not a mark."""
+"""Bytes of a reply, as sent and decoded; anything longer is not a score."""
 LONGEST_LINE = 300
-CONCERNS_ALL = (401, 402, 404)
-"""Bad key, no credit left, no such address or model: whatever is asked, the reply will be the same."""
+"""Characters of an error message."""
+REPLY_PAUSE = 0.5
+"""Seconds before a reply that is not a score is asked for again; doubles from try to try, up to 8 s."""
+REFUSES_ALL = (401, 402, 404)
+"""Statuses that every other request would get as well: bad key, no credit, unknown address or model."""
+LOCAL_NAMES = ("localhost", "localhost.localdomain", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback")
 
+HOST_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _loop: asyncio.AbstractEventLoop | None = None
 _loop_lock = threading.Lock()
 
 
 class JudgeError(ValueError):
-    """The judge gave no mark: why, in one line and without the key."""
+    """An answer that got no score; the message has one line and no key."""
 
 
 class JudgeUnavailable(JudgeError):
-    """As `JudgeError`, because the server could not be reached or did no work; another answer may fare no better."""
+    """A server that cannot be reached or does no work; another answer may fare no better."""
 
 
 class JudgeRefused(JudgeError):
-    """As `JudgeError`, for a reason that holds for every other answer too."""
+    """A refusal that holds for every other answer, too."""
 
 
-class RetryableError(Exception):
-    """One try went wrong, and another may not. `wait` is how long the server asks for, in seconds; `server` says
-    whether the server is at fault rather than what it replied."""
-
-    def __init__(self, message: str, wait: float | None = None, server: bool = False) -> None:
-        super().__init__(message)
-        self.wait = wait
-        self.server = server
+class _BadReply(Exception):
+    """A reply that is not a score."""
 
 
 class _Message(msgspec.Struct):
@@ -73,18 +66,32 @@ class _Choice(msgspec.Struct):
 
 
 class _Completion(msgspec.Struct):
-    """What is read of a chat completion."""
-
     choices: list[_Choice]
 
 
 @dataclass(frozen=True)
 class Judge:
-    """A judge: its model's name, the server's base address (as in http://127.0.0.1:8000/v1), the key if it needs one.
+    """Language model that scores answers.
 
-    `timeout` in seconds, for each try from the connection to the last byte; `retries` after the first try; `backoff` is
-    the first pause in seconds, which doubles from try to try. The key is sent to the server and appears nowhere else;
-    a server on this machine is reached without a proxy.
+    openai's client sends the requests and repeats those that fail (lost connections, time-outs, 408, 409, 429, 5xx)
+    with growing pauses, or after the time that the server asks for, at most two minutes. No redirect is followed, and a
+    server on this machine is reached without a proxy, so that the key goes to the named server alone.
+
+    Args:
+        model: Name of the judge's model.
+        url: Base address of the server, for example ``http://127.0.0.1:8000/v1``.
+        key: API key, if the server needs one. It is sent to the server and written nowhere.
+        timeout: Seconds for each try, from the connection to the last byte.
+        retries: How many further requests are made for an answer, be it after a failure or after a reply that is not a
+            score.
+
+    Raises:
+        ValueError: An argument is not valid.
+
+    Example:
+        >>> judge = Judge("my-model", "http://127.0.0.1:8000/v1")
+        >>> judge
+        Judge(model='my-model', url='http://127.0.0.1:8000/v1', timeout=60, retries=5)
     """
 
     model: str
@@ -92,136 +99,117 @@ class Judge:
     key: str | None = field(default=None, repr=False)
     timeout: float = 60
     retries: int = 5
-    backoff: float = 1.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model.strip():
-            raise ValueError(f"model={self.model!r}: give the name of the judge's model")
+            raise ValueError(f"model must be the name of the judge's model, got {self.model!r}")
         check_url(self.url)
         object.__setattr__(self, "url", self.url.rstrip("/"))
         object.__setattr__(self, "key", (self.key or "").strip() or None)
         if self.key and not re.fullmatch(r"[!#-&(-\[\]-~]+", self.key):
-            raise ValueError("key: it has spaces, quotes or characters beyond ASCII, give it as the server's owner did")
-        for name, low in (("timeout", 1e-3), ("backoff", 0.0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value < math.inf:
-                raise ValueError(f"{name}={value!r}: give seconds, at least {low:g}")
+            raise ValueError("key must be ASCII without spaces and quotes (write it as the server's owner gave it)")
+        if not validation.is_number(self.timeout) or not self.timeout >= 1e-3:
+            raise ValueError(f"timeout must be seconds, at least 0.001, got {self.timeout!r}")
         if isinstance(self.retries, bool) or not isinstance(self.retries, int) or self.retries < 0:
-            raise ValueError(f"retries={self.retries!r}: give an integer, at least 0")
+            raise ValueError(f"retries must be an integer >= 0, got {self.retries!r}")
 
-    def score(self, question: str, answer: str, prediction: str, stop: threading.Event | None = None) -> float:
-        """Ask for the mark from 0 to 1; a `JudgeError` when there is none after the last try, or `stop` is set."""
-        stop = stop or threading.Event()
-        content = prompt(question, answer, prediction)
-        for tried in range(self.retries + 1):
+    def score(self, question: str, answer: str, prediction: str) -> float:
+        """Score an answer.
+
+        Args:
+            question: What the model under test was asked.
+            answer: The expected answer, where ``<AND>`` needs all parts and ``<OR>`` one of them.
+            prediction: What the model answered.
+
+        Returns:
+            A score from 0 to 1.
+
+        Raises:
+            JudgeError: There is no score after the last try.
+        """
+        future = asyncio.run_coroutine_threadsafe(self.ask(question, answer, prediction), event_loop())
+        try:
+            return future.result()
+        finally:
+            future.cancel()
+
+    async def ask(self, question: str, answer: str, prediction: str) -> float:
+        """Score an answer as `score` does; runs in `event_loop`."""
+        content, left, pause = prompt(question, answer, prediction), self.retries, REPLY_PAUSE
+        while True:
+            reply, taken = await self._request(content, left)
+            left -= taken
             try:
-                return self._mark(content)
-            except RetryableError as error:
-                problem = error
-            if tried < self.retries and stop.wait(self._pause(tried, problem)):
-                raise JudgeError("stopped before the judge had answered")
-        kind = JudgeUnavailable if problem.server else JudgeError
-        raise self._error(str(problem), f" (tries: {self.retries + 1})", kind)
+                return _read_completion(reply)
+            except _BadReply as error:
+                if left <= 0:
+                    raise self._error(str(error), JudgeError, self.retries + 1) from None
+            left -= 1
+            await asyncio.sleep(pause)
+            pause = min(8.0, 2 * pause)
 
-    def _mark(self, content: str) -> float:
-        """Ask once."""
-        reply = self._reply(content)
-        score = read_score(reply)
-        if score is None:
-            raise RetryableError(f"the reply is not a number from 0 to 1 and nothing else: {without_thinking(reply)}")
-        return score
-
-    def _reply(self, content: str) -> str:
-        """Return what the judge says, in one try."""
+    async def _request(self, content: str, retries: int) -> tuple[bytes, int]:
+        """Return the body of the reply, and how many retries it took."""
         import httpx2
         import openai
 
         try:
-            raw = asyncio.run_coroutine_threadsafe(self._request(content), event_loop()).result()
-        except openai.APIStatusError as error:
-            raise self._refusal(error) from None
-        except (TimeoutError, openai.APITimeoutError):
-            raise RetryableError(f"no whole reply from {self.url} within {self.timeout:g} s", server=True) from None
-        except (openai.APIConnectionError, httpx2.HTTPError, OSError) as error:
-            raise RetryableError(f"no reply from {self.url}: {root_cause(error)}", server=True) from None
-        try:
-            text = msgspec.json.decode(raw, type=_Completion).choices[0].message.content
-        except (msgspec.DecodeError, UnicodeDecodeError, IndexError, RecursionError):
-            raise RetryableError(f"the reply is not a chat completion: {raw.decode(errors='replace')}") from None
-        if text is None:
-            raise RetryableError("the reply has no text")
-        return text
-
-    async def _request(self, content: str) -> bytes:
-        """Send the request and read the whole reply; runs in the event loop."""
-        import openai
-
-        async with (
-            asyncio.timeout(self.timeout),
-            self._client.chat.completions.with_streaming_response.create(
+            raw = await self._client.with_options(max_retries=retries).chat.completions.with_raw_response.create(
                 model=self.model,
                 messages=[{"role": "user", "content": content}],
                 temperature=0,
                 extra_headers=None if self.key else {"Authorization": openai.Omit()},
-            ) as response,
-        ):
-            return await response.read()
+            )
+        except openai.APIStatusError as error:
+            raise self._refusal(error) from None
+        except openai.APITimeoutError:
+            message = f"no whole reply from {self.url} within {self.timeout:g} s"
+            raise self._error(message, JudgeUnavailable, self.retries + 1) from None
+        except (openai.APIConnectionError, httpx2.InvalidURL, OSError, UnicodeError) as error:
+            message = f"no reply from {self.url}: {root_cause(error)}"
+            raise self._error(message, JudgeUnavailable, self.retries + 1) from None
+        return raw.content, raw.retries_taken
 
     @cached_property
     def _client(self) -> "openai.AsyncOpenAI":
-        """Connects on first use, in the event loop. Follows no redirects: the key goes to the named server alone."""
         import openai
 
         absent = openai.Omit()
         headers: dict[str, Any] = {
             "User-Agent": f"clustrs/{__version__}",
+            "Accept-Encoding": "identity",
             "OpenAI-Organization": absent,
             "OpenAI-Project": absent,
         }
-        transport = openai.DefaultAsyncHttpxClient(
-            trust_env=not is_loopback(self.url),
-            follow_redirects=False,
-            timeout=self.timeout,
-            event_hooks={"response": [limit_size]},
-        )
         return openai.AsyncOpenAI(
             api_key=self.key or "none",
             base_url=self.url,
-            max_retries=0,
             timeout=self.timeout,
             default_headers=headers,
-            http_client=transport,
+            http_client=bounded_client(self.timeout, trust_env=not is_this_machine(self.url)),
         )
 
-    def _refusal(self, error: "openai.APIStatusError") -> RetryableError | JudgeError:
-        """Tell what an HTTP status means: worth another try, or not."""
+    def _refusal(self, error: "openai.APIStatusError") -> JudgeError:
+        """Turn an HTTP status into an error."""
         status, response = error.status_code, error.response
         text = f"the server says {status}: {server_message(response.content) or response.reason_phrase}"
-        wait = seconds_to_wait(response.headers.get("Retry-After"))
-        if status in (408, 429) or status >= 500:
-            if wait is not None and wait > LONGEST_REQUESTED_PAUSE:
-                return self._error(text, f" (and to wait for {wait:.0f} s)", JudgeUnavailable)
-            return RetryableError(text, wait, server=True)
+        tries = int(response.request.headers.get("x-stainless-retry-count", 0)) + 1
         if 300 <= status < 400:
-            return self._error(f"{text} (it points to {response.headers.get('Location')})", kind=JudgeRefused)
-        if status == 403:
-            return self._error(text, kind=JudgeUnavailable)
-        return self._error(text, kind=JudgeRefused if status in CONCERNS_ALL else JudgeError)
+            return self._error(f"{text} (it points to {response.headers.get('Location')})", JudgeRefused)
+        if status in (403, 408, 409, 429) or status >= 500:
+            wait = response.headers.get("Retry-After")
+            return self._error(f"{text} (Retry-After: {wait})" if wait else text, JudgeUnavailable, tries)
+        return self._error(text, JudgeRefused if status in REFUSES_ALL else JudgeError)
 
-    def _pause(self, tried: int, problem: RetryableError) -> float:
-        """Seconds until the next try: longer from try to try, and not the same for those that failed together."""
-        if problem.wait is not None:
-            return problem.wait + random.uniform(0, self.backoff)
-        return min(LONGEST_PAUSE, self.backoff * 2.0 ** min(tried, 30)) * random.uniform(0.5, 1.0)
-
-    def _error(self, text: str, end: str = "", kind: type[JudgeError] = JudgeError) -> JudgeError:
-        """An error of one short line, from which the key is taken out before anything is cut off."""
+    def _error(self, text: str, kind: type[JudgeError], tries: int = 1) -> JudgeError:
+        """Make an error of one short line; the key is removed before anything is cut off."""
         line = " ".join(redact(text[: 20 * LONGEST_LINE], self.key).split())
+        end = f" (tries: {tries})" if tries > 1 else ""
         return kind((line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 3]}...") + end)
 
 
 def event_loop() -> asyncio.AbstractEventLoop:
-    """The loop in which all requests run, in a thread of its own. The thread is a daemon: nobody waits for it."""
+    """Return the loop in which all requests run, in a daemon thread: a process that ends does not wait for it."""
     global _loop
     with _loop_lock:
         if _loop is None:
@@ -230,58 +218,112 @@ def event_loop() -> asyncio.AbstractEventLoop:
         return _loop
 
 
-async def limit_size(response: "httpx2.Response") -> None:
-    """Make a reply end with an error when it is longer than any sensible one."""
+def bounded_client(seconds: float, trust_env: bool) -> "httpx2.AsyncClient":
+    """Return an HTTP client that gives a whole reply `seconds` and `LARGEST_REPLY` bytes, and follows no redirect.
+
+    openai's own time-outs are per read: a server that sends a byte now and then would never meet them.
+    """
+    import httpx2
+    import openai
+
+    class BoundedClient(openai.DefaultAsyncHttpxClient):
+        async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+            try:
+                async with asyncio.timeout(seconds):
+                    response = await super().send(request, **{**options, "stream": True})
+                    try:
+                        content = await read_bounded(response)
+                    finally:
+                        await response.aclose()
+            except TimeoutError as error:
+                raise httpx2.ReadTimeout(f"no whole reply within {seconds:g} s", request=request) from error
+            gone = ("content-encoding", "content-length", "transfer-encoding")
+            headers = [(name, value) for name, value in response.headers.multi_items() if name.lower() not in gone]
+            return httpx2.Response(response.status_code, headers=headers, content=content, request=request)
+
+    return BoundedClient(trust_env=trust_env, follow_redirects=False, timeout=seconds)
+
+
+async def read_bounded(response: "httpx2.Response") -> bytes:
+    """Read and decode the body; an error as soon as it is longer than `LARGEST_REPLY`.
+
+    Only plain replies are asked for. A server that compresses nevertheless is read as long as it is gzip or deflate.
+    """
     import httpx2
 
-    whole = response.stream
-
-    class Limited(httpx2.AsyncByteStream):
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            size = 0
-            assert isinstance(whole, httpx2.AsyncByteStream)
-            async for chunk in whole:
-                size += len(chunk)
-                if size > LARGEST_REPLY:
-                    raise httpx2.ReadError(f"the reply is longer than {LARGEST_REPLY} bytes")
-                yield chunk
-
-        async def aclose(self) -> None:
-            if isinstance(whole, httpx2.AsyncByteStream):
-                await whole.aclose()
-
-    response.stream = Limited()
+    encoding = response.headers.get("content-encoding", "").strip().lower() or "identity"
+    if encoding not in ("identity", "gzip", "x-gzip", "deflate"):
+        raise httpx2.DecodingError(f"the reply has an encoding that was not asked for: {encoding[:40]}")
+    decoder = None if encoding == "identity" else zlib.decompressobj(wbits=47)
+    body, received = bytearray(), 0
+    async for chunk in response.aiter_raw():
+        received += len(chunk)
+        try:
+            body += decoder.decompress(chunk, LARGEST_REPLY + 1 - len(body)) if decoder else chunk
+        except zlib.error:
+            raise httpx2.DecodingError(f"the reply is not valid {encoding}") from None
+        if max(received, len(body)) > LARGEST_REPLY:
+            raise httpx2.ReadError(f"the reply is longer than {LARGEST_REPLY} bytes")
+    return bytes(body)
 
 
 def check_url(url: object) -> None:
-    """A ValueError unless it is a plain http(s) address; one that may hold a password isn't repeated."""
-    accepted = "give the base of the server, for example https://api.openai.com/v1 or http://127.0.0.1:8000/v1"
+    """Raise a ValueError unless it is a plain http(s) address; one that may hold a password is not repeated."""
+    accepted = "(write https://api.openai.com/v1 or http://127.0.0.1:8000/v1)"
     if isinstance(url, str) and any(sign in url for sign in "@?#"):
-        raise ValueError(f"url: there is a @, ? or # in it; a key goes into OPENAI_API_KEY, {accepted}")
+        raise ValueError(f"url must have no @, ? or #; a key belongs into OPENAI_API_KEY {accepted}")
     try:
         parts = urlsplit(url if isinstance(url, str) and re.fullmatch(r"[!-~]+", url) else "")
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        usable = parts.scheme in ("http", "https") and parts.port != 0 and _is_host(parts)
     except ValueError:
         usable = False
     if not usable:
-        raise ValueError(f"url={url!r}: {accepted}")
+        raise ValueError(f"url must be the base address of a server, got {validation.excerpt(url)} {accepted}")
 
 
-def is_loopback(url: str) -> bool:
-    """Whether an address is on this machine, in any notation: localhost, 127.1, 2130706433, [::1], 0.0.0.0."""
-    host = (urlsplit(url).hostname or "").rstrip(".")
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
+def _is_host(parts: SplitResult) -> bool:
+    """Check the host of an address: a name, an IPv4 address in any notation, or an IPv6 address in brackets."""
+    host = parts.hostname or ""
+    if "[" in parts.netloc:
+        return bool(re.fullmatch(r"\[[^]]*\](:[0-9]*)?", parts.netloc)) and ipaddress.ip_address(host).version == 6
+    labels = host.removesuffix(".").split(".")
+    if labels[-1].isdigit():
+        return _ipv4(host) is not None
+    return len(host) <= 253 and all(map(HOST_LABEL.fullmatch, labels))
+
+
+def _ipv4(host: str) -> ipaddress.IPv4Address | None:
+    """Parse an address in any notation: 127.0.0.1, 127.1, 2130706433, 0x7f.1."""
     try:
-        address = ipaddress.ip_address(host) if ":" in host else ipaddress.ip_address(socket.inet_aton(host))
+        return ipaddress.IPv4Address(socket.inet_aton(host))
     except (ValueError, OSError):
-        return False
+        return None
+
+
+def is_this_machine(url: str) -> bool:
+    """Check whether an address belongs to this machine, by name (its own, or one for the loopback) or by number."""
+    host = (urlsplit(url).hostname or "").removesuffix(".").lower()
+    own = socket.gethostname().removesuffix(".").lower()
+    if host in (*LOCAL_NAMES, own, own.partition(".")[0]) or host.endswith(".localhost"):
+        return True
+    address: ipaddress.IPv4Address | ipaddress.IPv6Address | None
+    address = ipaddress.IPv6Address(host) if ":" in host else _ipv4(host)
+    if address is None:
+        return "." in host and host == socket.getfqdn().removesuffix(".").lower()
     address = getattr(address, "ipv4_mapped", None) or address
-    return address.is_loopback or address.is_unspecified
+    if address.is_loopback or address.is_unspecified:
+        return True
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as own_socket:  # only an address of this machine can be bound
+            own_socket.bind((str(address), 0))
+            return True
+    except OSError:
+        return False
 
 
 def root_cause(error: BaseException) -> str:
-    """What the system said, below the layers of libraries that only say that something failed."""
+    """Return what the system said, below the layers of libraries that only say that something failed."""
     below: BaseException | None = error
     while below is not None:
         error = below
@@ -292,7 +334,7 @@ def root_cause(error: BaseException) -> str:
 
 
 def server_message(raw: bytes) -> str:
-    """What the body of an error says: the message in its JSON, or all of it."""
+    """Return what the body of an error says: the message in its JSON, or all of it."""
     text = raw.decode(errors="replace")
     try:
         data = json.loads(text)
@@ -304,16 +346,15 @@ def server_message(raw: bytes) -> str:
     return data if isinstance(data, str) else json.dumps(data)
 
 
-def seconds_to_wait(header: str | None) -> float | None:
-    """What Retry-After asks for, be it a number or a date; None when it asks for nothing that makes sense."""
-    if not header:
-        return None
+def _read_completion(raw: bytes) -> float:
+    """Read the score in the body of a chat completion."""
     try:
-        seconds = float(header)
-    except ValueError:
-        try:
-            date = parsedate_to_datetime(header)
-            seconds = date.replace(tzinfo=date.tzinfo or UTC).timestamp() - time()
-        except (ValueError, OverflowError):
-            return None
-    return max(0.0, seconds) if math.isfinite(seconds) else None
+        text = msgspec.json.decode(raw, type=_Completion).choices[0].message.content
+    except (msgspec.DecodeError, UnicodeDecodeError, IndexError, RecursionError):
+        raise _BadReply(f"the reply is not a chat completion: {raw.decode(errors='replace')}") from None
+    if text is None:
+        raise _BadReply("the reply has no text")
+    score = read_score(text)
+    if score is None:
+        raise _BadReply(f"the reply is not a number from 0 to 1 and nothing else: {without_thinking(text)}")
+    return score

@@ -9,7 +9,8 @@ from typing import Any, TypeVar, get_args, get_origin
 import msgspec
 
 from clustrs.corruptions.images import open_regular
-from clustrs.evaluation.jsonl import excerpt, parse
+from clustrs.evaluation.jsonl import parse
+from clustrs.validation import excerpt
 
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 

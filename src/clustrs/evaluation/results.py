@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clustrs.evaluation.jsonl import excerpt, identity, need
+from clustrs.evaluation.jsonl import identity, need
 from clustrs.evaluation.record_files import location, read_records
 from clustrs.evaluation.records import AnswerRecord
 from clustrs.evaluation.store import read_config
 from clustrs.evaluation.verdicts import Verdicts, read_verdicts
+from clustrs.validation import excerpt
 
 MISSING, SCORED, FAILED, UNJUDGED = range(4)
 STATES = ("missing", "scored", "failed", "not judged")

@@ -12,11 +12,11 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from clustrs.evaluation.config import CHANGEABLE, Config, differences
-from clustrs.evaluation.jsonl import drop_torn_line, excerpt, identity, raw_lines, read_object
+from clustrs.evaluation.jsonl import drop_torn_line, identity, raw_lines, read_object
 from clustrs.evaluation.record_files import encode_record, location, read_records
 from clustrs.evaluation.records import AnswerRecord
 from clustrs.pruners import from_dict
-from clustrs.validation import source_date
+from clustrs.validation import excerpt, source_date
 
 UNCHECKED = (*CHANGEABLE, "started")
 """What a run may be resumed with another value of: its `CHANGEABLE` settings, and the day it was started."""

@@ -1,20 +1,20 @@
 """A judge marks the answers of a run; its verdicts are stored in `verdicts.jsonl`."""
 
+import asyncio
 import math
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 
 from clustrs.evaluation.jsonl import drop_torn_line
-from clustrs.evaluation.judge import Judge, JudgeError, JudgeRefused, JudgeUnavailable
+from clustrs.evaluation.judge import Judge, JudgeError, JudgeRefused, JudgeUnavailable, event_loop
 from clustrs.evaluation.record_files import encode_record, location, read_records
 from clustrs.evaluation.records import AnswerRecord, VerdictRecord
 from clustrs.evaluation.store import read_config
@@ -165,26 +165,18 @@ class FailureStreak:
 
 
 def outcomes(judge: Judge, jobs: list[Job], concurrency: int) -> Generator[tuple[Job, float | JudgeError], None, None]:
-    """The jobs with their marks or errors, as they come in. The threads are daemons: nobody waits for a slow server."""
-    todo: SimpleQueue[Job] = SimpleQueue()
+    """Yield the jobs with their scores or errors, as they come in; requests under way end with the generator."""
+    todo = iter(jobs)
     results: SimpleQueue[tuple[Job, float | Exception]] = SimpleQueue()
-    stop = threading.Event()
-    for job in jobs:
-        todo.put(job)
 
-    def work() -> None:
-        while not stop.is_set():
+    async def work() -> None:
+        for job in todo:
             try:
-                job = todo.get_nowait()
-            except Empty:
-                return
-            try:
-                results.put((job, judge.score(job.question, job.answer, job.text, stop)))
+                results.put((job, await judge.ask(job.question, job.answer, job.text)))
             except Exception as error:  # whatever it is, it must reach the thread that waits for this job
                 results.put((job, error))
 
-    for _ in range(min(concurrency, len(jobs))):
-        threading.Thread(target=work, daemon=True).start()
+    workers = [asyncio.run_coroutine_threadsafe(work(), event_loop()) for _ in range(min(concurrency, len(jobs)))]
     try:
         for _ in jobs:
             job, outcome = results.get()
@@ -192,7 +184,8 @@ def outcomes(judge: Judge, jobs: list[Job], concurrency: int) -> Generator[tuple
                 raise outcome
             yield job, outcome
     finally:
-        stop.set()
+        for worker in workers:
+            worker.cancel()
 
 
 @contextmanager

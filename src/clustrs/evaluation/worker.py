@@ -12,7 +12,7 @@ from PIL import Image
 
 from clustrs.corruptions.images import check_size
 from clustrs.evaluation.config import Config, grid, parse_corruption
-from clustrs.evaluation.jsonl import excerpt, identity
+from clustrs.evaluation.jsonl import identity
 from clustrs.evaluation.records import AnswerRecord
 from clustrs.evaluation.store import Key
 from clustrs.evaluation.task import Item, Task
@@ -21,6 +21,7 @@ from clustrs.evaluation.tasks.sources import has_half_characters
 from clustrs.models import load, prompts, shared_encoding
 from clustrs.models.protocol import apply_image_padding
 from clustrs.pruners import Pruner, from_dict
+from clustrs.validation import excerpt
 
 LONGEST_ERROR = 300
 Failures = dict[str, str]

@@ -13,10 +13,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from clustrs.evaluation.jsonl import excerpt, identity, lines, need, read_object
+from clustrs.evaluation.jsonl import identity, lines, need, read_object
 from clustrs.evaluation.record_files import encode_record
 from clustrs.evaluation.records import AnswerRecord
 from clustrs.evaluation.store import write_whole
+from clustrs.validation import excerpt
 
 ENDING = "_results.json"
 DEPTHS = ("", "*/", "*/*/")
