@@ -56,6 +56,23 @@ def load(folder_of: Callable[[str, str], Path]) -> Callable[..., tuple[Any, Any]
     return fresh
 
 
+@pytest.fixture(scope="session")
+def load_family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, Any]]:
+    """A freshly loaded tiny model of any family, and its processor; each is built once."""
+    made: dict[str, Path] = {}
+
+    def fresh(family: str) -> tuple[Any, Any]:
+        import family_folders
+        import tiny_models
+
+        if family not in made:
+            made[family] = tmp_path_factory.mktemp(family)
+            family_folders.BUILDERS[family](made[family])
+        return tiny_models.load(made[family])
+
+    return fresh
+
+
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """The command line: what it returns, and what it prints to either stream."""

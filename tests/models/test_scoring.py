@@ -6,10 +6,11 @@ from typing import Any
 import oracle
 import pytest
 import torch
-from tiny_models import PATCHES, TOWERS, Load
+from tiny_models import PATCHES, TOWERS, Load, make_image, prepare
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from clustrs import ClustRS
 from clustrs.models.adapters import get_adapter, towers
 from clustrs.models.clock import Clock
 from clustrs.models.scoring import _attend, attention_scores, listen
@@ -154,3 +155,27 @@ def test_padding_neither_attends_nor_is_attended_to(reduction: Any, masked: bool
         alone = attention_scores(query[i : i + 1, :, :n], key[i : i + 1, :, :n], 0.5, reduction)[0]
         torch.testing.assert_close(scores[i, : n - first], alone)
         assert not scores[i, n - first :].any()
+
+
+def test_casting_a_model_and_loading_it_in_bfloat16_select_the_same_tokens(load: Load) -> None:
+    """`.to(torch.bfloat16)` also rounds the language model's rotary frequencies, which loading keeps in float32: the
+    logits of the plain model differ, too. With the same frequencies the pruned answers are the same."""
+    loaded, processor = load("llava", "clip", dtype=torch.bfloat16)
+    cast = load("llava", "clip")[0].to(torch.bfloat16)
+    inputs = prepare(processor, ["<s>user: <image> what is it?"], [[make_image(seed=4)]])
+    inputs["pixel_values"] = inputs["pixel_values"].to(torch.bfloat16)
+    found = []
+    for restore in (False, True):
+        if restore:
+            frequencies = loaded.model.language_model.rotary_emb.inv_freq
+            cast.model.language_model.rotary_emb.inv_freq = frequencies.clone()
+        for model in (loaded, cast):
+            with torch.no_grad(), ClustRS(keep=3)(model) as handle:
+                answer = model.generate(**inputs, max_new_tokens=8, do_sample=False)
+            found.append((handle.last[0], answer))
+    for image, _ in found[1:]:
+        assert torch.equal(image.scores, found[0][0].scores)
+        assert torch.equal(image.selection.indices, found[0][0].selection.indices)
+        assert torch.equal(image.selection.tokens, found[0][0].selection.tokens)
+    assert not torch.equal(found[1][1], found[0][1]), "the rounded frequencies flip this answer"
+    assert torch.equal(found[3][1], found[0][1])

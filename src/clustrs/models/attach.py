@@ -9,16 +9,16 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from clustrs import validation
-from clustrs.models import generation, scoring
+from clustrs.models import generation, scoring, turns
 from clustrs.models.adapters import VisualTokens, get_adapter
 from clustrs.models.adapters.base import Modality
 from clustrs.models.clock import Clock
@@ -94,6 +94,8 @@ class Wrapper:
         functools.update_wrapper(self, self.original)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.name.startswith("_get_"):
+            return self.handle.call_builder(self, args, kwargs)
         if not self.handle.attached or self.handle.nested():
             return self.original(*args, **kwargs)
         call = self.handle.call_forward if self.name == "forward" else self.handle.call_generate
@@ -144,7 +146,6 @@ class Handle:
         self.attached = True
         self._thread = threading.local()
         self._latest = Results([], {})
-        self._turns: WeakKeyDictionary[Any, Turn] = WeakKeyDictionary()
         self._layer = self.adapter.listened_layer()
         scoring.acquire(self._layer)
         self._before: list[tuple[Any, str, Any, Any]] = []
@@ -153,6 +154,9 @@ class Handle:
             doors += [(self.model, "forward"), (self.model, "generate")]
         for module, name in doors:
             self._put(module, name, Wrapper(self, module, name))
+        if self.model is not self.inner:
+            for name in ("_get_logits_processor", "_get_stopping_criteria"):
+                self._put(self.model, name, Wrapper(self, self.model, name))
         for module in {id(m): m for m in (self.model, self.inner)}.values():
             self._put(module, MARK, self)
 
@@ -187,10 +191,21 @@ class Handle:
         options = f"scope={self.scope!r}, crops={self.crops!r}, positions={self.positions!r}"
         return f"<Handle: {self.method!r} {state} {type(self.model).__name__}, {options}>"
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        copied = memo[id(self)] = object.__new__(type(self))
+        copied.__setstate__(deepcopy(self.__getstate__(), memo))
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a model with a method attached cannot be pickled: call handle.remove() first, or store the weights alone "
+            "with model.save_pretrained(folder) or torch.save(model.state_dict(), file)"
+        )
+
     def __getstate__(self) -> dict[str, Any]:
-        """For copies: they start without results and without caches."""
+        """For copies: they start without results."""
         state = dict(self.__dict__)
-        for name in ("_thread", "_latest", "_turns"):
+        for name in ("_thread", "_latest"):
             del state[name]
         return state
 
@@ -198,7 +213,6 @@ class Handle:
         self.__dict__.update(state)
         self._thread = threading.local()
         self._latest = Results([], {})
-        self._turns = WeakKeyDictionary()
 
     @property
     def last(self) -> list[ImageSelection]:
@@ -211,17 +225,20 @@ class Handle:
         return self._current().seconds
 
     @contextmanager
-    def _inside(self) -> Iterator[None]:
-        """Marks calls that the model makes of itself in this thread: what they are given is pruned already."""
+    def _inside(self, caller: generation.CallerPrompt | None = None) -> Iterator[None]:
+        """Marks calls that the model makes of itself in this thread: what they are given is pruned already.
+
+        `caller` is the prompt as it was given to `generate`.
+        """
         if torch.compiler.is_compiling():
             yield
             return
-        before = getattr(self._thread, "inside", False)
-        self._thread.inside = True
+        before = getattr(self._thread, "inside", False), getattr(self._thread, "caller", None)
+        self._thread.inside, self._thread.caller = True, caller
         try:
             yield
         finally:
-            self._thread.inside = before
+            self._thread.inside, self._thread.caller = before
 
     def nested(self) -> bool:
         """Whether the model is calling itself."""
@@ -236,8 +253,7 @@ class Handle:
         if not self._has_images(arguments):
             turn = self._turn(arguments)
             if turn is not None:
-                compact = self.positions == "compact"
-                turn.continue_forward(arguments, compact, self.adapter.first_position)
+                turn.continue_forward(arguments, self.adapter.first_position)
                 with self._inside():
                     return wrapper.original(**arguments)
             return wrapper.original(*args, **kwargs)
@@ -251,7 +267,7 @@ class Handle:
             arguments["logits_to_keep"] = moved_indices(arguments["logits_to_keep"], compaction)
         with self._inside():
             out = wrapper.original(**arguments)
-        self._remember(getattr(out, "past_key_values", None), Turn(prompt, compaction, positions))
+        turns.remember(getattr(out, "past_key_values", None), self._first_turn(prompt, compaction, positions))
         return out
 
     def call_generate(self, wrapper: Wrapper, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -265,6 +281,16 @@ class Handle:
         if rest:
             raise ValueError("generate: give everything but the prompt by name while a method is attached")
         return self.generate(None, original=wrapper.original, **arguments)
+
+    def call_builder(self, wrapper: Wrapper, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What `generate` builds from its settings: logits processors or stopping criteria, for the caller's prompt."""
+        caller = getattr(self._thread, "caller", None) if self.attached else None
+        if caller is None:
+            return wrapper.original(*args, **kwargs)
+        arguments = wrapper.arguments(args, kwargs)
+        if wrapper.name == "_get_logits_processor":
+            return caller.logits_processors(wrapper.original, arguments)
+        return caller.stopping_criteria(wrapper.original, arguments)
 
     @torch.no_grad()
     def generate(
@@ -287,10 +313,14 @@ class Handle:
             compaction = self.prune(arguments, pad_left=True, encoded=encoded)
             counted = (mask.cumsum(-1) - 1).clamp(min=0) if self.positions == "original" else None
             positions = self._set_positions(arguments, compaction, given, prompt, counted, family)
-            turn = Turn(prompt, compaction, positions)
-        with self._inside():
-            out = generation.run(original, self.model, prompt, arguments)
-        self._remember(getattr(out, "past_key_values", None), turn)
+            turn = self._first_turn(prompt, compaction, positions)
+        width = arguments["input_ids"].shape[1]
+        generation.shorten(arguments, self.model, prompt.shape[1] - width)
+        caller = generation.CallerPrompt(prompt, width)
+        with self._inside(caller), turns.detached(arguments.get("past_key_values")):
+            out = generation.run(original, caller, arguments)
+        cache = getattr(out, "past_key_values", None)
+        turns.remember(arguments.get("past_key_values") if cache is None else cache, turn)
         return out
 
     def _original_generate(self) -> Callable[..., Any]:
@@ -449,15 +479,17 @@ class Handle:
         return KeptTokens(tokens, slots, own, image.slots, planes)
 
     def _turn(self, arguments: dict[str, Any]) -> Turn | None:
-        """What the cache of a call holds, if it is the cache of a prompt that was pruned here."""
+        """What the cache of a call holds, if it is the cache of a pruned prompt, on the device of the new tokens."""
         cache = arguments.get("past_key_values")
-        if cache is None or torch.compiler.is_compiling():
-            return None
-        return self._turns.get(cache)
+        turn = None if cache is None else turns.recall(cache)
+        given = arguments.get("input_ids")
+        given = arguments.get("inputs_embeds") if given is None else given
+        if turn is None or given is None or turn.input_ids.device == given.device:
+            return turn
+        return turn.map(lambda tensor: tensor.to(given.device))
 
-    def _remember(self, cache: Any, turn: Turn) -> None:
-        if cache is not None and not torch.compiler.is_compiling():
-            self._turns[cache] = turn
+    def _first_turn(self, prompt: Tensor, compaction: Compaction, positions: Tensor | None) -> Turn:
+        return Turn(prompt, compaction, positions, compact_positions=self.positions == "compact")
 
     def _next_turn(self, turn: Turn, arguments: dict[str, Any]) -> Turn:
         """The next turn of a conversation: the longer prompt, compacted as the cache is."""
@@ -469,7 +501,7 @@ class Handle:
         self._shorten(arguments, after.compaction, placeholders)
         if after.positions is not None:
             self.adapter.arrange(arguments, after.compaction, after.positions)
-        elif self.positions == "original":
+        elif not turn.compact_positions:
             arguments["position_ids"] = after.compaction.positions((mask.cumsum(-1) - 1).clamp(min=0))
         return after
 

@@ -2,10 +2,12 @@
 
 import copy
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import LogitsProcessorList, StoppingCriteriaList
 
 
 def effective(model: Any, kwargs: dict[str, Any]) -> Any:
@@ -41,6 +43,81 @@ def default_mask(ids: Tensor, config: Any) -> Tensor:
     if pad is None or pad in ends or not (ids == pad).any():
         return torch.ones_like(ids)
     return (ids != pad).long()
+
+
+@dataclass(frozen=True)
+class CallerPrompt:
+    """The prompt [B, S] that the caller gave, and the width of the compacted one that `generate` works on.
+
+    Everything that looks at token ids while tokens are generated (logits processors, stopping criteria and
+    `prefix_allowed_tokens_fn`, the caller's and those that transformers builds from its settings) sees this prompt in
+    front of the new tokens, as it would without pruning.
+    """
+
+    ids: Tensor
+    width: int
+
+    @property
+    def dropped(self) -> int:
+        """Columns that the compacted prompt lacks."""
+        return self.ids.shape[1] - self.width
+
+    def restore(self, sequences: Tensor) -> Tensor:
+        """Put the caller's prompt in front of new tokens, in place of the compacted one.
+
+        Args:
+            sequences: [R, width + n]. The R = B * r rows of beams or returned sequences are grouped by prompt.
+        """
+        prompt = self.ids.repeat_interleave(len(sequences) // len(self.ids), 0)
+        return torch.cat([prompt.to(sequences.device), sequences[:, self.width :]], 1)
+
+    def lengthened(self, config: Any) -> Any:
+        """Return a generation config whose lengths count the caller's prompt, not the compacted one."""
+        config = copy.copy(config)
+        for name in ("max_length", "min_length"):
+            if getattr(config, name, None):
+                setattr(config, name, getattr(config, name) + self.dropped)
+        return config
+
+    def logits_processors(self, build: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        """Call the model's `_get_logits_processor` as for the caller's prompt."""
+        arguments["generation_config"] = self.lengthened(arguments["generation_config"])
+        arguments["input_ids_seq_length"] += self.dropped
+        arguments["encoder_input_ids"] = self.ids
+        return CallerLogitsProcessors(build(**arguments), self)
+
+    def stopping_criteria(self, build: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        """Call the model's `_get_stopping_criteria` as for the caller's prompt."""
+        arguments["generation_config"] = self.lengthened(arguments["generation_config"])
+        return CallerStoppingCriteria(build(**arguments), self)
+
+
+class CallerLogitsProcessors(LogitsProcessorList):  # type: ignore[misc]
+    """Logits processors that see the caller's prompt."""
+
+    def __init__(self, processors: Iterable[Any], prompt: CallerPrompt) -> None:
+        super().__init__(processors)
+        self.prompt = prompt
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Any:
+        return super().__call__(self.prompt.restore(input_ids), scores, **kwargs)
+
+
+class CallerStoppingCriteria(StoppingCriteriaList):  # type: ignore[misc]
+    """Stopping criteria that see the caller's prompt."""
+
+    def __init__(self, criteria: Iterable[Any], prompt: CallerPrompt) -> None:
+        super().__init__(criteria)
+        self.prompt = prompt
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Any:
+        return super().__call__(self.prompt.restore(input_ids), scores, **kwargs)
+
+    @property
+    def max_length(self) -> int | None:
+        """The length at which decoding ends, counted with the compacted prompt as the decoding loop does."""
+        length = super().max_length
+        return None if length is None else length - self.prompt.dropped
 
 
 class Streamer:
@@ -85,17 +162,12 @@ def shorten(kwargs: dict[str, Any], model: Any, by: int) -> None:
         kwargs["generation_config"] = config
 
 
-def run(original: Callable[..., Any], model: Any, prompt: Tensor, kwargs: dict[str, Any]) -> Any:
+def run(original: Callable[..., Any], prompt: CallerPrompt, kwargs: dict[str, Any]) -> Any:
     """Call the model's own `generate` on compacted ids, and put the caller's prompt in front of what it returns."""
-    width = kwargs["input_ids"].shape[1]
-    shorten(kwargs, model, prompt.shape[1] - width)
     if kwargs.get("streamer") is not None:
-        kwargs["streamer"] = Streamer(kwargs["streamer"], prompt)
+        kwargs["streamer"] = Streamer(kwargs["streamer"], prompt.ids)
     out = original(**kwargs)
-    sequences = out if isinstance(out, Tensor) else out.sequences
-    repeated = prompt.repeat_interleave(len(sequences) // len(prompt), 0)
-    full = torch.cat([repeated.to(sequences.device), sequences[:, width:]], 1)
     if isinstance(out, Tensor):
-        return full
-    out.sequences = full
+        return prompt.restore(out)
+    out.sequences = prompt.restore(out.sequences)
     return out

@@ -1,13 +1,19 @@
 """Later calls on the KV cache of a pruned prompt: what callers count in the prompt they gave, as it fits the cache."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from functools import cache as cached
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import modeling_utils
+from transformers import Cache, modeling_utils
 
 from clustrs.models.compaction import Compaction
+
+TURN = "_clustrs_turn"
+"""The attribute of a cache that holds its `Turn`: copies and pickles of the cache have it, too."""
 
 
 @dataclass(frozen=True)
@@ -15,14 +21,50 @@ class Turn:
     """What a KV cache holds: the prompt that was given [B, S], and how it was compacted.
 
     `positions` [..., B, W] are those of the compacted prompt, for families that compute their own.
+    `compact_positions` says whether the positions run on without gaps.
     """
 
     input_ids: Tensor
     compaction: Compaction
     positions: Tensor | None = None
+    compact_positions: bool = True
 
-    def continue_forward(self, arguments: dict[str, Any], compact_positions: bool, first_position: int = 0) -> None:
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Turn":
+        """Apply a function to every tensor: prompts and masks are [B, ...], positions [..., B, W]."""
+        tensors = {f.name: getattr(self.compaction, f.name) for f in fields(Compaction) if f.name != "width"}
+        positions = self.positions
+        if positions is not None:
+            positions = change(positions.movedim(-2, 0)).movedim(0, -2)
+        compaction = replace(self.compaction, **{name: change(tensor) for name, tensor in tensors.items()})
+        return replace(self, input_ids=change(self.input_ids), compaction=compaction, positions=positions)
+
+    def take_rows(self, rows: Tensor) -> "Turn":
+        """Follow a cache whose row i is now what row `rows[i]` was."""
+        return self.map(lambda tensor: tensor[rows.to(tensor.device)])
+
+    def crop(self, length: int) -> "Turn":
+        """Follow a cache that was cropped to its first `length` columns."""
+        compaction = self.compaction
+        removed = compaction.mask.shape[1] - length
+        if removed <= 0:
+            return self
+        width = compaction.width - removed
+        last = torch.arange(width, compaction.width, device=compaction.source.device)
+        if not bool(((compaction.source[:, length:] == last) & compaction.valid[:, length:]).all()):
+            raise ValueError(
+                f"crop must leave the images and the padding of the prompt in the cache, got {removed} columns of the "
+                "prompt to remove: generate from the shorter prompt without a cache"
+            )
+        shorter = self.map(lambda tensor: tensor[..., :length])
+        return replace(
+            shorter,
+            input_ids=self.input_ids[:, :width],
+            compaction=replace(shorter.compaction, width=width),
+        )
+
+    def continue_forward(self, arguments: dict[str, Any], first_position: int = 0) -> None:
         """Make the caller's mask and positions, which count the whole prompt, fit the cache of the compacted one."""
+        compact_positions = self.compact_positions
         ids = arguments.get("input_ids")
         new = ids.shape[1] if ids is not None else arguments["inputs_embeds"].shape[1]
         held = arguments["past_key_values"].get_seq_length()
@@ -71,7 +113,108 @@ class Turn:
         positions = self.positions
         if positions is not None:
             positions = torch.cat([positions, self.following(compaction.mask)], -1)
-        return Turn(input_ids, compaction, positions)
+        return replace(self, input_ids=input_ids, compaction=compaction, positions=positions)
+
+
+class PrunedCache:
+    """Mixin for the cache of a pruned prompt: its turn follows when rows are moved or columns are removed."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        base = type(self).__bases__[1]
+        return _restore_cache, (base,), dict(self.__dict__)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        super().reorder_cache(beam_idx)  # type: ignore[misc]
+        self._follow(lambda turn: turn.take_rows(beam_idx))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        super().batch_select_indices(indices)  # type: ignore[misc]
+        self._follow(lambda turn: turn.take_rows(indices))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)  # type: ignore[misc]
+        self._follow(lambda turn: turn.map(lambda tensor: tensor.repeat_interleave(repeats, 0)))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        turn = getattr(self, TURN, None)
+        if turn is not None and tokens_to_remove > 0:
+            raise ValueError(
+                f"crop must get a negative number, how many tokens to remove, got {tokens_to_remove}: lengths of a "
+                "pruned prompt's cache do not count the dropped tokens"
+            )
+        cropped = None if turn is None else turn.crop(self.get_seq_length() + tokens_to_remove)  # type: ignore[attr-defined]
+        super().crop(tokens_to_remove)  # type: ignore[misc]
+        self._follow(lambda turn: cropped)
+
+    def reset(self) -> None:
+        super().reset()  # type: ignore[misc]
+        setattr(self, TURN, None)
+
+    def _follow(self, change: Callable[[Turn], Turn | None]) -> None:
+        turn = getattr(self, TURN, None)
+        if turn is not None:
+            setattr(self, TURN, change(turn))
+
+
+@cached
+def pruned_class(base: type) -> type:
+    """The class of a pruned prompt's cache: a subclass of the cache's own, under the same name."""
+    return type(base.__name__, (PrunedCache, base), {"__module__": base.__module__, "__doc__": base.__doc__})
+
+
+def _restore_cache(base: type) -> Any:
+    kind = pruned_class(base)
+    return kind.__new__(kind)
+
+
+def remember(cache: Any, turn: Turn) -> None:
+    """Write down in a cache what it holds. Beams and returned sequences are rows of their own, grouped by prompt."""
+    if not isinstance(cache, Cache) or torch.compiler.is_compiling():
+        return
+    rows, prompts = cache_rows(cache), len(turn.input_ids)
+    if rows is not None and rows != prompts and rows % prompts == 0:
+        turn = turn.map(lambda tensor: tensor.repeat_interleave(rows // prompts, 0))
+    if not isinstance(cache, PrunedCache):
+        cache.__class__ = pruned_class(type(cache))
+    setattr(cache, TURN, turn)
+
+
+def recall(cache: Any) -> Turn | None:
+    """What a cache holds, if it is the cache of a pruned prompt."""
+    turn: Turn | None = getattr(cache, TURN, None)
+    if turn is None or torch.compiler.is_compiling() or cache.get_seq_length() == 0:
+        return None
+    rows, known = cache_rows(cache), len(turn.input_ids)
+    if rows is not None and rows != known:
+        raise ValueError(
+            f"past_key_values has {rows} rows, expected {known} as in the pruned prompt: change rows with "
+            "reorder_cache, batch_select_indices or batch_repeat_interleave of the cache"
+        )
+    return turn
+
+
+@contextmanager
+def detached(cache: Any) -> Iterator[None]:
+    """Leave a cache alone while `generate` reorders and crops it; what it holds is written down afterwards."""
+    turn = getattr(cache, TURN, None)
+    if turn is None:
+        yield
+        return
+    setattr(cache, TURN, None)
+    try:
+        yield
+    except BaseException:
+        setattr(cache, TURN, turn)
+        raise
+
+
+def cache_rows(cache: Any) -> int | None:
+    """How many rows a cache has; None where its layers do not show it."""
+    for layer in cache.layers:
+        keys = getattr(layer, "keys", None)
+        if isinstance(keys, Tensor) and keys.dim() == 4:
+            return len(keys)
+    return None
 
 
 def moved_indices(requested: Any, compaction: Compaction) -> Any:
