@@ -50,13 +50,24 @@ def tools() -> None:
 
 
 @pytest.fixture(scope="session")
-def address(tools: None, loaded: "LoadedModel", library_folder: Path) -> Iterator[str]:
+def gradio() -> None:
+    need("gradio")
+
+
+@pytest.fixture(scope="session")
+def served(gradio: None, loaded: "LoadedModel", library_folder: Path) -> Iterator[str]:
     """The address of the page, served for the length of the session."""
     from clustrs.app.server import serve
 
     page, address = serve(loaded, library_folder, port=None, browser=False, block=False)
     yield address
     page.close()
+
+
+@pytest.fixture(scope="session")
+def address(tools: None, served: str) -> str:
+    """The address of the page, for a browser."""
+    return served
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,8 @@
 """The page: three tabs over one model and one folder of runs."""
 
+import logging
 from pathlib import Path
+from typing import Any
 
 import gradio as gr
 
@@ -11,7 +13,9 @@ from clustrs.app.loaded_model import LoadedModel
 from clustrs.app.results import RunLibrary
 from clustrs.app.results_tab import ResultsTab
 from clustrs.app.try_tab import TryTab
+from clustrs.corruptions.images import first_sentence
 
+logger = logging.getLogger(__name__)
 STYLE = Path(__file__).with_name("style.css")
 TEXT_FONTS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif")
 CLEANING, UPLOADS_KEPT = 600, 3600
@@ -19,10 +23,23 @@ CLEANING, UPLOADS_KEPT = 600, 3600
 CODE_FONTS = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
 
 
+class Page(gr.Blocks):  # type: ignore[misc]
+    """Blocks whose errors reach the visitor in one sentence, whatever data a request has, and fill no log."""
+
+    async def process_api(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Run an event handler; any error becomes a `gr.Error` without a traceback."""
+        try:
+            return await super().process_api(*args, **kwargs)
+        except Exception as error:
+            logger.debug("an event handler failed", exc_info=True)
+            shown = error.message if isinstance(error, gr.Error) else first_sentence(error)
+            raise gr.Error(shown, print_exception=False) from None
+
+
 def build_page(loaded: LoadedModel, library: RunLibrary) -> gr.Blocks:
     """Lay out the page. Gradio's telemetry is off, and uploads are deleted after an hour."""
     gr.set_static_paths(embedded.sample_folders())  # served where they lie; only uploads go to the cache
-    with gr.Blocks(title="ClustRS", analytics_enabled=False, delete_cache=(CLEANING, UPLOADS_KEPT)) as page:
+    with Page(title="ClustRS", analytics_enabled=False, delete_cache=(CLEANING, UPLOADS_KEPT)) as page:
         gr.HTML(
             markup.render("intro", model=loaded.name, embedded=loaded.embedded, version=__version__),
             apply_default_css=False,

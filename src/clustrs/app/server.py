@@ -1,11 +1,14 @@
-"""Serves the page on this machine, and keeps it from reaching any other."""
+"""Serve the page on this machine only, and refuse requests that come from another site's page."""
 
 import os
 import socket
+from ipaddress import ip_address
 from pathlib import Path
 
 import gradio as gr
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from clustrs import embedded
@@ -16,6 +19,8 @@ from clustrs.models.load import LoadOptions
 from clustrs.palette import dark_css
 
 LARGEST_UPLOAD = "20mb"
+LARGEST_BODY = 21_000_000
+"""Bytes of a request, which has an upload and some text around it."""
 LONGEST_QUEUE = 32
 POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
@@ -24,19 +29,96 @@ POLICY = (
 """Lets a browser load from this server alone, whatever Gradio's page or a stored answer would ask it to load."""
 
 
-class ContentSecurityPolicy:
-    """ASGI middleware that adds the policy to every response."""
+PROXY = "/proxy="
+"""A route of Gradio that fetches from other servers."""
+NOT_FOUND = PlainTextResponse("not found", 404)
 
-    def __init__(self, app: ASGIApp) -> None:
+
+class Guard:
+    """ASGI middleware: refuse foreign hosts, foreign origins and large bodies; add the content security policy.
+
+    A page of another site can make a browser send requests to this machine (DNS rebinding gives it even the answers),
+    but the browser then names that site in `Host` or `Origin`. `hosts` are the names accepted in `Host`, None for all;
+    an `Origin` must be that of the page itself.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: frozenset[str] | None) -> None:
         self.app = app
+        self.hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with_policy(message: Message) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        refusal = NOT_FOUND if PROXY in scope["path"] else self._refusal(headers)
+        if refusal is not None:
+            await (_close if scope["type"] == "websocket" else refusal)(scope, receive, send)
+            return
+        started, received = False, 0
+
+        async def counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > LARGEST_BODY:
+                raise _BodyTooLarge
+            return message
+
+        async def with_policy(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 message["headers"] = [*message["headers"], (b"content-security-policy", POLICY.encode())]
             await send(message)
 
-        await self.app(scope, receive, send_with_policy if scope["type"] == "http" else send)
+        try:
+            await self.app(scope, counted, with_policy)
+        except _BodyTooLarge:
+            if not started:
+                await _too_large(received)(scope, receive, send)
+        except (KeyError, IndexError, TypeError, ValueError) as error:  # Gradio's routes trust some fields
+            if not started:
+                await PlainTextResponse(f"bad request: {type(error).__name__}", 400)(scope, receive, send)
+
+    def _refusal(self, headers: Headers) -> Response | None:
+        host, origin, length = headers.get("host", ""), headers.get("origin"), headers.get("content-length", "0")
+        if self.hosts is not None:
+            if _host_name(host) not in self.hosts:
+                names = ", ".join(sorted(self.hosts))
+                return PlainTextResponse(f"Host must be one of {names}, got {host!r}", 403)
+            if origin is not None and origin.partition("://")[2] != host:
+                return PlainTextResponse(f"Origin must be this page's, {host}, got {origin!r}", 403)
+        if length.isdecimal() and len(length) < 20 and int(length) > LARGEST_BODY:
+            return _too_large(int(length))
+        return None
+
+
+class _BodyTooLarge(Exception):
+    pass
+
+
+def _too_large(size: int) -> Response:
+    return PlainTextResponse(f"a request must have at most {LARGEST_BODY} bytes, got {size} or more", 413)
+
+
+async def _close(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "websocket.close", "code": 1008})
+
+
+def _host_name(host: str) -> str:
+    """Return a Host header without its port."""
+    return host.rpartition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0].lower()
+
+
+def accepted_hosts(host: str) -> frozenset[str] | None:
+    """Return the names that a page served on `host` answers to; None, all, unless it is a loopback address."""
+    try:
+        loopback = host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
+    own = f"[{host}]" if ":" in host else host
+    return frozenset({"localhost", "127.0.0.1", "[::1]", own}) if loopback else None
 
 
 def launch(
@@ -82,10 +164,15 @@ def serve(
         ssr_mode=False,
         _frontend=False,  # no check that gives up after three seconds, which a busy machine needs, and advises to share
         mcp_server=False,
+        enable_monitoring=False,
         footer_links=[],
         theme=theme(),
         css=STYLE.read_text(encoding="utf-8") + dark_css(".dark"),
-        app_kwargs={"middleware": [Middleware(ContentSecurityPolicy)], "docs_url": None, "redoc_url": None},
+        app_kwargs={
+            "middleware": [Middleware(Guard, hosts=accepted_hosts(host))],
+            "docs_url": None,
+            "redoc_url": None,
+        },
     )
     return page, address
 

@@ -30,6 +30,8 @@ MODEL_QUEUE = "model"
 SHOWN_AT_FIRST = ("clustrs", "fastervlm", "divprune")
 KEEP = 16
 LONGEST_ANSWER = 512
+LONGEST_QUESTION = 2000
+"""Characters."""
 OWN_QUESTION = "What is in the image?"
 
 
@@ -198,6 +200,8 @@ class TryTab:
     ) -> Iterator[list[Any]]:
         """Updates of the status line and of one card per method, as the answers grow. Words of the question that the
         model does not know are named above the status."""
+        if not isinstance(question, str) or len(question) > LONGEST_QUESTION:
+            raise gr.Error(f"question must be a text of at most {LONGEST_QUESTION} characters", print_exception=False)
         unknown = name_unknown_words(self.loaded.processor, question)
         try:
             image = corrupted(source, corruption, level, int(seed or 0))
