@@ -1,0 +1,69 @@
+"""Features on disk with their questions, and which questions are asked in a step."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.random import Generator, SeedSequence, default_rng
+from safetensors import safe_open
+from torch import Tensor
+
+from recipes.smol.questions import Question
+
+COLLAGE = {
+    "name": 3, "neighbor": 2, "where": 1, "place": 2, "describe": 1, "which": 1, "presence": 1, "count": 0.5,
+}  # fmt: skip
+"""Questions of each kind about a collage in one step; all questions about the other images are asked."""
+
+
+class Features:
+    """The shards of one folder of features; those that appear later are taken in by `refresh`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.opened: set[str] = set()
+        self.files: list[Any] = []
+        self.rows: list[tuple[int, int, dict[str, Any]]] = []
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Open new files."""
+        for path in sorted(self.folder.glob("*.safetensors")):
+            if path.name not in self.opened:
+                self.opened.add(path.name)
+                texts = json.loads(path.with_suffix(".json").read_text())
+                self.rows += [(len(self.files), row, text) for row, text in enumerate(texts)]
+                self.files.append(safe_open(path, "pt").__enter__())
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, number: int) -> tuple[Tensor, list[str], list[Question]]:
+        """Return an image's features [N, D] in float16, the names of what it shows, and its questions."""
+        file, row, text = self.rows[number]
+        questions = [Question(**question) for question in text["questions"]]
+        return self.files[file].get_slice("features")[row], list(text["names"]), questions
+
+
+def generator_for(*key: int) -> Generator:
+    """Return a random stream of its own for each key."""
+    return default_rng(SeedSequence(key))
+
+
+def choose(questions: Sequence[Question], names: Sequence[str], generator: Generator) -> list[Question]:
+    """Choose the questions of one step in random order."""
+    order = [questions[i] for i in generator.permutation(len(questions))]
+    if len(names) != 4:
+        return order
+    chosen: list[Question] = []
+    for kind, count in COLLAGE.items():
+        number = int(count) + (generator.random() < count % 1)
+        chosen += [question for question in order if question.kind == kind][:number]
+    return chosen
+
+
+def stack(features: Features, count: int) -> Tensor:
+    """Return the features of the first images [count, N, D] in float32."""
+    return torch.stack([features[number][0] for number in range(min(count, len(features)))]).float()
