@@ -8,9 +8,8 @@ import numpy as np
 from numpy.random import Generator, SeedSequence, default_rng
 from PIL import Image, ImageFilter, ImageOps
 
-from clustrs.images.scenes.questions import draw_questions
-from clustrs.images.scenes.rendering import draw
-from clustrs.images.scenes.scene import sample
+from clustrs_models.drawing import draw, sample
+from clustrs_models.scenes import draw_questions
 from recipes.smol.names import Kind, caltech_kinds, pet_kinds, split
 from recipes.smol.questions import Question, about_collage, about_scene, about_single, short
 

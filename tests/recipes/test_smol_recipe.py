@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from transformers import CLIPVisionModel, LlamaConfig, LlamaForCausalLM
 
+from clustrs_models.photographs import KINDS, is_test
 from recipes.smol import build, convert, stability, tower
 from recipes.smol.data import choose, generator_for
 from recipes.smol.measure import has
@@ -123,8 +124,6 @@ def test_rank_stability_counts_the_clean_top_tokens() -> None:
 
 
 def test_photographs_are_split_as_in_the_embedded_test_set(tmp_path: Path) -> None:
-    from clustrs.images.photos.kinds import KINDS, is_test
-
     folder = tmp_path / KINDS[0].folder
     folder.mkdir()
     names = [f"{i:04}.jpg" for i in range(40)]
