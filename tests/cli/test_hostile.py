@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from clustrs.corruptions import Corruption
-from clustrs.studies import StudyPart
+from clustrs_paper.studies import StudyPart
 
 Run = Callable[..., tuple[int, str, str]]
 LONG = "n" * 5000
@@ -114,7 +114,7 @@ def full(path: Path) -> Path:
 def test_full_disks(run: Run, tmp_path: Path) -> None:
     message = refused(run, *CORRUPT, "-o", full(tmp_path / "full.png"))
     assert message.startswith(f"clustrs: --output '{tmp_path / 'full.png'}': No space left on device")
-    from clustrs.studies.result import pyplot
+    from clustrs_paper.studies.result import pyplot
 
     full(tmp_path / "part.csv")
     part = StudyPart("part", pyplot().figure(), [{"text": "x" * 100_000}], "findings")

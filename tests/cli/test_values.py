@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from clustrs.cli import compare, main, study, values
+from clustrs.cli import compare, main, values
 from clustrs.cli.app import parse
 from clustrs.cli.evaluate import configuration
 from clustrs.embedded import DEFAULT, EMBEDDED, EmbeddedModel, default_task
+from clustrs_paper import command as study
 
 Run = Callable[..., tuple[int, str, str]]
 LISTS = [
@@ -162,7 +163,7 @@ def test_every_option_of_a_study_has_a_help_text(capsys: pytest.CaptureFixture[s
 
 
 def test_defaults_are_those_of_the_config() -> None:
-    from clustrs.studies.overhead import OverheadConfig
+    from clustrs_paper.studies.overhead import OverheadConfig
 
     assert study.make_config(study.parse(["overhead"])) == OverheadConfig()
     words: list[Any] = ["overhead", "a.png", "--crops", "base", "--quiet", "--repeats", "3"]

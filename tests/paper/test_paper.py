@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from clustrs.corruptions import PAPER_LEVELS
-from clustrs.paper import TABLES, PaperCell, paper_model, paper_table, paper_value
 from clustrs.pruners import from_dict
+from clustrs_paper.tables import TABLES, PaperCell, paper_model, paper_table, paper_value
 
 CELLS = {
     "rank_instability": 8,

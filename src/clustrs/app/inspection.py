@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from clustrs.app.loaded_model import LoadedModel
+from clustrs.app.projection import Plane, principal_plane, to_numpy
 from clustrs.models import shared_encoding
 from clustrs.models.adapters import VisualTokens
 from clustrs.models.ask import as_seen
 from clustrs.models.prompts import chat_prompt
 from clustrs.models.select import select_tokens
 from clustrs.pruners import Pruner, Selection
-from clustrs.studies.projection import Plane, principal_plane, to_numpy
 
 ANY_QUESTION = "What is in the image?"
 """Tokens are chosen without looking at the question, but a processor wants one."""

@@ -19,7 +19,6 @@ COMMANDS = (
     "report",
     "exchange",
     "corrupt",
-    "study",
     "serve",
     "onnx_graph",
     "catalog",

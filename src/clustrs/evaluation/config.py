@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -13,11 +14,13 @@ import msgspec
 from clustrs import validation
 from clustrs.corruptions import PAPER_LEVELS, Corruption
 from clustrs.options import Crops, Dtype, ImagePadding, LoadOptions, Positions, PromptTemplate, Scope
-from clustrs.paper import SCORE_TABLES
+from clustrs.plugins import install_hint, plugin_entries
 from clustrs.pruners import from_dict, list_methods
 from clustrs.pruners.registry import parse_method
 from clustrs.validation import excerpt
 
+CONFIGS = "clustrs.configs"
+"""Entry-point group of folders with ready configurations."""
 CLEAN = "clean"
 LARGEST = 2**63 - 1
 """Of integers: what files and other programs can hold."""
@@ -49,7 +52,7 @@ class Config(LoadOptions):
     prompt_template: PromptTemplate = "checkpoint"
     image_padding: ImagePadding = "checkpoint"
     reproduces: str | None = None
-    """The table of the paper that the run is compared with; None: the one that fits its cells best."""
+    """The published table that reports compare the run with; None: the one that fits its cells best."""
 
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(Config).items():
@@ -67,8 +70,6 @@ class Config(LoadOptions):
         for seed in self.seeds:
             if not 0 <= seed <= LARGEST:
                 raise ValueError(f"seeds={excerpt(seed)}: give integers from 0 to {LARGEST}")
-        if self.reproduces is not None:
-            validation.choice("reproduces", self.reproduces, SCORE_TABLES)
         for corruption in self.corruptions:
             parse_corruption(corruption)
         for method in self.methods:
@@ -204,7 +205,12 @@ def read_settings(path: Path) -> dict[str, Any]:
     shipped = shipped_configs()
     source = path if os.path.isfile(path) else shipped.get(path.as_posix(), path)
     if not os.path.isfile(source):  # unlike Path.is_file, also for names that are too long
-        raise ValueError(f"config {str(path)!r}: there is no such file; ready ones are {', '.join(sorted(shipped))}")
+        ready = f"there is no such file; ready ones are {', '.join(sorted(shipped))}"
+        if path.parts[:1] == ("paper",) and not any(name.startswith("paper/") for name in shipped):
+            ready += (
+                f"; those of the paper are in the package clustrs-paper: {install_hint('cli', package='clustrs-paper')}"
+            )
+        raise ValueError(f"config {str(path)!r}: {ready}")
     try:
         loaded = parse_yaml(source.read_text(encoding="utf-8"))
     except Exception as error:  # besides its own errors, the parser lets through those of int() and of dates
@@ -236,10 +242,19 @@ def parse_yaml(text: str) -> Any:
 
 
 def shipped_configs() -> dict[str, Path]:
-    """The ready configurations by name; those of the paper's tables are called `paper/...`."""
-    package = Path(__file__).parent.parent
-    ours = {path.stem: path for path in (package / "evaluation" / "configs").glob("*.yaml")}
-    return ours | {f"paper/{path.stem}": path for path in (package / "paper" / "configs").glob("*.yaml")}
+    """Return the ready configurations by name: those of this package, and NAME/... of entry points that name a folder.
+
+    An entry point `NAME = "package.folder"` of the group `clustrs.configs` offers the YAML files in that folder.
+    """
+    found = {path.stem: path for path in (Path(__file__).parent / "configs").glob("*.yaml")}
+    for point in plugin_entries(CONFIGS):
+        try:
+            spec = find_spec(point.value)
+        except Exception:  # whatever another package does wrong must not break the rest
+            spec = None
+        for folder in (spec and spec.submodule_search_locations) or ():
+            found |= {f"{point.name}/{path.stem}": path for path in Path(folder).glob("*.yaml")}
+    return found
 
 
 def grid(config: Config) -> list[tuple[str, int]]:

@@ -50,9 +50,7 @@ def find_reference(run: Run, compare_with: str | None = None) -> Reference | Non
     Raises:
         ValueError: `compare_with` is given, and no plugin is installed, or none knows that model.
     """
-    from clustrs.evaluation.report.analysis.paper_reference import paper_reference
-
-    plugins = [paper_reference, *(entry.load() for entry in plugin_entries(REPORT_SECTIONS))]
+    plugins = [entry.load() for entry in plugin_entries(REPORT_SECTIONS)]
     for plugin in plugins:
         reference = plugin(run, compare_with)
         if reference is not None:

@@ -1,0 +1,164 @@
+"""Ablation: clustering, with the Huber distance (C+H), and with the shrinkage (ClustRS), over noise and budgets."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clustrs import palette
+from clustrs_paper.studies.inputs import resolve_corruptions
+from clustrs_paper.studies.intervals import count_clear, signed
+from clustrs_paper.studies.panels import PAPER, draw_panel, series, shared_legend
+from clustrs_paper.studies.result import StudyPart, StudyResult, pyplot
+from clustrs_paper.studies.settings import GridStudyConfig, LossSettings, setting
+
+if TYPE_CHECKING:
+    from clustrs.corruptions import Corruption
+    from clustrs_paper.studies.grids import Grid
+
+LEVELS = (0.5, 1.0, 2.0, 3.0)
+"""Of Gaussian noise, in the paper's ablation."""
+VARIANTS: dict[str, dict[str, Any]] = {
+    "Clustering": {"distance": "euclidean", "shrink": False},
+    "C+H": {"shrink": False},
+    "ClustRS": {},
+}
+COLUMNS = {"Clustering": "clustering", "C+H": "c_h", "ClustRS": "clustrs"}
+GAINS = {"gain_huber": ("C+H", "Clustering"), "gain_rrs": ("ClustRS", "C+H")}
+"""What a part of the method brings: the variant with it, and the one without."""
+GAIN_WORDS = {"gain_huber": "Huber distance", "gain_rrs": "RRS"}
+STYLES = {
+    "Clustering": (palette.SERIES[1], "^"),
+    "C+H": (palette.SERIES[2], "D"),
+    "ClustRS": (palette.color("clustrs"), "o"),
+    "gain_huber": (palette.SERIES[2], "D"),
+    "gain_rrs": (palette.color("clustrs"), "o"),
+}
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblationConfig(LossSettings, GridStudyConfig):
+    """The variants of ClustRS at each of `levels` of one corruption and each budget, and likewise at the levels at
+    which the unpruned model has some `losses`: a part of its own, with a run of its own in the folder `chosen`."""
+
+    corruption: str = setting("gaussian", "a corruption, see clustrs corruptions", flag="--corrupt", metavar="NAME")
+    levels: tuple[float, ...] | None = setting(None, "levels of the corruption (default: the paper's)", metavar="LEVEL")
+
+
+def run(config: AblationConfig) -> StudyResult:
+    """Answer what is left of the grids, and compare the variants question by question."""
+    from clustrs_paper.studies.curves import choose_levels, requested_losses
+
+    default = LEVELS if config.corruption == "gaussian" else None
+    corruptions = resolve_corruptions(config.corruption, config.levels, default)
+    folder = Path(config.folder)
+    losses = requested_losses(config.losses, config.levels is not None)
+    chosen = choose_levels(config, [config.corruption], losses, config.curve_questions, folder / "curve")
+    parts = [part("ablation", config, corruptions)]
+    levels = chosen.levels[config.corruption]
+    if levels:
+        own = replace(config, folder=folder / "chosen")
+        parts.append(part("ablation-chosen", own, resolve_corruptions(config.corruption, levels)))
+    return StudyResult((*parts[:-1], replace(parts[-1], findings=f"{parts[-1].findings}\n{chosen.text}".rstrip())))
+
+
+def part(name: str, config: AblationConfig, corruptions: "Sequence[Corruption]") -> StudyPart:
+    """The ablation under some corruptions."""
+    from clustrs_paper.studies.grids import QUESTIONS, measure
+
+    grid = measure(config, list(VARIANTS.values()), [str(corruption) for corruption in corruptions], QUESTIONS)
+    rows = table(grid)
+    return StudyPart(name, draw(rows, grid.about), rows, findings(rows, grid.about))
+
+
+def table(grid: "Grid") -> list[Row]:
+    """The paper's layout: for each budget and level the score of each variant and the gains, ours and the paper's."""
+    from clustrs_paper.studies.grids import paper_difference
+
+    names = list(VARIANTS)
+    scores = {name: grid.estimates(index) for index, name in enumerate(names)}
+    gains = {gain: grid.differences(names.index(a), names.index(b)) for gain, (a, b) in GAINS.items()}
+    printed = {name: grid.paper("ablation", index) for index, name in enumerate(names)}
+    rows = []
+    for i, cell in enumerate(grid.cells):
+        row: Row = {**cell.names, "questions": gains["gain_rrs"][i].n}
+        for name, column in COLUMNS.items():
+            estimate = scores[name][i]
+            row |= {column: estimate.mean, f"{column}_low": estimate.low, f"{column}_high": estimate.high}
+        for gain, differences in gains.items():
+            difference = differences[i]
+            row |= {gain: difference.mean, f"{gain}_low": difference.low, f"{gain}_high": difference.high}
+            row[f"{gain}_p"] = difference.p
+        row |= {f"paper_{column}": printed[name][i] for name, column in COLUMNS.items()}
+        for gain, (a, b) in GAINS.items():
+            row[f"paper_{gain}"] = paper_difference(printed[a][i], printed[b][i])
+        rows.append(row)
+    return rows
+
+
+def draw(rows: Sequence[Row], about: str) -> Any:
+    """One column per budget: scores, gains, and the paper's scores where it has some."""
+    plt = pyplot()
+    keeps = list(dict.fromkeys(row["keep"] for row in rows if row["keep"] != "all"))
+    has_paper = any(row["paper_clustrs"] is not None for row in rows)
+    figure, axes = plt.subplots(
+        2 + has_paper,
+        len(keeps),
+        figsize=(max(6.4, 3.7 * len(keeps)), 3.0 * (2 + has_paper) + 1.2),
+        layout="constrained",
+        squeeze=False,
+        sharex="col",
+        sharey="row",
+    )
+    plt.close(figure)  # pyplot would hold on to it; it can be saved all the same
+    for column, keep in zip(axes.T, keeps, strict=True):
+        subset = [row for row in rows if row["keep"] == keep and row["corruption"] != "mean"]
+        draw_column(column, subset, has_paper)
+        column[0].set_title(f"k = {keep}")
+        column[-1].set_xlabel(f"{subset[0]['corruption']} level")
+    axes[0][0].set_ylabel("score, this run")
+    axes[1][0].set_ylabel("gain (paired)")
+    if has_paper:
+        axes[2][0].set_ylabel(f"score, paper\n({PAPER})")
+    shared_legend(figure, axes[:2, 0], columns=2 + has_paper)
+    figure.suptitle(f"{about}\nBars: 95 % intervals over questions.", fontsize=10, parse_math=False, wrap=True)
+    return figure
+
+
+def draw_column(column: Sequence[Any], rows: Sequence[Row], has_paper: bool) -> None:
+    """The panels of one budget, from top to bottom."""
+    labels = [f"{row['level']:g}" for row in rows]
+    draw_panel(column[0], labels, [series(rows, COLUMNS[name], name, STYLES[name]) for name in VARIANTS])
+    gains = [series(rows, gain, f"gain of {GAIN_WORDS[gain]}", STYLES[gain]) for gain in GAINS]
+    if has_paper:
+        for gain in GAINS:
+            label = f"gain of {GAIN_WORDS[gain]}, paper"
+            gains.append(series(rows, f"paper_{gain}", label, STYLES[gain], hollow=True))
+        scores = [
+            series(rows, f"paper_{COLUMNS[name]}", f"{name}, paper", STYLES[name], hollow=True) for name in VARIANTS
+        ]
+        draw_panel(column[2], labels, scores)
+    draw_panel(column[1], labels, gains, lines=False)
+    column[1].axhline(0, color="black", linewidth=1)
+
+
+def findings(rows: Sequence[Row], about: str) -> str:
+    """What each part brings on average at every budget, and where it is beyond doubt."""
+    lines = [f"{about} Gains with 95 % intervals; a star: it excludes 0."]
+    keeps = list(dict.fromkeys(row["keep"] for row in rows if row["keep"] != "all"))
+    single = [row for row in rows if row["corruption"] != "mean"]
+    for keep in keeps:
+        row = [row for row in rows if row["keep"] == keep][-1]
+        over = "mean over levels" if row["corruption"] == "mean" else f"{row['corruption']} {row['level']:g}"
+        scores = ", ".join(f"{name} {score_text(row[column])}" for name, column in COLUMNS.items())
+        gains = ", ".join(f"{GAIN_WORDS[gain]} {signed(row, gain)}" for gain in GAINS)
+        paper = row["paper_gain_rrs"]
+        reference = "" if paper is None else f" (paper, {PAPER}: {row['paper_gain_huber']:+.3f} and {paper:+.3f})"
+        lines.append(f"k = {keep}, {over}: {scores}. Gains: {gains}{reference}.")
+    lines += [f"{words}: {count_clear(single, gain)}." for gain, words in GAIN_WORDS.items()]
+    return "\n".join(lines)
+
+
+def score_text(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -1,0 +1,185 @@
+"""Denoising: does the shrinkage (RRS) bring noisy kept tokens nearer to the same tokens of the clean image?"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from clustrs import palette
+from clustrs_paper.studies.result import StudyResult, pyplot, single
+from clustrs_paper.studies.settings import Keep, LossImageStudyConfig, seed_setting, setting
+
+if TYPE_CHECKING:
+    from clustrs.corruptions import Corruption
+    from clustrs.pruners import Pruner
+    from clustrs_paper.studies.closeness import KeptTokens
+    from clustrs_paper.studies.images import StudyImage, VisionEncoder
+
+BATCH_SIZE = 8
+"""How many images go through the tower at a time."""
+SERIES = {
+    "before": ("before shrinkage", "black", "s", "-"),
+    "after": ("after shrinkage (RRS)", palette.color("clustrs"), "o", "-"),
+    "constant": ("best constant alpha", palette.SERIES[1], "^", "--"),
+    "bound": ("best alpha of each token (bound)", palette.SERIES[2], "D", ":"),
+}
+"""What is drawn: label, color, marker and line."""
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenoisingConfig(LossImageStudyConfig):
+    """Which budgets, under which corruption at which levels."""
+
+    count: int = setting(24, "how many images of the task to take when none is given")
+    keep: tuple[Keep, ...] = setting((16,), "budgets: counts (16) or fractions (0.25)", metavar="K")
+    corruption: str = setting("gaussian", "a corruption, see clustrs corruptions", flag="--corrupt", metavar="NAME")
+    levels: tuple[float, ...] | None = setting(None, "levels of the corruption (default: the paper's)", metavar="LEVEL")
+    seed: int = seed_setting()
+
+
+def run(config: DenoisingConfig) -> StudyResult:
+    """Measure the distance from the clean tokens before and after shrinkage, at every budget and level."""
+    from tqdm import tqdm
+
+    from clustrs.pruners import get_method
+    from clustrs_paper.studies.closeness import summarise
+    from clustrs_paper.studies.curves import study_corruptions
+    from clustrs_paper.studies.images import VisionEncoder, study_images
+
+    methods = [get_method("clustrs", keep=keep) for keep in config.keep]
+    corruptions, about = study_corruptions(config)
+    conditions = [None, *corruptions]
+    images = study_images(config)
+    encoder = VisionEncoder(config)
+    total = len(images) * len(conditions)
+    with tqdm(total=total, desc="denoising", unit="image", disable=not config.progress) as bar:
+        kept = measure(encoder, images, methods, conditions, config.seed, bar.update)
+    rows = [
+        summarise(method.keep, corruption, kept[m][c])
+        for m, method in enumerate(methods)
+        for c, corruption in enumerate(conditions)
+    ]
+    text = "\n".join(filter(None, (findings(rows), about)))
+    return single("denoising", draw(rows, config.model), rows, text)
+
+
+def measure(
+    encoder: "VisionEncoder",
+    images: "Sequence[StudyImage]",
+    methods: "Sequence[Pruner]",
+    conditions: "Sequence[Corruption | None]",
+    seed: int,
+    advance: Callable[[int], Any],
+) -> "list[list[list[KeptTokens]]]":
+    """For each method and condition (None: clean) what is kept of each image."""
+    from clustrs_paper.studies.closeness import compare
+
+    kept: list[list[list[KeptTokens]]] = [[[] for _ in conditions] for _ in methods]
+    for start in range(0, len(images), BATCH_SIZE):
+        batch = images[start : start + BATCH_SIZE]
+        clean = encoder.encode(batch)
+        for c, corruption in enumerate(conditions):
+            noisy = clean if corruption is None else encoder.encode([one.corrupted(corruption, seed) for one in batch])
+            for m, method in enumerate(methods):
+                selections = encoder.select(method, noisy)
+                kept[m][c] += [compare(*parts) for parts in zip(clean, noisy, selections, strict=True)]
+            advance(len(batch))
+    return kept
+
+
+def level_name(row: Row) -> str:
+    return "clean" if row["level"] is None else f"{row['level']:g}"
+
+
+def draw(rows: Sequence[Row], model: str) -> Any:
+    """One column per budget; from top to bottom the distances, how they change, and the alphas."""
+    plt = pyplot()
+    keeps = list(dict.fromkeys(row["keep"] for row in rows))
+    figure, axes = plt.subplots(
+        3,
+        len(keeps),
+        figsize=(max(6.4, 4.4 * len(keeps)), 8.4),
+        layout="constrained",
+        squeeze=False,
+        sharex=True,
+        sharey="row",
+        height_ratios=(4, 4, 3),
+    )
+    plt.close(figure)  # pyplot would hold on to it; it can be saved all the same
+    for (distance, change, alpha), keep in zip(axes.T, keeps, strict=True):
+        subset = [row for row in rows if row["keep"] == keep]
+        for name in ("before", "after"):
+            draw_series(distance, subset, name, SERIES[name])
+        for name in ("after", "constant", "bound"):
+            draw_series(change, subset, f"{name}_change", SERIES[name], factor=100)
+        change.axhline(0, color="black", linewidth=1)
+        for name, of in (("mean_alpha", "after"), ("best_constant_alpha", "constant")):
+            draw_series(alpha, subset, name, SERIES[of])
+        distance.set_title(f"k = {keep}")
+        alpha.set_xticks(range(len(subset)), [level_name(row) for row in subset])
+        alpha.set(xlabel=f"{subset[-1]['corruption']} level", ylim=(-0.05, 1.05))
+        for axis in (distance, change, alpha):
+            axis.grid(alpha=0.3)
+    axes[0][0].set(ylabel="distance from the clean token\n/ mean norm of clean tokens", ylim=(0, None))
+    axes[1][0].set_ylabel("change of that distance, %\n(below 0: nearer)")
+    axes[2][0].set_ylabel("mean alpha\n(1: unchanged)")
+    pairs = [pair for axis in axes[:2, 0] for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
+    shown = {label: line for line, label in pairs}
+    figure.legend(shown.values(), shown, loc="outside lower center", ncols=2, frameon=False)
+    figure.suptitle(model, fontsize=11, parse_math=False)
+    return figure
+
+
+def draw_series(axis: Any, rows: Sequence[Row], name: str, style: tuple[str, str, str, str], factor: float = 1) -> None:
+    """A line through the levels that have a value, with its interval where there is one."""
+    label, color, marker, line = style
+    there = [(x, row) for x, row in enumerate(rows) if row[name] is not None]
+    at = [x for x, _ in there]
+    axis.plot(at, [factor * row[name] for _, row in there], line, color=color, marker=marker, label=label)
+    if there and there[0][1].get(f"{name}_low") is not None:
+        bounds = [[factor * row[f"{name}_{end}"] for _, row in there] for end in ("low", "high")]
+        axis.fill_between(at, *bounds, color=color, alpha=0.15, linewidth=0)
+
+
+def findings(rows: Sequence[Row]) -> str:
+    """At which levels the shrinkage helps, and how much more would be possible."""
+    lines = [
+        f"How the distance from the clean tokens changes, mean over {rows[0]['images']} images. Nearer and "
+        "farther: the 95 % interval over images leaves no doubt."
+    ]
+    for keep in dict.fromkeys(row["keep"] for row in rows):
+        clean, *noisy = [row for row in rows if row["keep"] == keep]
+        verdicts = [verdict(row) for row in noisy]
+        parts = []
+        for words in dict.fromkeys(verdicts):
+            here = [row for row, said in zip(noisy, verdicts, strict=True) if said == words]
+            parts.append(f"{words} at " + ", ".join(f"{level_name(row)} ({change(row, 'after')})" for row in here))
+        lines.append(f"k = {keep}, {noisy[0]['corruption']}: RRS brings kept tokens {'; '.join(parts)}.")
+        lines.append(
+            f"  The best constant alpha would give {', '.join(change(row, 'constant') for row in noisy)}; "
+            f"the best alpha of each token {', '.join(change(row, 'bound') for row in noisy)}: no shrinkage towards "
+            "these centroids can do more."
+        )
+        alphas = ("mean_alpha", "best_constant_alpha")
+        used, best = (", ".join(f"{row[name]:.2f}" for row in noisy) for name in alphas)
+        lines.append(
+            f"  Mean alpha of RRS: {used}; best constant: {best}. On clean images RRS moves tokens by "
+            f"{clean['after']:.1%} of their mean norm."
+        )
+    return "\n".join(lines)
+
+
+def change(row: Row, name: str) -> str:
+    """By how much the distance is smaller or larger than before, on average over images."""
+    value = row[f"{name}_change"]
+    return "no distance before" if value is None else f"{value:+.1%}"
+
+
+def verdict(row: Row) -> str:
+    """Whether the shrinkage helped, as far as the images can tell."""
+    value, low, high = (row[f"after_change{end}"] for end in ("", "_low", "_high"))
+    if value is None:
+        return "away"
+    if low is None or high is None:
+        return f"{'nearer' if value < 0 else 'farther'}, by one image,"
+    return "nearer" if high < 0 else "farther" if low > 0 else "neither nearer nor farther"

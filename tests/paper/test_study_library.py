@@ -1,0 +1,93 @@
+"""Studies from Python: configs that check themselves, and results with rows, figures, findings and files."""
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clustrs_paper.command import STUDIES, config_class
+from clustrs_paper.studies import StudyResult, manifold, movement, stability
+from clustrs_paper.studies.ablation import AblationConfig
+from clustrs_paper.studies.overhead import OverheadConfig
+from clustrs_paper.studies.sensitivity import SensitivityConfig
+
+Folders = Callable[[str, str], Path]
+
+
+def test_a_study_is_a_call(folder_of: Folders, images: list[Path], tmp_path: Path) -> None:
+    config = stability.StabilityConfig(
+        model=str(folder_of("llava", "clip")),
+        images=[str(path) for path in images[:2]],  # type: ignore[arg-type]
+        methods=("clustrs", "clustrs tau=2"),
+        keep=4,
+        levels=(1.0,),
+        progress=False,
+    )
+    assert config.images == tuple(map(str, images[:2]))
+    result = stability.run(config)
+    assert isinstance(result, StudyResult)
+    assert {row["method"] for row in result.rows} == {"ranking", "clustrs", "clustrs tau=2"}
+    assert list(result.figures) == ["stability"]
+    assert "Positions kept again at gaussian:1" in result.findings
+    assert [path.name for path in result.save(tmp_path)] == ["stability.png", "stability.svg", "stability.csv"]
+
+
+def test_a_part_for_each_image(folder_of: Folders, images: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    config = movement.MovementConfig(model=str(folder_of("llava", "clip")), images=tuple(map(str, images[:2])), keep=5)
+    result = movement.run(config)
+    assert [part.name for part in result.parts] == ["movement-0", "movement-1"]
+    assert len(result.rows) == 10
+    assert result.findings == "\n".join(part.findings for part in result.parts)
+    assert "movement: 100%" in capsys.readouterr().err
+    movement.run(dataclasses.replace(config, progress=False))
+    assert "movement:" not in capsys.readouterr().err
+
+
+def test_configs_are_frozen_and_have_help() -> None:
+    for name in STUDIES:
+        config = config_class(name)
+        assert config.__dataclass_params__.frozen
+        described = [field for field in dataclasses.fields(config) if field.name != "folder"]
+        assert all(field.metadata["help"] for field in described)
+
+
+def test_one_value_will_do_where_there_may_be_several() -> None:
+    config = OverheadConfig(methods="clustrs", keep=16, new_tokens=[3, 4])  # type: ignore[arg-type]
+    assert (config.methods, config.keep, config.new_tokens) == (("clustrs",), (16,), (3, 4))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: stability.StabilityConfig(count=0), "count=0: give an integer of at least 1"),
+        (lambda: stability.StabilityConfig(keep=1.5), r"keep=1.5: give a count .* or a fraction"),
+        (lambda: stability.StabilityConfig(seed=2**63), "seed=9223372036854775808: give an integer of at most"),
+        (lambda: stability.StabilityConfig(seed=10**400), "seed=1000+: give an integer"),
+        (lambda: stability.StabilityConfig(methods=()), r"methods=\(\): give at least one"),
+        (lambda: stability.StabilityConfig(methods=("grid", "grid")), r"methods=\('grid', 'grid'\): give each once"),
+        (lambda: stability.StabilityConfig(levels=("x",)), "levels='x': give a number"),  # type: ignore[arg-type]
+        (lambda: stability.StabilityConfig(corruption=3), "corruption=3: give a string"),  # type: ignore[arg-type]
+        (lambda: manifold.ManifoldConfig(umap=1), "umap=1: give True or False"),  # type: ignore[arg-type]
+        (lambda: manifold.ManifoldConfig(seed=2**32), "seed=4294967296: give an integer of at most 4294967295"),
+        (lambda: movement.MovementConfig(levels=(1.0,)), r"levels=\(1.0,\) but no corruption"),
+        (lambda: OverheadConfig(crops="bas"), "crops='bas': give one of 'all', 'base'"),  # type: ignore[arg-type]
+        (lambda: AblationConfig(folder=Path("x"), keep=(4, 4)), r"keep=\(4, 4\): give each once"),
+        (lambda: SensitivityConfig(folder=Path("x"), parameters=("tauu",)), "parameters='tauu'.*did you mean 'tau'"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_config_checks_itself(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_studies_know_no_command_line() -> None:
+    modules = ", ".join(f"clustrs_paper.studies.{name}" for name in STUDIES)
+    code = f"import sys, {modules}; print('torch' in sys.modules, 'clustrs.cli' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+    for path in (Path(stability.__file__).parent).glob("*.py"):
+        assert "argparse" not in path.read_text(encoding="utf-8")
