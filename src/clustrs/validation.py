@@ -27,63 +27,62 @@ def keep(value: Any) -> None:
     count = is_number(value) and isinstance(value, int) and value >= 1
     fraction = is_number(value) and isinstance(value, float) and 0 < value <= 1
     if not (count or fraction):
-        raise ValueError(f"keep={value!r}: give a count (an int of at least 1) or a fraction (a float in (0, 1])")
-
-
-def read_keep(text: str) -> int | float:
-    """What `--keep` says: 16 is a count; 0.25 and 1.0 are fractions."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    raise ValueError(f"--keep {text}: give a count (16) or a fraction (0.25)")
+        raise ValueError(
+            f"keep must be a count (an int of at least 1) or a fraction (a float in (0, 1]), got {value!r}"
+        )
 
 
 def number(name: str, value: Any, low: float, high: float) -> None:
     """A number in [low, high]."""
     if not (is_number(value) and low <= value <= high):
-        raise ValueError(f"{name}={value!r}: give a number from {low:g} to {high:g}")
+        raise ValueError(f"{name} must be a number from {low:g} to {high:g}, got {value!r}")
 
 
 def above(name: str, value: Any, low: float) -> None:
     """A number above `low`."""
     if not (is_number(value) and value > low):
-        raise ValueError(f"{name}={value!r}: give a number above {low:g}")
+        raise ValueError(f"{name} must be a number above {low:g}, got {value!r}")
 
 
 def integer(name: str, value: Any, low: int) -> None:
     """An integer of at least `low`."""
     if not (is_number(value) and isinstance(value, int) and value >= low):
-        raise ValueError(f"{name}={value!r}: give an integer of at least {low}")
+        raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
 
 
 def choice(name: str, value: Any, options: Iterable[Any]) -> None:
     """One of `options`."""
     options = list(options)
     if not any(value is option or (isinstance(value, str) and value == option) for option in options):
-        raise ValueError(f"{name}={value!r}: give one of {', '.join(map(repr, options))}{nearest(value, options)}")
+        listed = ", ".join(map(repr, options))
+        raise ValueError(f"{name} must be one of {listed}, got {value!r}{nearest(value, options)}")
 
 
 def interval(name: str, value: Any, low: float, high: float) -> tuple[float, float]:
     """A pair low <= a <= b <= high, as a tuple; a list (as JSON has it) will do."""
     pair = value if isinstance(value, list | tuple) and len(value) == 2 else ()
     if not (pair and all(map(is_number, pair)) and low <= pair[0] <= pair[1] <= high):
-        raise ValueError(f"{name}={value!r}: give two numbers (a, b) with {low:g} <= a <= b <= {high:g}")
+        form = f"(write {name}=[{low:g}, {(low + high) / 2:g}])"
+        raise ValueError(f"{name} must be two numbers {low:g} <= a <= b <= {high:g}, got {value!r} {form}")
     return float(pair[0]), float(pair[1])
 
 
-def key_value(text: str, complaint: str) -> tuple[str, Any]:
-    """What KEY=VALUE says, as a user types it: a value that is no JSON is a word."""
+def key_value(text: str, error: str) -> tuple[str, Any]:
+    """Parse KEY=VALUE as a user types it.
+
+    A value is JSON, or numbers with commas between them (`clip=0,0.5` is `clip=[0,0.5]`), or else a string.
+    Text without a key or an equals sign raises a ValueError that says `error`.
+    """
     key, equals, value = text.partition("=")
     if not (key and equals):
-        raise ValueError(complaint)
+        raise ValueError(error)
+    numbers = re.fullmatch(r"[-+.\deE\s]+(,[-+.\deE\s]+)+", value, re.ASCII)
     try:
-        return key, json.loads(value)
-    except json.JSONDecodeError:
-        return key, value
+        return key, json.loads(f"[{value}]" if numbers else value)
     except RecursionError:
-        raise ValueError(f"{key}={value[:20]}...: nested too deeply") from None
+        raise ValueError(f"{key}={value[:20]}... is nested too deeply") from None
+    except ValueError:  # not JSON, or an integer of thousands of digits
+        return key, value
 
 
 def nearest(value: Any, options: Iterable[Any]) -> str:

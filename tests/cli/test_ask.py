@@ -361,7 +361,7 @@ def test_one_colour_and_tiny_images(run: Run, folder: Path, anyres: Path, tmp_pa
 
 
 MISTAKES: list[tuple[list[str], str]] = [
-    (["--method", "clusters"], "unknown method 'clusters' (did you mean 'clustrs'?): give one of clustrs, "),
+    (["--method", "clusters"], "unknown method 'clusters' (did you mean 'clustrs'?), expected one of clustrs, "),
     (["--keep", "many"], "--keep many: give a count (16) or a fraction (0.25)"),
     (["--keep", "0"], "--keep 0: give a count"),
     (["--keep", "1.5"], "--keep 1.5: give a count"),
@@ -370,8 +370,8 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["--set", "tau"], "--set tau: give KEY=VALUE"),
     (["--set", "=2"], "--set =2: give KEY=VALUE"),
     (["--set", "tua=2"], "clustrs has no parameter 'tua' (did you mean 'tau'?)"),
-    (["--set", "tau=-1"], "tau=-1: give a number above 0"),
-    (["--set", "tau=big"], "tau='big': give a number above 0"),
+    (["--set", "tau=-1"], "tau must be a number above 0, got -1"),
+    (["--set", "tau=big"], "tau must be a number above 0, got 'big'"),
     (["--set", "keep=3"], "--set keep=3: give --keep 3"),
     (["--corrupt", "sleet:1"], "unknown corruption 'sleet': give one of gaussian, salt_pepper"),
     (["--corrupt", "fog:1"], "unknown corruption 'fog' (did you mean 'imagenet_c/fog'?): give one of gaussian"),

@@ -40,15 +40,22 @@ def test_commas_inside_a_parameter_stay() -> None:
     words = ["--methods", "clustrs clip=[0.2,0.9],none", "clustrs tau=2"]
     compared = compare.compared(parse(["compare", "sample:scene-1", "Why?", *words]))
     assert compare.labels(compared) == [
-        "clustrs tau=1.0 clip=[0.2, 0.9]",
+        "clustrs clip=[0.2,0.9]",
         "none",
-        "clustrs tau=2 clip=[0.1, 0.95]",
+        "clustrs tau=2",
     ]
     words_of_a_switch = ["--methods", "clustrs", "clustrs representative=medoid"]
     assert compare.labels(compare.compared(parse(["compare", "sample:scene-1", "Why?", *words_of_a_switch]))) == [
         "clustrs",
-        'clustrs representative="medoid"',
+        "clustrs representative=medoid",
     ]
+    for word in ("clustrs,clustrs clip=0,0", "clustrs,clustrs clip=[0,0]"):
+        options = parse(["compare", "sample:scene-1", "Why?", "--methods", word])
+        assert compare.labels(compare.compared(options)) == ["clustrs", "clustrs clip=[0,0]"]
+        clips = [method["clip"] for method in configuration(parse(["eval", "--methods", word, "--keep", "16"])).methods]
+        assert clips == [[0.1, 0.95], [0.0, 0.0]]
+    presets = parse(["compare", "sample:scene-1", "Why?", "--methods", "clustrs,clustrs-robust"])
+    assert compare.labels(compare.compared(presets)) == ["clustrs", "clustrs-robust"]
     evaluated = configuration(parse(["eval", *words])).methods
     assert [method["name"] for method in evaluated] == ["clustrs", "none", "clustrs"]
     assert values.split(["a=[1,[2,3]],b", "c"]) == ["a=[1,[2,3]]", "b", "c"]

@@ -66,7 +66,7 @@ def test_to_json_and_back() -> None:
         ({"batch_size": 0}, "batch_size"),
         ({"scope": "page"}, "scope"),
         ({"methods": ({"name": "clust", "keep": 3},)}, "clust"),
-        ({"methods": ({"keep": 3},)}, "describes no method: give a dict with its name"),
+        ({"methods": ({"keep": 3},)}, "a method must be a dict with its name"),
     ],
 )
 def test_mistakes(changes: dict[str, Any], message: str) -> None:
@@ -129,11 +129,11 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("seeds: [one]", "seeds="),
         ("methods: [3]", "methods="),
         ("methods: {name: clustrs}", "methods="),
-        ("methods: [{keep: 3}]", "describes no method: give a dict with its name"),
+        ("methods: [{keep: 3}]", "a method must be a dict with its name"),
         ("corrupt: [gaussian: 0.5]", "corrupt="),
         ("keep: [[16]]", "keep="),
         ("task-options: 3", "task_options=3: expected `object`"),
-        ("scope: page", "scope='page': give one of 'image', 'crop'"),
+        ("scope: page", "scope must be one of 'image', 'crop', got 'page'"),
         ("batch-size: true", "batch_size=True"),
         ("seeds: [" + "9" * 400 + "]", "seeds=9999"),
         ("limit: " + "9" * 5000, "is not YAML"),
@@ -170,7 +170,7 @@ def test_wrong_configuration_files_are_one_line(
         ({"seeds": ("0",)}, "seeds="),
         ({"methods": ("none",)}, "methods="),
         ({"task_options": [1]}, "task_options="),
-        ({"crops": 1}, "crops=1: give one of 'all', 'base'"),
+        ({"crops": 1}, "crops must be one of 'all', 'base', got 1"),
         ({"positions": "compct"}, "did you mean 'compact'"),
     ],
 )

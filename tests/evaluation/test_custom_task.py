@@ -201,7 +201,7 @@ def test_missing_files(tmp_path: Path) -> None:
         get_task("custom", data=tmp_path)
     with pytest.raises(ValueError, match=r"there is no file x\.jsonl"):
         get_task("custom", data=tmp_path / "x.jsonl")
-    with pytest.raises(ValueError, match=r"scoring='exakt'.*did you mean 'exact'"):
+    with pytest.raises(ValueError, match=r"scoring must be one of .*, got 'exakt' .did you mean 'exact'"):
         get_task("custom", data=tmp_path, scoring="exakt")
 
 

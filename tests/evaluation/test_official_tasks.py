@@ -194,7 +194,7 @@ def test_scienceqa_no_image_present(tmp_path: Path) -> None:
     write_json(tmp_path / "llava_test_CQM-A.json", [science("2", "?\nA. x\nB. y", "B")])
     with pytest.raises(ValueError, match="present=True, but no image"):
         get_task("scienceqa", data=tmp_path, present=True)
-    with pytest.raises(ValueError, match="present='yes': give one of True, False"):
+    with pytest.raises(ValueError, match="present must be one of True, False, got 'yes'"):
         get_task("scienceqa", data=tmp_path, present="yes")
 
 

@@ -89,7 +89,7 @@ def test_many_failures_in_a_row_stop_the_run(root: Path, tmp_path: Path) -> None
         run(config(root, batch_size=1), tmp_path / "run", max_failures=3, progress=False)
     assert "\n" not in str(caught.value)
     assert len(errors(tmp_path / "run")) == 3
-    with pytest.raises(ValueError, match=r"max_failures=0: give an integer of at least 1"):
+    with pytest.raises(ValueError, match=r"max_failures must be an integer of at least 1, got 0"):
         run(config(root), tmp_path / "run", max_failures=0, progress=False)
 
 

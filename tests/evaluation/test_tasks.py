@@ -37,7 +37,7 @@ def test_unknown_options() -> None:
 
 @pytest.mark.parametrize("limit", [0, -1, 2.0, True, "3"])
 def test_bad_limits(limit: Any) -> None:
-    with pytest.raises(ValueError, match=r"limit=.*an integer of at least 1"):
+    with pytest.raises(ValueError, match=r"limit must be an integer of at least 1"):
         get_task("scenes", limit=limit)
 
 

@@ -66,9 +66,9 @@ def test_attaching_twice(load: Load) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"scope": "images"}, "scope='images'"),
-        ({"crops": "none"}, "crops='none'"),
-        ({"positions": "old"}, "positions='old'"),
+        ({"scope": "images"}, "scope must be one of 'image', 'crop', got 'images'"),
+        ({"crops": "none"}, "crops must be one of 'all', 'base', got 'none'"),
+        ({"positions": "old"}, "positions must be one of 'compact', 'original', got 'old'"),
     ],
 )
 def test_options(load: Load, options: dict[str, Any], words: str) -> None:

@@ -75,7 +75,7 @@ def test_load_options_reach_the_model(folder_of: Callable[[str, str], Path]) -> 
         (LoadOptions(device="gpu"), "device='gpu': give one of cpu"),
         (LoadOptions(device="meta"), "device='meta': this machine has cpu"),
         (LoadOptions(device="cpu", device_map="auto"), "device='cpu' and device_map='auto': give one of them"),
-        (LoadOptions(attn="spda"), r"attn='spda': give one of 'eager', .*'sdpa' \(did you mean 'sdpa'\?\)"),
+        (LoadOptions(attn="spda"), r"attn must be one of 'eager', .*'sdpa', got 'spda' \(did you mean 'sdpa'\?\)"),
         (LoadOptions(attn="flash_attention_2"), "attn='flash_attention_2': flash-attn is not installed"),
         (LoadOptions(load_in_8bit=True, load_in_4bit=True), "load_in_8bit=True and load_in_4bit=True: give one"),
         (

@@ -132,7 +132,7 @@ def test_mistakes(processor: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"image_padding='square': LlavaOnevisionProcessor .*: give 'checkpoint'$"):
         apply_image_padding(other, "square")
     for name, value in (("prompt_template", "vicuna"), ("image_padding", "squares")):
-        with pytest.raises(ValueError, match=f"{name}='{value}': give one of 'checkpoint', .*did you mean"):
+        with pytest.raises(ValueError, match=f"{name} must be one of 'checkpoint', .*, got '{value}' .did you mean"):
             Config(task="scenes", model="m", methods=({"name": "none"},), **{name: value})  # type: ignore[arg-type]
 
 

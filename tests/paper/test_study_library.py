@@ -63,10 +63,10 @@ def test_one_value_will_do_where_there_may_be_several() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: stability.StabilityConfig(count=0), "count=0: give an integer of at least 1"),
-        (lambda: stability.StabilityConfig(keep=1.5), r"keep=1.5: give a count .* or a fraction"),
+        (lambda: stability.StabilityConfig(count=0), "count must be an integer of at least 1, got 0"),
+        (lambda: stability.StabilityConfig(keep=1.5), r"keep must be a count .* or a fraction .*, got 1.5"),
         (lambda: stability.StabilityConfig(seed=2**63), "seed=9223372036854775808: give an integer of at most"),
-        (lambda: stability.StabilityConfig(seed=10**400), "seed=1000+: give an integer"),
+        (lambda: stability.StabilityConfig(seed=10**400), "seed must be an integer of at least 0, got 1000+"),
         (lambda: stability.StabilityConfig(methods=()), r"methods=\(\): give at least one"),
         (lambda: stability.StabilityConfig(methods=("grid", "grid")), r"methods=\('grid', 'grid'\): give each once"),
         (lambda: stability.StabilityConfig(levels=("x",)), "levels='x': give a number"),  # type: ignore[arg-type]
@@ -74,9 +74,12 @@ def test_one_value_will_do_where_there_may_be_several() -> None:
         (lambda: manifold.ManifoldConfig(umap=1), "umap=1: give True or False"),  # type: ignore[arg-type]
         (lambda: manifold.ManifoldConfig(seed=2**32), "seed=4294967296: give an integer of at most 4294967295"),
         (lambda: movement.MovementConfig(levels=(1.0,)), r"levels=\(1.0,\) but no corruption"),
-        (lambda: OverheadConfig(crops="bas"), "crops='bas': give one of 'all', 'base'"),  # type: ignore[arg-type]
+        (lambda: OverheadConfig(crops="bas"), "crops must be one of 'all', 'base', got 'bas'"),  # type: ignore[arg-type]
         (lambda: AblationConfig(folder=Path("x"), keep=(4, 4)), r"keep=\(4, 4\): give each once"),
-        (lambda: SensitivityConfig(folder=Path("x"), parameters=("tauu",)), "parameters='tauu'.*did you mean 'tau'"),  # type: ignore[arg-type]
+        (
+            lambda: SensitivityConfig(folder=Path("x"), parameters=("tauu",)),
+            "parameters must be .* got 'tauu' .did you mean 'tau'",
+        ),  # type: ignore[arg-type]
     ],
 )
 def test_a_config_checks_itself(make: Callable[[], Any], message: str) -> None:

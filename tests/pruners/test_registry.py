@@ -33,12 +33,6 @@ def test_every_method_is_exported_and_has_a_row_in_the_docs() -> None:
         assert f"| `{name}` |" in page
 
 
-def test_type_checkers_see_the_same_names() -> None:
-    from clustrs.pruners.__main__ import STUB, stub
-
-    assert STUB.read_text() == stub(), "run python -m clustrs.pruners"
-
-
 @pytest.mark.parametrize(("name", "easy", "hard"), METHODS)
 @pytest.mark.parametrize("keep", [1, 16, 1.0, 0.125])
 def test_round_trip_through_json(name: str, easy: dict[str, Any], hard: dict[str, Any], keep: int | float) -> None:
@@ -83,31 +77,43 @@ def test_methods_do_not_change() -> None:
         (lambda: clustrs.get_method("denoise", keep=3, inner=5), ["inner=5", "its name"]),
         (lambda: clustrs.get_method("denoise", inner="divprune"), ["keep is missing"]),
         (lambda: clustrs.get_method("denoise", keep=3, inner="clusters"), ["did you mean 'clustrs'?"]),
-        (lambda: clustrs.Denoise(ClustRS(keep=3), clip=(1, 0)), ["clip=(1, 0)"]),
-        (lambda: ClustRS(keep=0), ["keep=0", "at least 1"]),
-        (lambda: ClustRS(keep=1.5), ["keep=1.5", "(0, 1]"]),
-        (lambda: ClustRS(keep=0.0), ["keep=0.0"]),
-        (lambda: ClustRS(keep=-3), ["keep=-3"]),
-        (lambda: ClustRS(keep=True), ["keep=True"]),
-        (lambda: ClustRS(keep="16"), ["keep='16'"]),  # type: ignore[arg-type]
-        (lambda: ClustRS(keep=float("nan")), ["keep=nan"]),
-        (lambda: ClustRS(keep=3, tau=0), ["tau=0", "above 0"]),
-        (lambda: ClustRS(keep=3, tau=float("inf")), ["tau=inf"]),
-        (lambda: ClustRS(keep=3, iterations=0), ["iterations=0"]),
-        (lambda: ClustRS(keep=3, iterations=2.0), ["iterations=2.0"]),  # type: ignore[arg-type]
-        (lambda: ClustRS(keep=3, tolerance=2), ["tolerance=2", "from 0 to 1"]),
-        (lambda: ClustRS(keep=3, distance="hubert"), ["distance='hubert'", "did you mean 'huber'?", "'euclidean'"]),  # type: ignore[arg-type]
-        (lambda: ClustRS(keep=3, centroid="median"), ["centroid='median'", "'mean'"]),  # type: ignore[arg-type]
-        (lambda: ClustRS(keep=3, shrink=1), ["shrink=1", "True, False"]),  # type: ignore[arg-type]
-        (lambda: ClustRS(keep=3, clip=(0.9, 0.1)), ["clip=(0.9, 0.1)"]),
-        (lambda: ClustRS(keep=3, clip=0.5), ["clip=0.5"]),  # type: ignore[arg-type]
-        (lambda: ClustRS(keep=3, salience="yes"), ["salience='yes'"]),  # type: ignore[arg-type]
-        (lambda: ClustRS(keep=3, seed=-1), ["seed=-1"]),
-        (lambda: ClustRS(keep=3, representative="medoids"), ["representative='medoids'", "did you mean 'medoid'?"]),  # type: ignore[arg-type]
-        (lambda: ClustRS(keep=3, attention_power=0), ["attention_power=0", "above 0"]),
-        (lambda: ClustRS(keep=3, attention_power=float("inf")), ["attention_power=inf"]),
-        (lambda: clustrs.VisPruner(keep=3, important=1.1), ["important=1.1"]),
-        (lambda: clustrs.Grid(keep=3, columns=0), ["columns=0"]),
+        (lambda: clustrs.Denoise(ClustRS(keep=3), clip=(1, 0)), ["clip must be two numbers", "got (1, 0)"]),
+        (lambda: ClustRS(keep=0), ["got 0", "at least 1"]),
+        (lambda: ClustRS(keep=1.5), ["got 1.5", "(0, 1]"]),
+        (lambda: ClustRS(keep=0.0), ["keep must be", "got 0.0"]),
+        (lambda: ClustRS(keep=-3), ["got -3"]),
+        (lambda: ClustRS(keep=True), ["got True"]),
+        (lambda: ClustRS(keep="16"), ["got '16'"]),  # type: ignore[arg-type]
+        (lambda: ClustRS(keep=float("nan")), ["got nan"]),
+        (lambda: ClustRS(keep=3, tau=0), ["tau must be a number above 0, got 0"]),
+        (lambda: ClustRS(keep=3, tau=float("inf")), ["tau must be a number above 0, got inf"]),
+        (lambda: ClustRS(keep=3, iterations=0), ["iterations must be an integer of at least 1, got 0"]),
+        (lambda: ClustRS(keep=3, iterations=2.0), ["iterations must be an integer of at least 1, got 2.0"]),  # type: ignore[arg-type]
+        (lambda: ClustRS(keep=3, tolerance=2), ["tolerance must be a number from 0 to 1, got 2"]),
+        (
+            lambda: ClustRS(keep=3, distance="hubert"),
+            ["distance must be one of 'huber', 'euclidean', got 'hubert' (did you mean 'huber'?)"],
+        ),  # type: ignore[arg-type]
+        (lambda: ClustRS(keep=3, centroid="median"), ["centroid must be one of 'mean', 'huber', got 'median'"]),  # type: ignore[arg-type]
+        (lambda: ClustRS(keep=3, shrink=1), ["shrink must be one of True, False, got 1"]),  # type: ignore[arg-type]
+        (
+            lambda: ClustRS(keep=3, clip=(0.9, 0.1)),
+            ["clip must be two numbers 0 <= a <= b <= 1, got (0.9, 0.1) (write clip=[0, 0.5])"],
+        ),
+        (
+            lambda: ClustRS(keep=3, clip=0.5),
+            ["clip must be two numbers 0 <= a <= b <= 1, got 0.5 (write clip=[0, 0.5])"],
+        ),  # type: ignore[arg-type]
+        (lambda: ClustRS(keep=3, salience="yes"), ["salience must be one of True, False, None, got 'yes'"]),  # type: ignore[arg-type]
+        (lambda: ClustRS(keep=3, seed=-1), ["seed must be an integer of at least 0, got -1"]),
+        (
+            lambda: ClustRS(keep=3, representative="medoids"),
+            ["representative must be one of", "did you mean 'medoid'?"],
+        ),  # type: ignore[arg-type]
+        (lambda: ClustRS(keep=3, attention_power=0), ["attention_power must be a number above 0, got 0"]),
+        (lambda: ClustRS(keep=3, attention_power=float("inf")), ["attention_power must be a number above 0, got inf"]),
+        (lambda: clustrs.VisPruner(keep=3, important=1.1), ["important must be a number from 0 to 1, got 1.1"]),
+        (lambda: clustrs.Grid(keep=3, columns=0), ["columns must be an integer of at least 1, got 0"]),
         (lambda: clustrs.get_method("none", keep=16), ["keep=16", "keeps every token"]),
     ],
 )
@@ -122,6 +128,82 @@ def test_the_words_of_the_command_line() -> None:
     assert clustrs.parse_method("clustrs tau=2 shrink=false") == {"name": "clustrs", "tau": 2, "shrink": False}
     spec = clustrs.parse_method("denoise inner=divprune")
     assert clustrs.from_dict({**spec, "keep": 0.5}) == clustrs.Denoise(clustrs.DivPrune(keep=0.5))
+
+
+@pytest.mark.parametrize(
+    ("text", "specs"),
+    [
+        ("none,clustrs", ["none", "clustrs"]),
+        ("clustrs clip=0,0", ["clustrs clip=0,0"]),
+        ("none,clustrs clip=0,0,divprune", ["none", "clustrs clip=0,0", "divprune"]),
+        ("clustrs clip=0,0,clustrs-robust", ["clustrs clip=0,0", "clustrs-robust"]),
+        ("clustrs clip=[0, 0.5],none", ["clustrs clip=[0, 0.5]", "none"]),
+        ("clustrs clip=0,0.5 tau=2, none", ["clustrs clip=0,0.5 tau=2", "none"]),
+        ("denoise inner=divprune,grid", ["denoise inner=divprune", "grid"]),
+        ("clustrs tau=2,all", ["clustrs tau=2", "all"]),
+        ("clustrs tau=2,clusters", ["clustrs tau=2", "clusters"]),
+        ("none,fog", ["none", "fog"]),
+        (
+            'denoise inner={"name":"clustrs","clip":[0,0]},none',
+            ['denoise inner={"name":"clustrs","clip":[0,0]}', "none"],
+        ),
+    ],
+)
+def test_a_list_of_methods_is_split_at_methods_only(text: str, specs: list[str]) -> None:
+    assert clustrs.split_methods(text) == specs
+
+
+@pytest.mark.parametrize("text", ["", "none,", ",none", "clustrs tau=2,", "none,,grid"])
+def test_an_empty_method_in_a_list(text: str) -> None:
+    with pytest.raises(ValueError, match="a value is empty"):
+        clustrs.split_methods(text)
+
+
+@pytest.mark.parametrize("spec", ["clustrs clip=0,0.5", "clustrs clip=[0,0.5]", "clustrs clip=0.0,5e-1"])
+def test_numbers_with_commas_are_a_list(spec: str) -> None:
+    assert clustrs.from_dict({**clustrs.parse_method(spec), "keep": 3}) == ClustRS(keep=3, clip=(0, 0.5))
+
+
+def test_presets_have_names() -> None:
+    presets = clustrs.list_presets()
+    assert {"clustrs-robust", "clustrs-no-rrs", "clustrs-clustering"} <= set(presets)
+    assert not set(presets) & set(clustrs.list_methods())
+    robust = clustrs.get_method("clustrs-robust", keep=9)
+    assert robust == ClustRS.robust(9) == ClustRS(keep=9, attention_power=0.5, clip=(0.0, 0.0))
+    assert robust.to_dict()["name"] == "clustrs"
+    assert clustrs.from_dict(robust.to_dict()) == robust
+    assert clustrs.method_class("clustrs-no-rrs") is ClustRS
+    assert clustrs.parse_method("clustrs-robust tau=2 clip=0,1") == {
+        "name": "clustrs",
+        "attention_power": 0.5,
+        "clip": [0, 1],
+        "tau": 2,
+    }
+    with pytest.raises(ValueError, match=r"unknown method 'clustrs-robusd' \(did you mean 'clustrs-robust'\?\)"):
+        clustrs.get_method("clustrs-robusd", keep=9)
+
+
+def test_variants_are_labelled_by_what_differs() -> None:
+    def labels(*specs: str, **options: bool) -> list[str]:
+        methods = [clustrs.from_dict({"keep": 16, **clustrs.parse_method(spec)}) for spec in specs]
+        found = clustrs.variant_labels(methods, **options)
+        assert found == clustrs.variant_labels([json.loads(json.dumps(one.to_dict())) for one in methods], **options)
+        return found
+
+    assert labels("clustrs", "clustrs clip=0,0", "grid") == ["clustrs", "clustrs clip=[0,0]", "grid"]
+    assert labels("clustrs tau=2") == ["clustrs"]
+    assert labels("clustrs tau=2 seed=1", "clustrs tau=2 seed=3") == ["clustrs seed=1", "clustrs seed=3"]
+    assert labels("clustrs", "clustrs representative=medoid") == ["clustrs", "clustrs representative=medoid"]
+    assert labels("clustrs", "clustrs-robust", "clustrs-no-rrs") == ["clustrs", "clustrs-robust", "clustrs-no-rrs"]
+    assert labels("clustrs-robust", "clustrs tau=2 attention_power=0.5") == ["clustrs clip=[0,0]", "clustrs tau=2"]
+    assert labels("clustrs keep=16", "clustrs keep=0.5") == ["clustrs", "clustrs"]
+    assert labels("clustrs keep=16", "clustrs keep=0.5", with_keep=True) == ["clustrs keep=16", "clustrs keep=0.5"]
+    wrapped = labels("denoise", "denoise inner=divprune", 'denoise inner={"name":"clustrs","shrink":false}')
+    assert wrapped == ["denoise", "denoise inner=divprune", 'denoise inner={"name":"clustrs","shrink":false}']
+    for label in wrapped:
+        assert clustrs.parse_method(label)["name"] == "denoise"
+    unknown = [{"name": "gone", "keep": 3, "a": 1}, {"name": "gone", "keep": 3, "a": 2}]
+    assert clustrs.variant_labels(unknown) == ["gone a=1", "gone a=2"]
 
 
 @pytest.fixture
@@ -143,27 +225,29 @@ def test_the_same_module_may_register_a_name_again() -> None:
         clustrs.register(make("other", "mine", "third"))
     with pytest.raises(ValueError, match=r"'clustrs' is registered already: clustrs\.pruners\.clustrs\.ClustRS"):
         clustrs.register(make("other", "clustrs", "third"))
-    with pytest.raises(ValueError, match="is no method: give a subclass of Pruner with a name"):
+    with pytest.raises(ValueError, match="expected a Pruner subclass with a `name`, got <class"):
         clustrs.register(type("Nameless", (Pruner,), {}))
 
 
 @pytest.mark.usefixtures("own_registry")
 def test_methods_of_other_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three installed packages: a module that registers, a class, and one that fails."""
+    """Four installed packages: a module that registers, a class, one that fails, one that exits."""
     (tmp_path / "third_party_pruners.py").write_text(THIRD_PARTY)
+    (tmp_path / "third_party_exit.py").write_text("import sys\nsys.exit(3)\n")
     for package, target in (
         ("with-module", "third_party_pruners"),
         ("with-class", "third_party_pruners:Last"),
         ("broken", "third_party_pruners:Missing"),
+        ("leaving", "third_party_exit"),
     ):
         info = tmp_path / f"{package.replace('-', '_')}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text(f"[clustrs.pruners]\n{package} = {target}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.warns(RuntimeWarning, match=r"left out: .*third_party_pruners:Missing of broken") as warned:
+    with pytest.warns(RuntimeWarning, match=r"a plugin is left out: entry point (broken|leaving)") as warned:
         names = clustrs.list_methods()
-    assert len(warned) == 1
+    assert len(warned) == 2
     assert {"first-k", "last-k", "clustrs"} <= set(names)
     tokens = torch.rand(10, 4)
     assert clustrs.get_method("first-k", keep=3).select(tokens).indices.tolist() == [0, 1, 2]

@@ -78,7 +78,7 @@ def test_without_the_key_nothing_changes() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"hf_overrides": {"clustrs": {"keep": 0}}}, "keep=0: give a count"),
+        ({"hf_overrides": {"clustrs": {"keep": 0}}}, "keep must be a count"),
         ({"hf_overrides": {"clustrs": {"method": "nope", "keep": 4}}}, "unknown method 'nope'"),
         ({"hf_overrides": {"clustrs": {"method": "visionzip", "keep": 4}}}, "'visionzip' cannot be served"),
         ({"hf_overrides": {"clustrs": SETTINGS}, "model_impl": "transformers"}, "model_impl='transformers'"),

@@ -45,7 +45,7 @@ def run_samples(options: ListOptions) -> None:
 @command("methods", panel=PANEL)
 def run_methods(options: ListOptions) -> None:
     """List the pruning methods and their parameters."""
-    from clustrs.pruners import list_methods
+    from clustrs.pruners import list_methods, list_presets
 
     listed = [describe(name) for name in list_methods()]
     if options.json:
@@ -58,13 +58,20 @@ def run_methods(options: ListOptions) -> None:
         ]
         rows.append([method["name"], method["summary"], ", ".join(parameters), method["paper"] or ""])
     terminal.print_table(["method", "what it keeps", "parameters", "paper"], rows)
+    print("\nPresets, each a method with some of its parameters:")
+    for name in list_presets():
+        print(f"  {name}: {describe(name)['summary']}")
 
 
 def describe(name: str) -> dict[str, Any]:
     """A method's name, what it does, its parameters with defaults ("required" if there is none), its paper."""
-    from clustrs.pruners import method_class
+    from clustrs.pruners import list_presets, method_class
 
     method = method_class(name)
+    if name in list_presets():
+        preset = {key: value for key, value in list_presets()[name].items() if key != "name"}
+        given = " ".join(f"{key}={json.dumps(value, separators=(',', ':'))}" for key, value in preset.items())
+        return {"name": name, "summary": f"{method.name} {given}", "parameters": preset, "paper": method.paper}
     defaults = {f.name: "required" if f.default is MISSING else f.default for f in fields(method)}
     summary = (method.__doc__ or "").strip().partition("\n")[0]
     return {"name": name, "summary": summary, "parameters": defaults, "paper": method.paper}

@@ -1,6 +1,5 @@
 """`clustrs compare`: one question about one image, with several methods side by side."""
 
-import json
 from dataclasses import dataclass, fields
 from textwrap import shorten
 from typing import TYPE_CHECKING
@@ -96,18 +95,10 @@ def compared(options: CompareOptions) -> list["Pruner"]:
 
 
 def labels(methods: list["Pruner"]) -> list[str]:
-    """The names of methods, with what else tells them apart where a name comes more than once."""
-    from clustrs.pruners import Pruner
+    """The names of methods, with what tells variants of one apart."""
+    from clustrs.pruners import variant_labels
 
-    names = [method.name for method in methods]
-
-    def label(method: Pruner) -> str:
-        same = [other.to_dict() for other in methods if other.name == method.name]
-        own = method.to_dict()
-        differing = [key for key in own if any(other.get(key) != own[key] for other in same)]
-        return " ".join([method.name, *(f"{key}={json.dumps(own[key])}" for key in differing)])
-
-    return names if len(set(names)) == len(names) else [label(method) for method in methods]
+    return variant_labels(methods, with_keep=True)
 
 
 def print_answers(methods: list["Pruner"], answers: list["Answer"]) -> None:

@@ -11,10 +11,10 @@ Completer = Callable[[str], Completion]
 def methods(incomplete: str) -> Completion:
     """Pruning methods, also as the last of several that commas separate."""
     from clustrs.cli.catalog import describe
-    from clustrs.pruners import list_methods
+    from clustrs.pruners import list_methods, list_presets
 
     before, comma, _ = incomplete.rpartition(",")
-    return [(before + comma + name, describe(name)["summary"]) for name in list_methods()]
+    return [(before + comma + name, describe(name)["summary"]) for name in (*list_methods(), *list_presets())]
 
 
 def corruptions(incomplete: str) -> Completion:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -170,7 +170,7 @@ def configuration(options: EvalOptions) -> "Config":
     chosen["model"], chosen["task"] = model_and_task(chosen.get("model"), chosen.get("task"))
     for name in LISTS:
         try:
-            chosen[name] = as_list(chosen[name])
+            chosen[name] = as_list(chosen[name], values.split_methods if name == "methods" else values.split)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     if options.set_task:
@@ -225,12 +225,12 @@ def file_settings(path: Path) -> dict[str, Any]:
     return loaded
 
 
-def as_list(value: Any) -> list[Any]:
+def as_list(value: Any, split: Callable[[Sequence[str]], list[str]] = values.split) -> list[Any]:
     """A list, however a configuration file has it: as a list, as one value, or as a string with commas."""
     given = value if isinstance(value, list | tuple) else [value]
     parts: list[Any] = []
     for one in given:
-        parts += values.split([one]) if isinstance(one, str) else [one]
+        parts += split([one]) if isinstance(one, str) else [one]
     return parts
 
 

@@ -89,9 +89,18 @@ def split(values: Sequence[str]) -> list[str]:
     return stripped
 
 
+def split_methods(values: Sequence[str]) -> list[str]:
+    """As `split`, for methods: commas inside the values of their parameters stay."""
+    if not any("=" in value for value in values):
+        return split(values)
+    from clustrs.pruners import registry
+
+    return [spec for value in values for spec in registry.split_methods(value)]
+
+
 def several(option: str, given: Sequence[str], read: Reader) -> tuple[Any, ...]:
     """The values of a list, none of them twice."""
-    words = read_value(option, given, split)
+    words = read_value(option, given, split_methods if option == "--methods" else split)
     values = tuple(read_value(option, word, read) for word in words)
     for value in values:
         if values.count(value) > 1:

@@ -1,6 +1,5 @@
 """The results of a run: the score of every answer, what failed, what is not judged, what is missing."""
 
-import json
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from clustrs.evaluation.record_files import location, read_records
 from clustrs.evaluation.records import AnswerRecord
 from clustrs.evaluation.store import read_config
 from clustrs.evaluation.verdicts import Verdicts, read_verdicts
+from clustrs.pruners import variant_labels
 from clustrs.validation import excerpt
 
 MISSING, SCORED, FAILED, UNJUDGED = range(4)
@@ -398,7 +398,7 @@ def _compared(methods: Sequence[Method], conditions: Sequence[Condition]) -> fro
 
 
 def _methods(described: Sequence[Mapping[str, Any]]) -> tuple[Method, ...]:
-    """The methods with labels that tell apart those of the same name and budget."""
+    """The methods with labels that tell apart variants of the same method."""
     plain = []
     for stored in described:
         name, keep = stored.get("name"), stored.get("keep")
@@ -412,34 +412,11 @@ def _methods(described: Sequence[Mapping[str, Any]]) -> tuple[Method, ...]:
                 f"method {excerpt(name)} of config.json: keep is {kept}, a count or a fraction is expected"
             )
         plain.append(Method(name, name, keep, {k: v for k, v in stored.items() if k not in ("name", "keep")}))
-    groups: dict[tuple[str, str], list[Method]] = {}
-    for method in plain:
-        groups.setdefault((method.name, method.budget), []).append(method)
-    differing = {key: _differing(group) for key, group in groups.items()}
-    labelled = []
-    for method in plain:
-        names = differing[method.name, method.budget]
-        known = [name for name in names if name in method.parameters]  # a switch that is off is not stored
-        label = " ".join([method.name, *(f"{name}={_short(method.parameters[name])}" for name in known)])
-        labelled.append(replace(method, label=label))
+    labels = variant_labels([{**method.parameters, "name": method.name} for method in plain])
+    labelled = [replace(method, label=label) for method, label in zip(plain, labels, strict=True)]
     if len({(method.label, method.budget) for method in labelled}) < len(labelled):
         raise ValueError("methods of config.json: two of them are the same")
     return tuple(labelled)
-
-
-def _differing(methods: Sequence[Method]) -> list[str]:
-    """The parameters in which some methods differ."""
-    names = dict.fromkeys(name for method in methods for name in method.parameters)
-    return [name for name in names if len({identity(method.parameters.get(name)) for method in methods}) > 1]
-
-
-def _short(value: Any) -> str:
-    """A parameter's value in a label: 2.0 as 2, a word without quotes."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
-        return str(int(value))
-    return json.dumps(value, separators=(",", ":"))
 
 
 def _condition(text: str) -> Condition:

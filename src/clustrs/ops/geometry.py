@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 
 from clustrs.ops.matmul import gram
-from clustrs.ops.precision import exporting
+from clustrs.ops.precision import exporting, is_ordinary
 
 ROUNDING = 2.0**-18
 """Relative size below which a difference of squared distances is taken for rounding."""
 CENTRE_SAMPLE = 16
+CHUNK = 16384
+"""Elements that torch never shares between threads: half of its grain size."""
 
 
 def centre(tokens: Tensor) -> Tensor:
@@ -55,6 +57,17 @@ def map_images(function: Callable[..., Tensor], *batches: Tensor) -> Tensor:
         return function(*batches)
     images = zip(*(batch.unbind(0) for batch in batches), strict=True)
     return stack_images([function(*image) for image in images])
+
+
+def map_chunks(function: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
+    """Apply an elementwise function (log, pow ...) so that the bits do not depend on the number of threads.
+
+    Such functions round differently in vector registers and at the ends of a thread's part. Chunks are small enough for
+    one thread, and fill its registers.
+    """
+    if not is_ordinary(values) or values.numel() <= CHUNK:
+        return function(values)
+    return torch.cat([function(part) for part in values.flatten().split(CHUNK)]).view_as(values)
 
 
 def stack_images(images: list[Tensor]) -> Tensor:

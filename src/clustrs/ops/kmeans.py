@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from clustrs.ops.geometry import ROUNDING, map_images
+from clustrs.ops.geometry import ROUNDING, map_chunks, map_images
 from clustrs.ops.huber import huber
 from clustrs.ops.indexing import fill_invalid, gather_tokens
 from clustrs.ops.matmul import deterministic_matmul
@@ -34,10 +34,11 @@ def unit_scale(weight: Tensor) -> Tensor:
     return (weight * torch.exp2(-1 - exponent)).clamp_(min=LIGHTEST)
 
 
-def raised(weight: Tensor, power: float) -> Tensor:
-    """Weights [B, N] from `unit_scale` to a power above 0, the largest 1; what weighed nothing still does."""
+def pow_weights(weight: Tensor, power: float) -> Tensor:
+    """Raise weights [B, N] from `unit_scale` to a power above 0, the largest 1; what weighed nothing still does."""
     share = weight / weight.amax(-1, keepdim=True)
-    return share.masked_fill_(weight <= LIGHTEST, 0).pow_(power).clamp_(min=LIGHTEST)
+    share = share.masked_fill_(weight <= LIGHTEST, 0)
+    return map_images(lambda row: map_chunks(lambda part: part.pow(power), row), share).clamp_(min=LIGHTEST)
 
 
 def seeding(distances: Tensor, scale: Tensor, weight: Tensor, k: int, *, tau: float | None, seed: int) -> Tensor:

@@ -5,6 +5,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from clustrs.ops.geometry import map_chunks
 from clustrs.ops.precision import is_ordinary
 
 MASK = 0xFFFFFFFF
@@ -40,4 +41,4 @@ def waiting_times(seed: int, steps: int, tokens: int, like: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _kept_waiting_times(seed: int, steps: int, tokens: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return uniform(seed, steps, tokens, torch.empty((), dtype=dtype, device=device)).log_().neg_()
+    return map_chunks(torch.log, uniform(seed, steps, tokens, torch.empty((), dtype=dtype, device=device))).neg_()

@@ -1,34 +1,52 @@
-"""The methods, one file each, and the registry that names them.
-
-Every module of this package is imported, and every method that one of them registers can be imported from here.
-`__init__.pyi` tells type checkers and editors the same; `python -m clustrs.pruners` writes it.
-"""
-
-from importlib import import_module
-from pkgutil import iter_modules
+"""Pruning methods, one file each, and the registry that names them."""
 
 from clustrs.pruners.base import Pruner
-from clustrs.pruners.registry import _methods, from_dict, get_method, list_methods, method_class, parse_method, register
+from clustrs.pruners.clustrs import ClustRS
+from clustrs.pruners.denoise import Denoise
+from clustrs.pruners.divprune import DivPrune
+from clustrs.pruners.fastervlm import FasterVLM
+from clustrs.pruners.grid import Grid
+from clustrs.pruners.none import NoPruning
+from clustrs.pruners.random import Random
+from clustrs.pruners.registry import (
+    from_dict,
+    get_method,
+    list_methods,
+    list_presets,
+    method_class,
+    parse_method,
+    register,
+    split_methods,
+    variant_labels,
+)
 from clustrs.pruners.selection import EncoderStates, Layout, PrunerInputs, Selection
-
-for _module in iter_modules(__path__):
-    if not _module.name.startswith("_"):
-        import_module(f"{__name__}.{_module.name}")
-
-_exports = {cls.__name__: cls for cls in _methods.values() if cls.__module__.startswith(f"{__name__}.")}
-globals().update(_exports)
+from clustrs.pruners.tome import ToMe
+from clustrs.pruners.visionzip import VisionZip
+from clustrs.pruners.vispruner import VisPruner
 
 __all__ = [
+    "ClustRS",
+    "Denoise",
+    "DivPrune",
     "EncoderStates",
+    "FasterVLM",
+    "Grid",
     "Layout",
+    "NoPruning",
     "Pruner",
     "PrunerInputs",
+    "Random",
     "Selection",
+    "ToMe",
+    "VisPruner",
+    "VisionZip",
     "from_dict",
     "get_method",
     "list_methods",
+    "list_presets",
     "method_class",
     "parse_method",
     "register",
-    *sorted(_exports),
+    "split_methods",
+    "variant_labels",
 ]

@@ -1,5 +1,6 @@
 """What every method has in common: its budget, its checks, its name in the registry."""
 
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -32,6 +33,9 @@ class Pruner:
     """Whether selections have labels, centroids and alpha."""
     merges: ClassVar[bool] = False
     """Whether output tokens may be mixtures of input tokens."""
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Parameters that have a name of their own: "robust" of the method "clustrs" is known as "clustrs-robust"."""
 
     keep: int | float
 

@@ -1,8 +1,9 @@
 """ClustRS: attention-weighted Huber k-means++ (C+H), then residual shrinkage (RRS)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -38,6 +39,12 @@ class ClustRS(Pruner):
     paper = "Clustering and Token Denoising for Faster and More Robust VLMs"
     needs = ("attention",)
     clusters = True
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "robust": {"attention_power": 0.5, "clip": [0.0, 0.0]},
+        "no-rrs": {"shrink": False},
+        "clustering": {"distance": "euclidean", "shrink": False},
+    }
+    """`robust` goes beyond the paper; the others are its ablation: "C+H" and "Clustering"."""
 
     tau: float = 1.0
     iterations: int = 3
@@ -71,7 +78,7 @@ class ClustRS(Pruner):
 
         Of what goes beyond the paper this gained most on photographs (docs/studies.md, Variants).
         """
-        return cls(keep=keep, attention_power=0.5, clip=(0.0, 0.0), **others)
+        return cls(keep=keep, **{**cls.presets["robust"], **others})
 
     def to_dict(self) -> dict[str, Any]:
         """As of any method, without the switches beyond the paper that are off: runs that were stored before there were
@@ -121,4 +128,4 @@ def token_weights(inputs: PrunerInputs, with_salience: bool | None, power: float
     if with_salience or (with_salience is None and not inputs.cls):
         weight = salience(features, weight)
     weight = kmeans.unit_scale(weight)
-    return weight if power == 1 else kmeans.raised(weight, power)
+    return weight if power == 1 else kmeans.pow_weights(weight, power)

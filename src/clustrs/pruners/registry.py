@@ -1,10 +1,12 @@
-"""One name for each method, everywhere: in the API, the command line, the reports, the plugins.
+"""Names of methods and presets, for the API, the command line, reports and plugins.
 
 A package adds methods by an entry point in the group `clustrs.pruners`: it names a module that registers some, or a
-class. Entry points are loaded when methods are first asked for by name.
+class. Entry points are loaded when methods are first looked up by name.
 """
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
@@ -14,19 +16,44 @@ from clustrs.pruners.base import Pruner
 
 Method = TypeVar("Method", bound=type[Pruner])
 GROUP = "clustrs.pruners"
+EVERY = "all"
+"""Stands for every method in a list of methods."""
 
 _methods: dict[str, type[Pruner]] = {}
 
 
 def register(method: Method) -> Method:
-    """Class decorator: make a `Pruner` known under its `name`.
+    """Make a `Pruner` known under its `name`; a class decorator.
 
     The same module may register a name again, as a notebook cell that runs twice does; the later class replaces the
     earlier one.
+
+    Args:
+        method: A subclass of `Pruner` with a `name`. Its `presets` get names, too: "name-preset".
+
+    Returns:
+        The class itself.
+
+    Raises:
+        ValueError: Not a `Pruner` subclass with a name, or another module registered that name.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> import torch
+        >>> from clustrs import Pruner, get_method, register
+        >>> @register
+        ... @dataclass(frozen=True)
+        ... class FirstK(Pruner):
+        ...     name = "first-k"
+        ...
+        ...     def _choose(self, inputs, k):
+        ...         return torch.arange(k).repeat(len(inputs.tokens), 1)
+        >>> get_method("first-k", keep=2).select(torch.rand(5, 3)).indices
+        tensor([0, 1])
     """
     name = getattr(method, "name", None)
     if not (isinstance(method, type) and issubclass(method, Pruner) and isinstance(name, str) and name.strip()):
-        raise ValueError(f"{method!r} is no method: give a subclass of Pruner with a name, for example name = 'mine'")
+        raise ValueError(f"expected a Pruner subclass with a `name`, got {method!r}")
     before = _methods.get(name)
     if before is not None and before.__module__ != method.__module__:
         raise ValueError(
@@ -38,27 +65,77 @@ def register(method: Method) -> Method:
 
 
 def registered_methods() -> dict[str, type[Pruner]]:
-    """All methods by name, those of other packages included."""
+    """Return all methods by name, those of other packages included."""
     load_plugins(GROUP, lambda found: register(found) if isinstance(found, type) else None)
     return dict(sorted(_methods.items()))
 
 
 def list_methods() -> list[str]:
-    """The names of all methods."""
+    """Return the names of all methods, those of other packages included.
+
+    Example:
+        >>> from clustrs import list_methods
+        >>> "clustrs" in list_methods()
+        True
+    """
     return list(registered_methods())
 
 
-def method_class(name: str) -> type[Pruner]:
-    """The class behind a name."""
+def list_presets() -> dict[str, dict[str, Any]]:
+    """Return the presets by name: each is a method's name and some of its parameters, as `from_dict` takes them.
+
+    Wherever a method is named, a preset can be named as well.
+
+    Example:
+        >>> from clustrs import ClustRS, get_method, list_presets
+        >>> list_presets()["clustrs-robust"]
+        {'name': 'clustrs', 'attention_power': 0.5, 'clip': [0.0, 0.0]}
+        >>> get_method("clustrs-robust", keep=16) == ClustRS.robust(keep=16)
+        True
+    """
     known = registered_methods()
-    if name not in known:
-        raise ValueError(f"unknown method {name!r}{validation.nearest(name, known)}: give one of {', '.join(known)}")
-    return known[name]
+    named = {
+        f"{name}-{preset}": {"name": name, **parameters}
+        for name, method in known.items()
+        for preset, parameters in method.presets.items()
+    }
+    return {name: parameters for name, parameters in named.items() if name not in known}
+
+
+def method_class(name: str) -> type[Pruner]:
+    """Return the class of a method; a preset has the class of its method."""
+    known = registered_methods()
+    if name in known:
+        return known[name]
+    presets = list_presets()
+    if name in presets:
+        return known[presets[name]["name"]]
+    names = [*known, *presets]
+    raise ValueError(f"unknown method {name!r}{validation.nearest(name, names)}, expected one of {', '.join(names)}")
 
 
 def get_method(name: str, /, **parameters: Any) -> Pruner:
-    """A method by name, for example `get_method("clustrs", keep=16, tau=2.0)`."""
+    """Build a method by name.
+
+    Args:
+        name: The name of a method or a preset; see `list_methods` and `list_presets`.
+        **parameters: `keep`, and parameters of the method. They override those of a preset.
+
+    Returns:
+        The method.
+
+    Raises:
+        ValueError: Unknown name or parameter, a missing or a bad value.
+
+    Example:
+        >>> from clustrs import get_method
+        >>> get_method("vispruner", keep=0.25, important=0.4)
+        VisPruner(keep=0.25, important=0.4)
+    """
     method = method_class(name)
+    if name not in _methods:
+        parameters = {**list_presets()[name], **parameters}
+        name = parameters.pop("name")
     known = [field.name for field in fields(method)]
     for parameter in parameters:
         if parameter not in known:
@@ -66,23 +143,153 @@ def get_method(name: str, /, **parameters: Any) -> Pruner:
             raise ValueError(f"{name} has no parameter {parameter!r}{near}: it has {', '.join(known)}")
     for field in fields(method):
         if field.default is MISSING and field.default_factory is MISSING and field.name not in parameters:
-            raise ValueError(f"{field.name} is missing: give get_method({name!r}, {field.name}=...)")
+            raise ValueError(f"{field.name} is missing: write get_method({name!r}, {field.name}=...)")
     return method(**parameters)
 
 
 def from_dict(data: Mapping[str, Any]) -> Pruner:
-    """The method that `to_dict` described."""
+    """Build a method from a mapping; the inverse of `Pruner.to_dict`.
+
+    Args:
+        data: The name of a method or a preset under "name", and its parameters.
+
+    Returns:
+        The method.
+
+    Raises:
+        ValueError: No name, or what `get_method` raises.
+
+    Example:
+        >>> from clustrs import DivPrune, from_dict
+        >>> from_dict(DivPrune(keep=16).to_dict())
+        DivPrune(keep=16)
+    """
     if not isinstance(data, Mapping) or not isinstance(data.get("name"), str):
-        raise ValueError(f"{data!r} describes no method: give a dict with its name under 'name'")
+        raise ValueError(f"a method must be a dict with its name under 'name', got {data!r}")
     return get_method(data["name"], **{key: value for key, value in data.items() if key != "name"})
 
 
 def parse_method(spec: str) -> dict[str, Any]:
-    """What the command line says about a method, as `from_dict` takes it: a name, then parameters as KEY=VALUE.
+    """Parse a method as the command line has it: a name, then parameters as KEY=VALUE.
 
-    Values are JSON or words: "clustrs tau=2 shrink=false", "denoise inner=divprune".
+    Args:
+        spec: For example "clustrs tau=2 shrink=false", "clustrs clip=0,0.5" or "denoise inner=divprune". Values are
+            JSON, numbers with commas between them, or words.
+
+    Returns:
+        The method as `from_dict` takes it; a preset becomes its method with parameters.
+
+    Raises:
+        ValueError: An unknown name, or something else than KEY=VALUE after it.
+
+    Example:
+        >>> from clustrs import parse_method
+        >>> parse_method("clustrs clip=0,0.5")
+        {'name': 'clustrs', 'clip': [0, 0.5]}
     """
     name, *settings = spec.split() or [""]
     method_class(name)
-    complaint = f"method {spec!r}: after the name give KEY=VALUE, for example tau=2"
-    return {"name": name, **dict(validation.key_value(setting, complaint) for setting in settings)}
+    error = f"method {spec!r} must be a name and parameters KEY=VALUE (write clustrs tau=2)"
+    given = dict(validation.key_value(setting, error) for setting in settings)
+    return {**list_presets().get(name, {"name": name}), **given}
+
+
+def split_methods(text: str) -> list[str]:
+    """Split a list of methods at its commas, without splitting the values of their parameters.
+
+    A comma inside brackets belongs to a value. So does a comma after KEY=VALUE, unless a method's name (or what looks
+    like one, mistyped) follows.
+
+    Example:
+        >>> from clustrs.pruners.registry import split_methods
+        >>> split_methods("none,clustrs clip=0,0,divprune")
+        ['none', 'clustrs clip=0,0', 'divprune']
+    """
+    names = [*registered_methods(), *list_presets(), EVERY]
+    specs = [""]
+    depth = 0
+    for at, sign in enumerate(text):
+        depth += (sign in "[{") - (sign in "]}")
+        if sign == "," and depth <= 0:
+            following = re.split(r"[\s,=]", text[at + 1 :].lstrip(), maxsplit=1)[0]
+            is_value = "=" in specs[-1] and following and not validation.nearest(following, names)
+            if not is_value:
+                specs.append("")
+                continue
+        specs[-1] += sign
+    stripped = [spec.strip() for spec in specs]
+    if "" in stripped:
+        raise ValueError("a value is empty, separate values by spaces or commas")
+    return stripped
+
+
+def variant_labels(methods: Sequence[Pruner | Mapping[str, Any]], *, with_keep: bool = False) -> list[str]:
+    """Label each method by its name, and variants of one method by what differs between them.
+
+    A parameter is mentioned where it is not at its default, if the variants do not agree on it. So a label is short,
+    no two different variants have the same one, and it can be typed on the command line.
+
+    Args:
+        methods: Methods, or what their `to_dict` returned.
+        with_keep: Mention budgets, too, where those of one method differ. Without, the same method at two budgets has
+            one label.
+
+    Returns:
+        A label for each method.
+
+    Example:
+        >>> from clustrs import ClustRS, DivPrune, variant_labels
+        >>> variant_labels([ClustRS(keep=16), ClustRS(keep=16, clip=(0, 0)), DivPrune(keep=16), ClustRS.robust(16)])
+        ['clustrs', 'clustrs clip=[0,0]', 'divprune', 'clustrs-robust']
+    """
+    described = [one.to_dict() if isinstance(one, Pruner) else dict(one) for one in methods]
+    labels = []
+    for own in described:
+        name = own.get("name", "")
+        defaults = _defaults(name)
+        same = [{**defaults, **other} for other in described if other.get("name") == name]
+        differing = {
+            key: value
+            for key, value in own.items()
+            if any(_text(other.get(key)) != _text(value) for other in same)
+            and not (key in defaults and _text(defaults[key]) == _text(value))
+        }
+        budget = {"keep": differing.pop("keep")} if "keep" in differing else {}
+        preset = _preset(name, differing)
+        shown = {**(differing if preset == name else {}), **(budget if with_keep else {})}
+        labels.append(" ".join([preset, *(f"{key}={_text(value)}" for key, value in shown.items())]))
+    return labels
+
+
+def _defaults(name: str) -> dict[str, Any]:
+    """Return the default parameters of a method; nothing for one that is not installed."""
+    method = registered_methods().get(name)
+    return {} if method is None else {one.name: one.default for one in fields(method) if one.default is not MISSING}
+
+
+def _preset(name: str, parameters: Mapping[str, Any]) -> str:
+    """Return the name of the preset that has exactly these parameters, or the method's own name."""
+    wanted = {key: _text(value) for key, value in parameters.items()}
+    for preset, known in list_presets().items():
+        if known["name"] == name and wanted == {key: _text(value) for key, value in known.items() if key != "name"}:
+            return preset
+    return name
+
+
+def _text(value: Any) -> str:
+    """Write a parameter as the command line takes it: 2.0 as 2, words without quotes, no spaces."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Pruner):
+        value = value.to_dict()
+    if isinstance(value, Mapping) and "name" in value:  # a wrapped method has the budget of its wrapper
+        rest = {key: one for key, one in value.items() if key not in ("name", "keep")}
+        own = {key: one for key, one in rest.items() if _text(_defaults(value["name"]).get(key)) != _text(one)}
+        return json.dumps({"name": value["name"], **own}, separators=(",", ":")) if own else str(value["name"])
+    return json.dumps(_short(value), separators=(",", ":"))
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_short(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else value

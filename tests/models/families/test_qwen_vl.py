@@ -503,5 +503,5 @@ def test_deepstack_is_refused_where_there_is_none(load: LoadQwen) -> None:
         ValueError, match=r"deepstack='shrunk': a qwen3_5 model has no deepstack features; leave it out"
     ):
         ClustRS(keep=4).attach(load("qwen3_5")[0], deepstack="shrunk")
-    with pytest.raises(ValueError, match=r"deepstack='both': give one of 'raw', 'shrunk'"):
+    with pytest.raises(ValueError, match=r"deepstack must be one of 'raw', 'shrunk', got 'both'"):
         ClustRS(keep=4).attach(load("qwen3_vl")[0], deepstack="both")  # type: ignore[arg-type]
