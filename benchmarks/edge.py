@@ -34,7 +34,7 @@ from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForCon
 
 from clustrs import ClustRS, NoPruning, palette
 from clustrs.corruptions import Corruption
-from clustrs.evaluation.task import normalize_answer
+from clustrs.evaluation.tasks import normalize_answer
 from clustrs.export import PrunedVision, export_onnx, export_selection
 from clustrs.models.load import load_model, quiet_transformers
 from clustrs_models.scenes import examples

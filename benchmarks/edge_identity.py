@@ -30,7 +30,7 @@ from tqdm import tqdm
 from clustrs import ClustRS
 from clustrs.corruptions import Corruption
 from clustrs.embedded import default_task
-from clustrs.evaluation.tasks.registry import get_task
+from clustrs.evaluation.tasks import get_task
 from clustrs.export import PrunedVision, export_onnx
 from clustrs.models.load import load_model, quiet_transformers
 from clustrs.pruners.selection import EncoderStates

@@ -23,8 +23,7 @@ from tqdm import tqdm
 
 from clustrs import Pruner
 from clustrs.corruptions import Corruption
-from clustrs.evaluation.task import Task
-from clustrs.evaluation.tasks import get_task
+from clustrs.evaluation.tasks import Task, get_task
 from clustrs.models import shared_encoding as sharing
 from clustrs.models.load import load_model
 from clustrs.models.prompts import chat_prompt

@@ -30,8 +30,7 @@ from clustrs.embedded import (
     model_folder,
     samples,
 )
-from clustrs.evaluation.task import Task
-from clustrs.evaluation.tasks import get_task, registry
+from clustrs.evaluation.tasks import Task, get_task, registry
 from clustrs.models import shared_encoding as sharing
 from clustrs.models.ask import ask
 from clustrs.models.load import load_model

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from clustrs import NoPruning, Pruner, Random
 from clustrs.corruptions import Corruption
-from clustrs.evaluation.task import Item
+from clustrs.evaluation.tasks import Item
 from clustrs.models import shared_encoding as sharing
 from clustrs.models.load import load_model
 from clustrs.models.prompts import chat_prompt

@@ -10,8 +10,7 @@ from typing import Any
 import tiny_models
 
 from clustrs.evaluation.config import Config, expand_methods
-from clustrs.evaluation.records import AnswerRecord
-from clustrs.evaluation.store import Key, key_of, read_answers
+from clustrs.evaluation.store import AnswerRecord, Key, key_of, read_answers
 
 
 def build(root: Path, images: int = 4, questions: int = 2) -> Path:

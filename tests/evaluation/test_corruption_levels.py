@@ -99,7 +99,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def right_sometimes(patch: pytest.MonkeyPatch) -> None:
     """Scores that fall with the level: of 8 questions all are right on clean images, 6 at 0.5 and 2 at 2."""
-    from clustrs.evaluation.worker import Worker
+    from clustrs.evaluation.engines import Worker
 
     answered = Worker.run
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from evaluation.task_files import real, vet, write_json
 
-from clustrs.evaluation.formats import import_run
-from clustrs.evaluation.grades import Grades, holds_grades, read_grades, totals
+from clustrs.evaluation.exchange import Grades, holds_grades, import_run, read_grades, totals
 from clustrs.evaluation.results import load_run
 from clustrs.evaluation.tasks import get_task
 

@@ -19,12 +19,9 @@ from clustrs.corruptions import Corruption
 from clustrs.corruptions.images import open_regular
 from clustrs.evaluation import register_task, run
 from clustrs.evaluation.config import Config, expand_methods
-from clustrs.evaluation.formats import import_predictions
-from clustrs.evaluation.grades import holds_grades
-from clustrs.evaluation.jsonl import lines, read_object
-from clustrs.evaluation.store import read_answers
-from clustrs.evaluation.task import Item
-from clustrs.evaluation.tasks import registry
+from clustrs.evaluation.exchange import holds_grades, import_predictions
+from clustrs.evaluation.store import lines, read_answers, read_object
+from clustrs.evaluation.tasks import Item
 from clustrs.evaluation.tasks.sources import read_text
 from clustrs.models import shared_encoding
 
@@ -286,7 +283,7 @@ class Strange:
 @pytest.fixture
 def strange(original: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Config]:
     """A configuration of a task with these items."""
-    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr("clustrs.evaluation.tasks._registered", {})
 
     def make(*items: Item) -> Config:
         register_task("strange")(lambda data, limit: Strange(*items))

@@ -9,8 +9,7 @@ import pytest
 from evaluation.task_files import INSTRUCTION, real, science, vet, write_image, write_json
 from PIL import Image
 
-from clustrs.evaluation.task import Item
-from clustrs.evaluation.tasks import get_task
+from clustrs.evaluation.tasks import Item, get_task
 from clustrs.evaluation.tasks.scienceqa import chosen
 from clustrs.models.prompts import chat_prompt
 

@@ -4,7 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import tiny_models
@@ -12,9 +12,10 @@ import torch
 from evaluation import run_files
 from evaluation.run_files import answers, config, errors
 
-from clustrs.evaluation import checksums, run, runner
+from clustrs.evaluation import run, runner
 from clustrs.evaluation.config import Config
 from clustrs.evaluation.store import read_config
+from clustrs.evaluation.tasks import file_checksum
 from clustrs.models import shared_encoding
 
 Run = Callable[..., tuple[int, str, str]]
@@ -262,18 +263,17 @@ def test_checksums_read_a_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path = tmp_path / "weights.safetensors"
     path.write_bytes(b"abc")
     opened: list[Path] = []
-    open_path = Path.open
 
-    def counting(self: Path, *args: Any, **options: Any) -> Any:
-        opened.append(self)
-        return open_path(self, *args, **options)
+    def counting(path: Path) -> BinaryIO:
+        opened.append(path)
+        return path.open("rb")
 
-    monkeypatch.setattr(Path, "open", counting)
+    monkeypatch.setattr("clustrs.evaluation.tasks.open_regular", counting)
     expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # sha256sum of "abc"
-    assert [checksums.file_checksum(path) for _ in range(3)] == [expected] * 3
+    assert [file_checksum(path) for _ in range(3)] == [expected] * 3
     assert opened == [path]
     path.write_bytes(b"abcd")
-    assert checksums.file_checksum(path) != expected
+    assert file_checksum(path) != expected
 
 
 def test_large_weights_are_announced(
@@ -281,10 +281,10 @@ def test_large_weights_are_announced(
 ) -> None:
     (tmp_path / "a.safetensors").write_bytes(b"abc")
     (tmp_path / "b.bin").write_bytes(b"not read where there are safetensors")
-    monkeypatch.setattr(checksums, "LARGE", 2)
-    assert list(checksums.model_checksums(tmp_path)) == ["a.safetensors"]
+    monkeypatch.setattr(runner, "LARGE", 2)
+    assert list(runner.model_checksums(tmp_path)) == ["a.safetensors"]
     assert "checking 1 files of the model" in capsys.readouterr().err
-    checksums.model_checksums(tmp_path, progress=False)
+    runner.model_checksums(tmp_path, progress=False)
     assert capsys.readouterr().err == ""
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from clustrs.evaluation import get_task, list_tasks, register_task
-from clustrs.evaluation.tasks import registry
 from clustrs_models import scenes
 
 MODULE = """
@@ -23,7 +22,7 @@ def load(data, limit, easy=False):
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr("clustrs.evaluation.tasks._registered", {})
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ import pytest
 from evaluation.task_files import line, science, vet, write_json, write_lines
 from PIL import Image
 
-from clustrs.evaluation.task import Item, Task
-from clustrs.evaluation.tasks import fingerprint, get_task, list_tasks, mmvet, scienceqa
+from clustrs.evaluation.tasks import Item, Task, fingerprint, get_task, list_tasks, mmvet, scienceqa
 from clustrs_models.scenes import KINDS, examples
 
 

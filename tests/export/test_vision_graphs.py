@@ -16,7 +16,7 @@ from torch import Tensor
 
 from clustrs import ClustRS, Denoise, DivPrune, FasterVLM, Grid, NoPruning, Pruner, Random, VisPruner
 from clustrs.corruptions import Corruption
-from clustrs.evaluation.tasks.registry import get_task
+from clustrs.evaluation.tasks import get_task
 from clustrs.export import PrunedVision, export_onnx
 from clustrs.export.vision import ENCODERS
 from clustrs.models.load import load_model

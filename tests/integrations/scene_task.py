@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 
-from clustrs.evaluation.task import Task
+from clustrs.evaluation.tasks import Task
 
 FUNCTIONS = """
 from PIL import Image
 
-from clustrs.evaluation.task import normalize_answer
+from clustrs.evaluation.tasks import normalize_answer
 
 
 def visuals(document):

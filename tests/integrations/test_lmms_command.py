@@ -20,8 +20,7 @@ from clustrs.cli import main
 from clustrs.evaluation import Config, run
 from clustrs.evaluation.config import expand_methods
 from clustrs.evaluation.store import read_answers
-from clustrs.evaluation.task import Task
-from clustrs.evaluation.tasks import get_task
+from clustrs.evaluation.tasks import Task, get_task
 from clustrs.integrations.lmms_eval import results
 from clustrs.integrations.lmms_eval.arguments import read_arguments
 from clustrs.integrations.lmms_eval.engine import continued

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clustrs.evaluation.checksums import model_checksums
+from clustrs.evaluation.runner import model_checksums
 from clustrs.models.load import LoadOptions, load_arguments, load_model, local_files
 
 CODE = "raise SystemExit('somebody else\\'s code was run')\n"

@@ -15,8 +15,8 @@ from goldens.record_llava_protocol import FILE, MEAN, STD, drawn, square
 from PIL import Image
 
 from clustrs.evaluation.config import Config
+from clustrs.evaluation.engines import Unit, Worker
 from clustrs.evaluation.tasks import get_task
-from clustrs.evaluation.worker import Unit, Worker
 from clustrs.models.ask import as_seen
 from clustrs.models.processors import load_processor
 from clustrs.models.prompts import chat_prompt

@@ -10,8 +10,7 @@ import pytest
 import tiny_models
 from paper.study_command import parts
 
-from clustrs.evaluation.task import Item
-from clustrs.evaluation.tasks import custom
+from clustrs.evaluation.tasks import Item, custom
 from clustrs_paper.studies import StudyPart
 
 QUESTIONS = 9

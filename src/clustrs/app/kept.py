@@ -8,8 +8,7 @@ from PIL import Image
 from clustrs.app.loaded_model import LoadedModel
 from clustrs.app.results import Answered, Disagreement, OpenRun
 from clustrs.evaluation.config import Config, parse_corruption
-from clustrs.evaluation.task import Task
-from clustrs.evaluation.tasks import get_task
+from clustrs.evaluation.tasks import Task, get_task
 from clustrs.models import shared_encoding
 from clustrs.models.adapters import VisualTokens
 from clustrs.models.ask import as_seen

@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 
 from clustrs.evaluation.config import CLEAN
-from clustrs.evaluation.jsonl import identity
-from clustrs.evaluation.records import AnswerRecord
 from clustrs.evaluation.report.analysis import Summary
 from clustrs.evaluation.report.analysis.tables import UNPRUNED
 from clustrs.evaluation.results import SCORED, Run, load_run
-from clustrs.evaluation.store import read_answers
+from clustrs.evaluation.store import AnswerRecord, identity, read_answers
 
 DEEPEST = 4
 """Levels of folders below the given one in which runs are looked for."""

@@ -13,7 +13,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList, TextIteratorStr
 
 from clustrs.app.loaded_model import LoadedModel
 from clustrs.corruptions.images import first_sentence
-from clustrs.evaluation.task import normalize_answer
+from clustrs.evaluation.tasks import normalize_answer
 from clustrs.models import shared_encoding
 from clustrs.models.ask import call_seconds
 from clustrs.models.attach import Handle, ImageSelection

@@ -67,7 +67,7 @@ def run_ask(options: AskOptions) -> None:
 def print_answer(method: str, answer: "Answer", expected: str | None) -> None:
     """Print the answer, whether it is the expected one where that is known, the counts of tokens, and where the time
     went."""
-    from clustrs.evaluation.task import normalize_answer
+    from clustrs.evaluation.tasks import normalize_answer
 
     times = [f"{part} {milliseconds(getattr(answer.seconds, part))}" for part in PARTS[:-1]]
     times.append(f"decode {milliseconds(answer.seconds.decode_per_token)} a token")

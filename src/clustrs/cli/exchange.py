@@ -10,7 +10,7 @@ from clustrs.cli.commands import command
 from clustrs.cli.outputs import print_report
 
 if TYPE_CHECKING:
-    from clustrs.evaluation.grades import Grades
+    from clustrs.evaluation.exchange import Grades
 
 Format = Literal["mmvet", "llava"]
 
@@ -27,7 +27,7 @@ class ExportOptions:
 @command("export", panel="Measure")
 def run_export(options: ExportOptions) -> None:
     """Write answers in the formats of others."""
-    from clustrs.evaluation.formats import export_run
+    from clustrs.evaluation.exchange import export_run
 
     for path in export_run(options.folder, options.format, options.output):
         print(path)
@@ -51,7 +51,7 @@ class ImportOptions:
 @command("import", panel="Measure")
 def run_import(options: ImportOptions) -> None:
     """Score predictions that were made elsewhere."""
-    from clustrs.evaluation.formats import import_run
+    from clustrs.evaluation.exchange import import_run
     from clustrs.evaluation.tasks import get_task
 
     task = get_task(options.task, options.data)
@@ -66,8 +66,7 @@ def run_import(options: ImportOptions) -> None:
 
 def read_predictions(options: ImportOptions) -> tuple[dict[str, str], "Grades | None"]:
     """The predictions, and their scores where there are any; a file of MM-Vet's evaluator may hold scores alone."""
-    from clustrs.evaluation.formats import import_predictions
-    from clustrs.evaluation.grades import holds_grades, read_grades
+    from clustrs.evaluation.exchange import holds_grades, import_predictions, read_grades
 
     grades = read_grades(options.grades) if options.grades else None
     if grades is None and options.format == "mmvet" and holds_grades(options.file):
@@ -81,7 +80,7 @@ def read_predictions(options: ImportOptions) -> tuple[dict[str, str], "Grades | 
 
 def print_grades(grades: "Grades", items: Any) -> None:
     """Print the totals as MM-Vet's evaluator does."""
-    from clustrs.evaluation.grades import totals
+    from clustrs.evaluation.exchange import totals
 
     graded = f"{len(grades.scores)} of {len(items)} questions, judge {grades.judge}"
     print(f"\nas MM-Vet's evaluator prints it ({graded}):\n{totals(grades, items)}")

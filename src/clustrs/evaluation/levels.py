@@ -15,9 +15,9 @@ import numpy as np
 from clustrs.corruptions import Corruption, corruption_rule
 from clustrs.evaluation import metrics
 from clustrs.evaluation.config import CLEAN, Config, expand_methods
+from clustrs.evaluation.engines import open_task
 from clustrs.evaluation.results import Run, load_run
 from clustrs.evaluation.runner import run as run_evaluation
-from clustrs.evaluation.worker import open_task
 
 QUESTIONS = 200
 """Asked at each rung: the interval of a score reaches 7 points to either side, enough to choose where to look."""

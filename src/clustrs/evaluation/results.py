@@ -12,10 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clustrs.evaluation.jsonl import identity, need
-from clustrs.evaluation.record_files import location, read_records
-from clustrs.evaluation.records import AnswerRecord
-from clustrs.evaluation.store import read_config
+from clustrs.evaluation.store import AnswerRecord, identity, location, need, read_config, read_records
 from clustrs.evaluation.verdicts import Verdicts, read_verdicts
 from clustrs.pruners import variant_labels
 from clustrs.validation import excerpt

@@ -1,5 +1,6 @@
 """Run the grid: every question with every method under every corruption, resumable at any point."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,14 +10,10 @@ from typing import Any
 
 import clustrs
 from clustrs import validation
-from clustrs.evaluation.checksums import fingerprint, image_checksum, image_checksums, model_checksums
 from clustrs.evaluation.config import Config, grid
-from clustrs.evaluation.engines import Engine, get_engine
-from clustrs.evaluation.jsonl import identity
-from clustrs.evaluation.records import AnswerRecord
-from clustrs.evaluation.store import Key, RunFolder, key_of
-from clustrs.evaluation.task import Task
-from clustrs.evaluation.worker import open_task, units
+from clustrs.evaluation.engines import Engine, get_engine, open_task, units
+from clustrs.evaluation.store import AnswerRecord, Key, RunFolder, identity, key_of
+from clustrs.evaluation.tasks import Task, file_checksum, fingerprint, image_checksum, image_checksums
 from clustrs.models.load import local_files
 from clustrs.options import EngineName
 
@@ -155,3 +152,26 @@ def run(
                 for record in fresh:
                     streaks.add(record, store.retried)
         return RunSummary(len(store.done), len(store.failed), reused)
+
+
+MODEL_FILES = (".safetensors", ".bin", ".json", ".txt", ".model", ".jinja")
+"""How the names of weights, configurations, tokenizers and chat templates end."""
+LARGE = 1 << 30
+"""Hashing more bytes than this is announced: it takes seconds."""
+
+
+def model_checksums(folder: Path, progress: bool = True) -> dict[str, str]:
+    """The checksum of every file in a model's folder that transformers may read, weights in full.
+
+    Where there are safetensors, transformers does not read `.bin` files, and they are left out.
+    """
+    try:
+        files = sorted(path for path in folder.rglob("*") if path.suffix in MODEL_FILES and path.is_file())
+        if any(path.suffix == ".safetensors" for path in files):
+            files = [path for path in files if path.suffix != ".bin"]
+        size = sum(path.stat().st_size for path in files)
+        if progress and size > LARGE:
+            print(f"checking {len(files)} files of the model ({size / 1e9:.1f} GB)", file=sys.stderr)
+        return {path.relative_to(folder).as_posix(): file_checksum(path) for path in files}
+    except OSError as error:
+        raise ValueError(f"model {str(folder)!r} cannot be read: {error.strerror or error}") from None

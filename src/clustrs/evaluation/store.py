@@ -1,4 +1,4 @@
-"""The folder of a run: what was asked for, and every answer as soon as it is there. Survives being killed."""
+"""The folder of a run: its configuration, and every answer as one JSON line as soon as it is there."""
 
 import json
 import os
@@ -6,17 +6,190 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, BinaryIO, TypeVar, get_args, get_origin
 
 import msgspec
 from filelock import FileLock, Timeout
 
+from clustrs.corruptions.images import open_regular
 from clustrs.evaluation.config import CHANGEABLE, Config, differences
-from clustrs.evaluation.jsonl import drop_torn_line, identity, raw_lines, read_object
-from clustrs.evaluation.record_files import encode_record, location, read_records
-from clustrs.evaluation.records import AnswerRecord
 from clustrs.pruners import from_dict
 from clustrs.validation import excerpt, source_date
+
+BLOCK = 1 << 16
+
+
+def parse(content: bytes, where: str) -> dict[str, Any]:
+    """The JSON object that a file or a line holds; NaN and Infinity are not JSON."""
+
+    def constant(name: str) -> None:
+        raise ValueError(f"{name} is not a number")
+
+    try:
+        value = json.loads(content.decode("utf-8-sig"), parse_constant=constant)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: not JSON ({excerpt(str(error))})") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{where}: {excerpt(value)} stands where an object is expected")
+    return value
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A file that holds one JSON object."""
+    return parse(read_bytes(path), repr(str(path)))
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a regular file; a ValueError says why it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            return file.read()
+    except OSError as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+
+
+def raw_lines(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Where each line stands, and its bytes. A last line without an end was torn and is left out."""
+    try:
+        with open_regular(path) as file:
+            for number, line in enumerate(file, 1):
+                if line.endswith(b"\n"):
+                    yield f"{str(path)!r} line {number}", line
+    except OSError as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+
+
+def lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Where each record stands, and the record as a dict."""
+    for where, line in raw_lines(path):
+        yield where, parse(line, where)
+
+
+def drop_torn_line(file: BinaryIO) -> None:
+    """Cut off a last line without an end, which a killed process left."""
+    size = end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - BLOCK)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end < size:
+        file.truncate(end)
+    file.seek(end)
+
+
+def identity(value: Any) -> str:
+    """What tells JSON values apart, such as methods with their parameters; the order of keys doesn't matter."""
+    return json.dumps(value, sort_keys=True)
+
+
+def need(where: str, record: Mapping[str, Any], key: str, *kinds: type) -> Any:
+    """The value under a key, which must be there and of one of these kinds."""
+    value = record.get(key)
+    if key not in record or not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+        raise ValueError(f"{where}: {key} is {excerpt(value) if key in record else 'missing'}, {names} is expected")
+    return value
+
+
+class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer: what was asked, of which method under which corruption, and what came back.
+
+    `method` is what `Pruner.to_dict` returns. A failed answer has an `error` and no `text`.
+    """
+
+    item: str
+    image: str
+    kinds: list[str]
+    question: str
+    answer: str
+    method: dict[str, Any]
+    corruption: str
+    seed: int
+    text: str | None
+    score: float | None
+    kept: list[int] | None
+    visual_tokens: int | None
+    unpruned_tokens: int | None
+    error: str | None
+
+
+class VerdictRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One verdict of a judge on one text. Without a mark, `score` is None and `error` says why."""
+
+    item: str
+    text: str
+    judge: str
+    round: int
+    score: float | None
+    error: str | None
+
+
+RecordT = TypeVar("RecordT", bound=msgspec.Struct)
+
+
+def read_records(path: Path, kind: type[RecordT]) -> Iterator[tuple[int, RecordT]]:
+    """Yield each line's number, from 1, and its record. A torn last line, without a line break, is left out.
+
+    A line that is not such a record is a ValueError that names the file, the line, the field and what is expected.
+    """
+    decoder = msgspec.json.Decoder(kind)
+    try:
+        with open_regular(path) as file:
+            for number, line in enumerate(file, 1):
+                if line.endswith(b"\n"):
+                    try:
+                        record = decoder.decode(line)
+                    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                        record = _read_slowly(line, location(path, number), kind)
+                    yield number, record
+    except OSError as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+
+
+def encode_record(record: msgspec.Struct) -> bytes:
+    """A record as a line."""
+    try:
+        return msgspec.json.encode(record) + b"\n"
+    except UnicodeEncodeError:  # half a character, which JSON can only hold escaped
+        return json.dumps(msgspec.structs.asdict(record)).encode() + b"\n"
+
+
+def location(path: Path, number: int) -> str:
+    """Where a record stands, as messages say it."""
+    return f"{str(path)!r} line {number}"
+
+
+def _read_slowly(line: bytes, where: str, kind: type[RecordT]) -> RecordT:
+    """Say what is wrong with a line; what only the quick decoder refuses, such as half a character, is read."""
+    data = parse(line, where)
+    for field in msgspec.structs.fields(kind):
+        if field.encode_name in data:
+            value = data[field.encode_name]
+            try:
+                msgspec.convert(value, field.type)
+            except (msgspec.ValidationError, RecursionError):
+                expected = describe(field.type)
+                raise ValueError(f"{where}: {field.encode_name} is {excerpt(value)}, {expected} is expected") from None
+        elif field.required:
+            raise ValueError(f"{where}: {field.encode_name} is missing, {describe(field.type)} is expected")
+    return msgspec.convert(data, kind)
+
+
+def describe(kind: Any) -> str:
+    """A type as messages name it: "str or null", "list of int"."""
+    if isinstance(kind, UnionType):
+        return " or ".join(map(describe, get_args(kind)))
+    if get_origin(kind) is list:
+        return f"list of {describe(get_args(kind)[0])}"
+    if kind is type(None):
+        return "null"
+    return getattr(get_origin(kind) or kind, "__name__", str(kind))
+
 
 UNCHECKED = (*CHANGEABLE, "started")
 """What a run may be resumed with another value of: its `CHANGEABLE` settings, and the day it was started."""

@@ -13,11 +13,16 @@ from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 
-from clustrs.evaluation.jsonl import drop_torn_line
 from clustrs.evaluation.judge import Judge, JudgeError, JudgeRefused, JudgeUnavailable, event_loop
-from clustrs.evaluation.record_files import encode_record, location, read_records
-from clustrs.evaluation.records import AnswerRecord, VerdictRecord
-from clustrs.evaluation.store import read_config
+from clustrs.evaluation.store import (
+    AnswerRecord,
+    VerdictRecord,
+    drop_torn_line,
+    encode_record,
+    location,
+    read_config,
+    read_records,
+)
 
 Pair = tuple[str, str]
 """A question's id and the text that is judged."""

@@ -15,7 +15,7 @@ from numpy.random import Generator
 from PIL import Image
 
 from clustrs.corruptions.images import open_image
-from clustrs.evaluation.task import Item, normalize_answer
+from clustrs.evaluation.tasks import Item, normalize_answer
 from clustrs_models.scenes import Question, by_answer, generator_for
 
 PHOTOS = Path(__file__).parent / "photos"

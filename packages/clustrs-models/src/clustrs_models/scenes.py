@@ -11,7 +11,7 @@ from numpy.random import Generator, SeedSequence, default_rng
 from numpy.typing import NDArray
 from PIL import Image
 
-from clustrs.evaluation.task import Item, normalize_answer
+from clustrs.evaluation.tasks import Item, normalize_answer
 from clustrs_models.drawing import COLOURS, SHAPES, Drawing, Scene, Thing, draw, sample
 
 KINDS = ("colour", "shape", "count", "count of a colour", "presence", "place", "digit", "size")

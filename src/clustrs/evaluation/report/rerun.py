@@ -17,7 +17,7 @@ from PIL import Image
 
 from clustrs import validation
 from clustrs.evaluation.config import Config, parse_corruption
-from clustrs.evaluation.jsonl import identity
+from clustrs.evaluation.engines import Worker
 from clustrs.evaluation.report import examples as example_files
 from clustrs.evaluation.report import latency as latency_files
 from clustrs.evaluation.report.analysis.conclusions import OURS, judged_on, ranked
@@ -25,9 +25,8 @@ from clustrs.evaluation.report.blocks import Example, Shown
 from clustrs.evaluation.report.latency import Latency
 from clustrs.evaluation.report.summary import Summary
 from clustrs.evaluation.results import SCORED, Run, load_run
-from clustrs.evaluation.store import read_answers, read_config, write_whole
-from clustrs.evaluation.task import Item
-from clustrs.evaluation.worker import Worker
+from clustrs.evaluation.store import identity, read_answers, read_config, write_whole
+from clustrs.evaluation.tasks import Item
 from clustrs.models.ask import Answer, as_seen, ask
 from clustrs.models.plot import overlay_kept
 from clustrs.pruners import Pruner

@@ -7,7 +7,7 @@ from pathlib import Path
 from string import ascii_uppercase
 
 from clustrs import validation
-from clustrs.evaluation.task import Item
+from clustrs.evaluation.tasks import Item
 from clustrs.evaluation.tasks.scienceqa import LETTERS, asked, chosen, with_choices
 from clustrs.evaluation.tasks.sources import (
     Entry,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from clustrs.evaluation.task import Item
+from clustrs.evaluation.tasks import Item
 from clustrs.evaluation.tasks.sources import (
     Entry,
     Folder,

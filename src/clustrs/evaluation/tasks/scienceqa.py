@@ -6,7 +6,7 @@ from pathlib import Path
 from string import ascii_uppercase
 
 from clustrs import validation
-from clustrs.evaluation.task import Item
+from clustrs.evaluation.tasks import Item
 from clustrs.evaluation.tasks.sources import (
     Entry,
     Folder,

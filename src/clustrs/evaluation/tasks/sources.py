@@ -13,7 +13,7 @@ from typing import Any
 from PIL import Image
 
 from clustrs.corruptions.images import ImageTooLarge, check_size, first_sentence, open_image, open_regular
-from clustrs.evaluation.task import Item
+from clustrs.evaluation.tasks import Item
 
 ImageSource = Callable[[str], Image.Image]
 """From an image's name to the image; a ValueError says what is wrong with it."""

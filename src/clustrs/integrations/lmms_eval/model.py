@@ -11,7 +11,7 @@ from lmms_eval.api.instance import GenerationResult, Instance, TokenCounts
 from lmms_eval.api.model import lmms
 from tqdm import tqdm
 
-from clustrs.evaluation.jsonl import identity
+from clustrs.evaluation.store import identity
 from clustrs.integrations.lmms_eval.arguments import read_arguments
 from clustrs.integrations.lmms_eval.engine import Engine, Messages, Prompt, Tally, VisualCount, user_turn
 

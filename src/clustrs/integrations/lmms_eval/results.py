@@ -13,10 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from clustrs.evaluation.jsonl import identity, lines, need, read_object
-from clustrs.evaluation.record_files import encode_record
-from clustrs.evaluation.records import AnswerRecord
-from clustrs.evaluation.store import write_whole
+from clustrs.evaluation.store import AnswerRecord, encode_record, identity, lines, need, read_object, write_whole
 from clustrs.validation import excerpt
 
 ENDING = "_results.json"

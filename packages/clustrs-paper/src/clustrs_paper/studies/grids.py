@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from clustrs.evaluation import metrics
-from clustrs.evaluation.jsonl import identity
 from clustrs.evaluation.metrics import Difference, Estimate, Values
 from clustrs.evaluation.results import FAILED, SCORED, UNJUDGED, Condition, Run, load_run
 from clustrs.evaluation.runner import run as run_evaluation
+from clustrs.evaluation.store import identity
 from clustrs.pruners import from_dict
 from clustrs_paper.studies.curves import evaluation_config
 from clustrs_paper.studies.settings import GridStudyConfig, Keep

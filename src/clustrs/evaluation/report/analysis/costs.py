@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from clustrs.evaluation import metrics
-from clustrs.evaluation.jsonl import identity
 from clustrs.evaluation.report.analysis.tables import UNPRUNED
 from clustrs.evaluation.report.blocks import NOTHING, Block, Row, Section, Table, Text, Value
 from clustrs.evaluation.report.latency import PARTS, Latency
 from clustrs.evaluation.report.summary import Summary
+from clustrs.evaluation.store import identity
 
 
 def costs(summary: Summary, latency: Latency | None = None) -> Section | None:

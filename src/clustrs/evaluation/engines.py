@@ -1,25 +1,23 @@
-"""A loaded model and a task, which turn units of the grid into records. A unit is some questions under one corruption:
-their images go through the vision tower once, and every method prunes what came out."""
+"""Engines, which do the work of a run, and the worker that answers questions with a loaded model."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from PIL import Image
 
+from clustrs import validation
 from clustrs.corruptions.images import check_size
 from clustrs.evaluation.config import Config, grid, parse_corruption
-from clustrs.evaluation.jsonl import identity
-from clustrs.evaluation.records import AnswerRecord
-from clustrs.evaluation.store import Key
-from clustrs.evaluation.task import Item, Task
-from clustrs.evaluation.tasks import get_task
+from clustrs.evaluation.store import AnswerRecord, Key, identity
+from clustrs.evaluation.tasks import Item, Task, get_task
 from clustrs.evaluation.tasks.sources import has_half_characters
 from clustrs.models import load, prompts, shared_encoding
 from clustrs.models.protocol import apply_image_padding
+from clustrs.options import EngineName
 from clustrs.pruners import Pruner, from_dict
 from clustrs.validation import excerpt
 
@@ -249,3 +247,36 @@ def open_task(config: Config) -> Task:
     if not seen:
         raise ValueError(f"task {config.task}: there are no questions in it")
     return task
+
+
+class Engine(Protocol):
+    """Does the work of a run."""
+
+    def run(self, config: Config, units: Sequence[Unit]) -> Iterable[list[AnswerRecord]]:
+        """The records of all units, in any order, as they come. Nothing is loaded when there are no units."""
+        ...
+
+
+@dataclass(frozen=True)
+class LocalEngine:
+    """Loads the model once and runs the units in their order."""
+
+    def run(self, config: Config, units: Sequence[Unit]) -> Iterator[list[AnswerRecord]]:
+        """The records of each method of each unit."""
+        if units:
+            worker = Worker(config)
+            for unit in units:
+                yield from worker.run(unit)
+
+
+ENGINES: tuple[EngineName, ...] = ("local", "ray")
+
+
+def get_engine(name: EngineName, **options: Any) -> Engine:
+    """An engine by name; `options` are those of `RayEngine`, the local one has none."""
+    validation.choice("engine", name, ENGINES)
+    if name == "ray":
+        from clustrs.evaluation.ray_engine import RayEngine
+
+        return RayEngine(**options)
+    return LocalEngine(**options)

@@ -10,7 +10,7 @@ import tiny_models
 
 from clustrs.evaluation import run
 from clustrs.evaluation.config import Config, expand_methods
-from clustrs.evaluation.engines.ray import RayEngine
+from clustrs.evaluation.ray_engine import RayEngine
 from clustrs.evaluation.report import write_report
 from clustrs.evaluation.store import key_of, read_answers
 

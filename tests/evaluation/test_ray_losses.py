@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from clustrs.evaluation import ray_engine as engine
 from clustrs.evaluation.config import Config, expand_methods
-from clustrs.evaluation.engines import ray as engine
-from clustrs.evaluation.records import AnswerRecord
-from clustrs.evaluation.worker import Unit, Worker, failed_record, units
+from clustrs.evaluation.engines import Unit, Worker, failed_record, units
+from clustrs.evaluation.store import AnswerRecord
 
 Loses = Callable[[str, Unit | None], bool]
 """Whether the worker dies in this call: "load" or "run", and the unit."""
@@ -76,7 +76,7 @@ def record(unit: Unit, item: int) -> AnswerRecord:
 def answer(loses: Loses, batch_size: int = 1) -> tuple[FakeRay, list[AnswerRecord]]:
     ray = FakeRay(loses)
     left = units(Config(**{**CONFIG.to_json(), "batch_size": batch_size}), Worker(CONFIG).task, set())
-    batches = engine.Crew(ray, CONFIG, None, 1).run(left)
+    batches = engine.WorkerPool(ray, CONFIG, None, 1).run(left)
     return ray, [record for batch in batches for record in batch]
 
 
@@ -99,9 +99,9 @@ def test_losses_are_no_matter_as_long_as_work_gets_done() -> None:
 @pytest.mark.parametrize("kind", ["load", "run"])
 def test_a_cluster_on_which_nothing_gets_done(kind: str) -> None:
     ray = FakeRay(lambda called, unit: called == kind)
-    crew = engine.Crew(ray, CONFIG, None, 1)
+    pool = engine.WorkerPool(ray, CONFIG, None, 1)
     with pytest.raises(ValueError, match="workers keep dying, 11 without a unit finished: the worker is gone"):
-        list(crew.run(units(CONFIG, Worker(CONFIG).task, set())))
+        list(pool.run(units(CONFIG, Worker(CONFIG).task, set())))
     assert not ray.alive
 
 
@@ -114,5 +114,5 @@ def test_a_question_that_kills_its_workers_fails_alone() -> None:
 
 
 def test_nothing_here_imports_the_command_line() -> None:
-    folder = Path(engine.__file__).parents[1]
+    folder = Path(engine.__file__).parent
     assert not [path.name for path in folder.rglob("*.py") if "clustrs.cli" in path.read_text()]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clustrs.evaluation.config import Config
-from clustrs.evaluation.records import AnswerRecord
-from clustrs.evaluation.worker import Unit, Worker, failed_record, one_line, open_task
+from clustrs.evaluation.engines import Unit, Worker, failed_record, one_line, open_task
+from clustrs.evaluation.store import AnswerRecord
 from clustrs.models.load import quiet_transformers
 from clustrs.pruners import from_dict
 
@@ -58,7 +58,7 @@ class RayEngine:
             except (OSError, ValueError) as error:
                 raise ValueError(f"--address {self.address}: no Ray cluster answers there ({error})") from None
         try:
-            yield from Crew(ray, config, self.workers, self.threads).run(units)
+            yield from WorkerPool(ray, config, self.workers, self.threads).run(units)
         finally:
             if started_here:
                 ray.shutdown()
@@ -71,7 +71,7 @@ def reach(address: str | None) -> None:
         socket.create_connection((host, int(port)), timeout=10).close()
 
 
-class Crew:
+class WorkerPool:
     """The workers of a run. Every one that has a slot and a model is kept busy; what a lost one was doing is done again
     by another."""
 
@@ -93,7 +93,7 @@ class Crew:
         self.queue.extend((unit, 1) for unit in units)
         count = min(len(units), self.most)
         for _ in range(count):
-            self._hire()
+            self._start_worker()
         try:
             while self.queue or self.busy:
                 while self.queue and self.idle:
@@ -104,7 +104,7 @@ class Crew:
             for worker in [*self.idle, *self.loading.values(), *(worker for worker, _, _ in self.busy.values())]:
                 self.ray.kill(worker)
 
-    def _hire(self) -> None:
+    def _start_worker(self) -> None:
         worker = self.remote.remote()
         self.loading[worker.load.remote(self.config, self.threads)] = worker
 
@@ -131,7 +131,7 @@ class Crew:
         self.lost += 1
         if self.lost > count + LOSSES:
             raise ValueError(f"workers keep dying, {self.lost} without a unit finished: {one_line(error)}") from None
-        self._hire()
+        self._start_worker()
         if unit is None:
             return []
         if tries < TRIES:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from clustrs.evaluation.jsonl import BLOCK, drop_torn_line, lines, raw_lines
+from clustrs.evaluation.store import BLOCK, drop_torn_line, lines, raw_lines
 
 
 @pytest.mark.parametrize("torn", [b"", b"{", b"x" * BLOCK, b"x" * (BLOCK - 1), b"x" * (3 * BLOCK + 7)])
