@@ -30,11 +30,12 @@ from clustrs.embedded import (
     model_folder,
     samples,
 )
-from clustrs.evaluation.tasks import Task, get_task, registry
+from clustrs.evaluation.tasks import Task, get_task
 from clustrs.models import shared_encoding as sharing
 from clustrs.models.ask import ask
 from clustrs.models.load import load_model
 from clustrs.models.prompts import chat_prompt
+from clustrs.plugins import plugin_entries
 from recipes.models import tokenizer as word_level
 from recipes.photo.models import vocabulary as photo_vocabulary
 
@@ -227,12 +228,11 @@ def test_models_and_tasks_find_each_other() -> None:
 def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if clustrs-models were not installed."""
     monkeypatch.setitem(sys.modules, "clustrs_models", None)
-    entries = registry.plugin_entries
 
     def others(group: str) -> tuple[EntryPoint, ...]:
-        return tuple(entry for entry in entries(group) if not entry.value.startswith("clustrs_models"))
+        return tuple(entry for entry in plugin_entries(group) if not entry.value.startswith("clustrs_models"))
 
-    monkeypatch.setattr(registry, "plugin_entries", others)
+    monkeypatch.setattr("clustrs.evaluation.tasks.plugin_entries", others)
 
 
 @pytest.mark.usefixtures("no_weights")
