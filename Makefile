@@ -29,7 +29,7 @@ WORKERS ?= auto
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs test test-fast test-oldest test-app test-vllm test-lmms environments lint count format graph evidence bench bench-serving train wheels clean
+.PHONY: help setup demo docs test test-fast test-oldest test-app test-vllm test-lmms environments lint count format graph evidence matrix bench bench-serving train wheels clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
@@ -135,6 +135,9 @@ docs: setup ## Build the documentation as a site, in site/.
 
 evidence: setup ## Write docs/evidence.md and the README's first table from the results in docs/results/evidence.
 	$(BIN)/python -m clustrs_paper.evidence page
+
+matrix: setup ## Write the table of families, and where each runs, into README.md and docs/deploy.md.
+	$(BIN)/python -m tools.matrix
 
 bench: setup ## Time the selections, and whole models end to end.
 	$(BIN)/python benchmarks/selection.py

@@ -15,6 +15,16 @@ TESTED = (
     "checkpoints. For each, every method runs with clustrs ask, compare and eval, and its cost can be counted; studies "
     "were tested with one family per adapter."
 )
+MATRIX = {
+    "model_type": "family",
+    "class": "transformers",
+    "vllm": "vLLM",
+    "onnx": "ONNX",
+    "video": "video",
+    "published_weights": "tested with published weights",
+    "gpu": "tested on a GPU",
+}
+"""Columns of the support matrix: keys of a row, and their heads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +32,13 @@ class ListOptions:
     """The options of every list."""
 
     json: bool = option(False, "print JSON")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelsOptions(ListOptions):
+    """The options of `clustrs models`."""
+
+    matrix: bool = option(False, "only the table of families and where they run")
 
 
 @command("samples", panel=PANEL)
@@ -78,11 +95,11 @@ def describe(name: str) -> dict[str, Any]:
 
 
 @command("models", panel=PANEL)
-def run_models(options: ListOptions) -> None:
+def run_models(options: ModelsOptions) -> None:
     """List the families of models that a method can be attached to, and the embedded models.
 
-    Prints the model_type of their config, their class in transformers, and what was tested; then the models that
-    clustrs-models brings.
+    Prints the model_type of their config, their class in transformers, and what was tested; where each family runs
+    (--matrix prints this table alone); then the models that clustrs-models brings.
     """
     from clustrs.models.adapters import list_model_types
 
@@ -90,9 +107,15 @@ def run_models(options: ListOptions) -> None:
     if options.json:
         terminal.print_json(listed)
         return
+    matrix = [[row[key] for key in MATRIX] for row in listed]
+    if options.matrix:
+        terminal.print_table(list(MATRIX.values()), matrix)
+        return
     columns = ["model_type", "class", "tokens_per_image", "tested"]
     terminal.print_table(columns, [[family[key] for key in columns] for family in listed])
     print(f"\n{TESTED}\n")
+    terminal.print_table(list(MATRIX.values()), matrix)
+    print()
     rows = [[model.name, model.family, model.knows, model.task, model.question] for model in EMBEDDED]
     terminal.print_table(["embedded model", "model_type", "knows", "task", "a question it understands"], rows)
     missing = "" if data_package() else f"; their weights are not installed: {INSTALL}"
@@ -100,33 +123,51 @@ def run_models(options: ListOptions) -> None:
 
 
 def describe_family(model_type: str) -> dict[str, Any]:
-    """A family's model type, its class in transformers ("" if transformers has none), what it is, what was tested, and
-    the embedded models of that family."""
+    """Describe a family: its model type, its class in transformers ("" if there is none), where it runs, what was
+    tested, and the embedded models of that family."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as CLASSES
 
+    from clustrs.export.vision import ENCODERS
     from clustrs.models.adapters import adapter_class
+    from clustrs.serving.plugin import ARCHITECTURES
 
     adapter = adapter_class(model_type)
     summary = (adapter.__doc__ or "").strip().partition("\n")[0]
+    name = CLASSES.get(model_type, "")
     return {
         "model_type": model_type,
-        "class": CLASSES.get(model_type, ""),
+        "class": name,
         "summary": summary,
         "tokens_per_image": adapter.tokens_per_image,
         "tested": adapter.tested,
+        "vllm": "yes" if name in ARCHITECTURES else "no",
+        "onnx": "yes" if model_type in ENCODERS else "no",
+        "video": adapter.takes_video,
+        "published_weights": adapter.published_weights,
+        "gpu": adapter.gpu,
         "embedded": [asdict(model) for model in EMBEDDED if model.family == model_type],
     }
+
+
+def support_matrix() -> str:
+    """Return the support matrix in Markdown: one row per family, from what adapters, serving and export declare."""
+    from clustrs.models.adapters import list_model_types
+
+    rows = [describe_family(model_type) for model_type in list_model_types()]
+    return terminal.markdown_table(list(MATRIX.values()), [[row[key] for key in MATRIX] for row in rows])
 
 
 @command("tasks", panel=PANEL)
 def run_tasks(options: ListOptions) -> None:
     """List the tasks that clustrs eval --task takes."""
-    from clustrs.evaluation.tasks import list_tasks
+    from clustrs.evaluation.tasks import describe_task, list_tasks
 
+    listed = {name: describe_task(name) for name in list_tasks()}
     if options.json:
-        terminal.print_json([{"name": name} for name in list_tasks()])
-    else:
-        print("\n".join(list_tasks()))
+        terminal.print_json([{"name": name, **asdict(task)} for name, task in listed.items()])
+        return
+    rows = [[name, task.measures, task.scoring, task.data] for name, task in listed.items()]
+    terminal.print_table(["task", "questions", "score", "data"], rows)
 
 
 @command("corruptions", panel=PANEL)
@@ -135,7 +176,7 @@ def run_corruptions(options: ListOptions) -> None:
 
     Give NAME:LEVEL to --corrupt.
     """
-    from clustrs.corruptions import corruption_rule, list_corruptions
+    from clustrs.corruptions import corruption_rule, list_corruptions, missing_reason
 
     rules = {name: corruption_rule(name) for name in list_corruptions()}
     if options.json:
@@ -148,3 +189,5 @@ def run_corruptions(options: ListOptions) -> None:
         return
     rows = [[name, " ".join(f"{level:g}" for level in rule.levels), rule.accepted] for name, rule in rules.items()]
     terminal.print_table(["corruption", "levels", "accepted"], rows)
+    for name in list_corruptions(usable=False):
+        print(end=f"not available: {missing_reason(name)}\n" if name not in rules else "")

@@ -161,6 +161,7 @@ def make_engine(options: EvalOptions) -> "Engine":
 
 def configuration(options: EvalOptions) -> "Config":
     """The run's configuration: defaults, then the file, then the options."""
+    from clustrs.corruptions import missing_reason
     from clustrs.evaluation.config import Config, expand_corruptions, expand_methods
     from clustrs.evaluation.tasks import check_task
 
@@ -189,6 +190,10 @@ def configuration(options: EvalOptions) -> "Config":
         **chosen,
     )
     check_task(config.task)
+    for text in config.corruptions:
+        reason = missing_reason(text.partition(":")[0])
+        if reason:
+            raise ValueError(f"--corrupt {text}: {reason}")
     return choose_levels(config, corruptions, options) if by_loss else config
 
 

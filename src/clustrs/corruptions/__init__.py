@@ -24,6 +24,7 @@ __all__ = [
     "Corruption",
     "corruption_rule",
     "list_corruptions",
+    "missing_reason",
     "register_corruption",
 ]
 
@@ -108,10 +109,21 @@ def register_corruption(
     return register
 
 
-def list_corruptions() -> list[str]:
-    """The names of all corruptions: the paper's, those of ImageNet-C, then those of other packages."""
+def list_corruptions(usable: bool = True) -> list[str]:
+    """List the names of the corruptions: the paper's, those of ImageNet-C, then those of other packages.
+
+    Args:
+        usable: leave out those that cannot be applied here, see `missing_reason`.
+    """
     load_plugins(ENTRY_POINTS)
-    return list(_rules)
+    return [name for name in _rules if not (usable and missing_reason(name))]
+
+
+def missing_reason(name: str) -> str:
+    """Say what to install before a corruption can be applied; "" if it can."""
+    if name == "imagenet_c/frost" and not imagenet_c.frost_photographs():
+        return f"{name} needs photographs of frost: {imagenet_c.GET_PHOTOGRAPHS}"
+    return ""
 
 
 def corruption_rule(name: str) -> Rule:

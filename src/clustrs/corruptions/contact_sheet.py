@@ -21,7 +21,7 @@ TITLES: dict[Group, str] = {
 
 def sections() -> dict[str, dict[str, tuple[float, ...]]]:
     """All corruptions with their levels, by the title under which they stand."""
-    rules = {name: corruption_rule(name) for name in list_corruptions()}
+    rules = {name: corruption_rule(name) for name in list_corruptions(usable=False)}
     grouped = {
         title: {name: rule.levels for name, rule in rules.items() if rule.group == group}
         for group, title in TITLES.items()

@@ -244,7 +244,7 @@ def frost(image: Image.Image, level: float, random: np.random.Generator) -> Imag
     own, other = ((1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75))[int(level) - 1]
     paths = frost_photographs()
     if not paths:
-        raise ValueError(f"imagenet_c/frost needs the photographs of another package: {GET_PHOTOGRAPHS}")
+        raise ValueError(f"imagenet_c/frost needs photographs of frost: {GET_PHOTOGRAPHS}")
     with Image.open(paths[random.integers(len(paths))]) as file:
         photograph = file.convert("RGB")
     scale = 1.1 * max(1, image.width / photograph.width, image.height / photograph.height)

@@ -18,6 +18,10 @@ from clustrs.corruptions.images import open_regular
 from clustrs.embedded import EMBEDDED, INSTALL
 from clustrs.plugins import describe, leave_out, load_entry, plugin_entries
 
+INFO = "task_info"
+"""Attribute of a task's loading function that holds its `TaskInfo`."""
+L = TypeVar("L", bound=Callable[..., Any])
+
 
 @dataclass(frozen=True)
 class Item:
@@ -62,6 +66,31 @@ def normalize_answer(text: str) -> str:
     return text.strip().lower().removesuffix(".").rstrip()
 
 
+@dataclass(frozen=True)
+class TaskInfo:
+    """Description of a task for `clustrs tasks`: what it asks, how answers are scored, what files it needs."""
+
+    measures: str = ""
+    scoring: str = ""
+    data: str = ""
+
+
+def task_info(*, measures: str, scoring: str, data: str) -> Callable[[L], L]:
+    """Decorate the function that loads a task with its description."""
+
+    def describe(load: L) -> L:
+        setattr(load, INFO, TaskInfo(measures, scoring, data))
+        return load
+
+    return describe
+
+
+def info_of(load: Callable[..., Any]) -> TaskInfo:
+    """Return the description of a task; without one, the first line of its function's docstring."""
+    found = getattr(load, INFO, None)
+    return found if isinstance(found, TaskInfo) else TaskInfo((load.__doc__ or "").strip().partition("\n")[0])
+
+
 GROUP = "clustrs.tasks"
 """Of the entry points by which a package offers tasks: `name = "package.module:load"`."""
 MEMBERS = ("name", "items", "max_new_tokens", "judged", "scale", "open", "score")
@@ -72,7 +101,6 @@ SAMPLE_TASKS = tuple(sorted({model.task for model in EMBEDDED}))
 
 Loader = Callable[..., Task]
 """From the data's path (or None), a limit (or None) and the task's own options to the task."""
-L = TypeVar("L", bound=Loader)
 
 _registered: dict[str, Loader] = {}
 
@@ -126,6 +154,14 @@ def get_task(name: str, data: str | os.PathLike[str] | None = None, limit: int |
     if missing:
         raise ValueError(f"task {name!r} lacks {', '.join(missing)} (a task must have {', '.join(MEMBERS)})")
     return task
+
+
+def describe_task(name: str) -> TaskInfo:
+    """Describe a task by name; a plugin that fails is described by its error."""
+    try:
+        return info_of(_loader(name))
+    except ValueError as error:
+        return TaskInfo(f"not available: {error}")
 
 
 def _offered() -> dict[str, EntryPoint]:

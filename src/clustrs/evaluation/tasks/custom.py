@@ -7,7 +7,7 @@ from pathlib import Path
 from string import ascii_uppercase
 
 from clustrs import validation
-from clustrs.evaluation.tasks import Item
+from clustrs.evaluation.tasks import Item, task_info
 from clustrs.evaluation.tasks.scienceqa import LETTERS, asked, chosen, with_choices
 from clustrs.evaluation.tasks.sources import (
     Entry,
@@ -62,6 +62,11 @@ class Custom(Illustrated):
         return float(any(plain(answer) == plain(text) for answer in accepted))
 
 
+@task_info(
+    measures="your own questions",
+    scoring="--set-task scoring=exact, contains, choice or judged",
+    data="--data FILE or FOLDER: questions.jsonl and its images",
+)
 def load(data: Path | None, limit: int | None = None, scoring: str = "exact") -> Custom:
     """From a file of JSON lines, or a folder with a questions.jsonl; its images lie beside it or below."""
     validation.choice("scoring", scoring, NEW_TOKENS)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from clustrs.evaluation.tasks import Item
+from clustrs.evaluation.tasks import Item, task_info
 from clustrs.evaluation.tasks.sources import (
     Entry,
     Folder,
@@ -36,6 +36,11 @@ class MMVet(Illustrated):
         return None
 
 
+@task_info(
+    measures="218 about 200 images, in 6 capabilities",
+    scoring="by a judge (clustrs judge)",
+    data="--data FOLDER with mm-vet.json and images/, or a dataset of the Hugging Face hub",
+)
 def load(data: Path | None, limit: int | None = None, hub: str | None = None) -> MMVet:
     """From the official folder, or without one from a dataset of the hub."""
     if data is None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from string import ascii_uppercase
 
 from clustrs import validation
-from clustrs.evaluation.tasks import Item
+from clustrs.evaluation.tasks import Item, task_info
 from clustrs.evaluation.tasks.sources import (
     Entry,
     Folder,
@@ -77,6 +77,11 @@ class ScienceQA(Illustrated):
         return float(chosen(text) == item.answer)
 
 
+@task_info(
+    measures="2017 with an image and 2 to 5 choices",
+    scoring="the right letter",
+    data="--data FOLDER with llava_test_CQM-A.json and images/, or a dataset of the Hugging Face hub",
+)
 def load(data: Path | None, limit: int | None = None, present: bool = False, hub: str | None = None) -> ScienceQA:
     """From the official folder, or without one from a dataset of the hub. `present` leaves out the questions whose
     images are not in the folder."""

@@ -75,6 +75,12 @@ class Adapter:
     """How many visual tokens an image has, for `clustrs models`."""
     tested: ClassVar[str] = "not stated"
     """What was tested, for `clustrs models`."""
+    takes_video: ClassVar[str] = "no"
+    """Whether videos can be pruned: "yes", "no", or "frames as images"."""
+    published_weights: ClassVar[str] = "no"
+    """Whether the family was tested with weights that its authors published: "no", or a checkpoint's id."""
+    gpu: ClassVar[str] = "no"
+    """Whether the family was tested on a GPU: "no", or the device."""
     counts_vision: ClassVar[bool] = False
     """Whether `vision_flops` is defined."""
     takes_grid: ClassVar[bool] = False

@@ -39,6 +39,7 @@ class Gemma4Adapter(Adapter):
     model_types = ("gemma4",)
     tokens_per_image = "up to a budget of 70, 140, 280, 560 or 1120"
     tested = "several images, batches, video, sound"
+    takes_video = "yes"
     pixel_arguments = ("pixel_values", "pixel_values_videos")
     counts_vision = True
     takes_grid = True

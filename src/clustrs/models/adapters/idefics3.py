@@ -29,6 +29,7 @@ class Idefics3Adapter(TiledAdapter):
     model_types = ("idefics3", "smolvlm")
     tokens_per_image = "(side / patch)^2 / scale^2 per crop"
     tested = "several images, batches, crops; a frame of a video is an image"
+    takes_video = "frames as images"
     counts_vision = True
     reduction = "received"
     text_between = True

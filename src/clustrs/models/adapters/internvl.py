@@ -26,6 +26,7 @@ class InternVLAdapter(TiledAdapter):
     model_types = ("internvl",)
     tokens_per_image = "256 per tile (448 px)"
     tested = "several images, batches, tiles; a frame of a video is an image"
+    takes_video = "frames as images"
     counts_vision = True
     reduction = "cls"
     consumed: ClassVar[tuple[str, ...]] = ("image_sizes", "vision_feature_layer", "vision_feature_select_strategy")

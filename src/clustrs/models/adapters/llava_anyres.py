@@ -130,6 +130,7 @@ class LlavaOnevisionAdapter(LlavaNextAdapter):
     model_types = ("llava_onevision",)
     tokens_per_image = "729 per crop, without padding; 196 per frame"
     tested = "CLIP, SigLIP and DINOv2 towers; several images, batches, crops, video"
+    takes_video = "yes"
     pixel_arguments = ("pixel_values", "pixel_values_videos")
     consumed: ClassVar[tuple[str, ...]] = (*LlavaNextAdapter.consumed, "image_sizes_videos", "vision_aspect_ratio")
     feature_arguments: ClassVar[tuple[str, ...]] = (

@@ -180,6 +180,7 @@ class Qwen3VLAdapter(QwenAdapter):
     tokens_per_image = "one per 32 x 32 pixels"
     has_planes = True
     tested = "several images, batches, video"
+    takes_video = "yes"
 
     def planes(self, out: Any, index: int) -> Tensor | None:
         return torch.stack([plane[index] for plane in out.deepstack_features]) if out.deepstack_features else None
@@ -201,6 +202,7 @@ class Qwen35Adapter(QwenAdapter):
     model_types = ("qwen3_5", "qwen3_5_moe")
     tokens_per_image = "one per 32 x 32 pixels"
     tested = "several images, batches, video"
+    takes_video = "yes"
 
 
 @register_adapter
@@ -210,6 +212,7 @@ class Qwen2VLAdapter(QwenAdapter):
     model_types = ("qwen2_vl",)
     tokens_per_image = "one per 28 x 28 pixels"
     tested = "several images, batches, video"
+    takes_video = "yes"
 
     @classmethod
     def tower_widths(cls, vision: Any) -> tuple[int, int, int]:
@@ -223,6 +226,7 @@ class Qwen25VLAdapter(QwenAdapter):
     model_types = ("qwen2_5_vl",)
     tokens_per_image = "one per 28 x 28 pixels"
     tested = "several images, batches, video"
+    takes_video = "yes"
 
     def listened_layer(self) -> Any:
         blocks = self.inner.visual.blocks
