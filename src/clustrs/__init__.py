@@ -1,4 +1,4 @@
-"""ClustRS: fewer and cleaner visual tokens for vision-language models, without training.
+"""ClustRS: fewer visual tokens for vision-language models, without training.
 
 Names are imported when they are first used, so that `import clustrs` and `clustrs --help` need no torch.
 """

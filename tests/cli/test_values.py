@@ -1,5 +1,6 @@
 """One grammar for lists, and bounds for numbers, on the whole command line."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -164,9 +165,19 @@ def test_every_option_of_a_study_has_a_help_text(capsys: pytest.CaptureFixture[s
     for name in study.STUDIES:
         assert main(["study", name, "--help"]) == 0
         shown = " ".join(capsys.readouterr().out.split())
-        assert "separated by spaces or commas" in shown
+        assert "study" in shown
         assert f"(default: {Path('out') / name})" in shown
         assert f"(default: {DEFAULT}, or the one that knows the task)" in shown
+
+
+def test_the_help_of_a_study_explains_only_options_that_it_has(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in study.STUDIES:
+        assert main(["study", name, "--help"]) == 0
+        shown = capsys.readouterr().out
+        own = set(re.findall(r"^ +(?:-o, )?(?:-h, )?(--[a-z0-9-]+)", shown, re.MULTILINE))
+        assert set(re.findall(r"--[a-z][a-z0-9-]+", shown)) == own
+        assert ("IMAGE" in shown) == ("Give images before" in shown)
+        assert "images are given" not in shown or "IMAGE" in shown
 
 
 def test_defaults_are_those_of_the_config() -> None:

@@ -21,13 +21,14 @@ from clustrs_paper.evidence.page import (
     MEASURES,
     MODELS,
     PAGE,
-    SHOWN,
     anchor,
     build,
     claim_verdict,
     measured_text,
+    shown_methods,
     stored_models,
 )
+from clustrs_paper.evidence.readme import KEEP, first_table
 from clustrs_paper.evidence.results import (
     STORED,
     Answers,
@@ -42,7 +43,7 @@ from clustrs_paper.evidence.results import (
 )
 from clustrs_paper.evidence.verdicts import Above, Below, Verdict, Within, combine, judge
 
-SHOWN_METHODS = [{"name": name, "keep": 1.0 if name == "none" else 16} for name in SHOWN]
+MEASURED = [{"name": name, "keep": 1.0 if name == "none" else 16} for name in ("none", "clustrs", "tome", "random")]
 CLEAN, MILD, SEVERE = Condition("clean"), Condition("gaussian", 0.1), Condition("gaussian", 0.4)
 
 
@@ -303,6 +304,34 @@ def test_the_demo_looks_where_its_model_still_answers() -> None:
     assert demo["limit"] >= 200
 
 
+def test_tables_of_results_show_every_method_of_their_run() -> None:
+    """The README's first table, and those of the page: none is left out that was measured at the same budget."""
+    for model in stored_models():
+        assert model.grid is not None
+        measured = {method for method, keep, _ in model.grid.right if keep in (None, KEEP)}
+        assert set(shown_methods(model.grid)) == measured
+    table = first_table()
+    rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    grid = load(DEFAULT).grid
+    assert grid is not None
+    labels = [row.split(" | ")[0].strip("| *") for row in rows]
+    assert labels == list(shown_methods(grid, KEEP).values())
+    assert {"grid", "ToMe", "VisPruner"} <= set(labels)
+
+
+def test_no_text_promises_cleaner_tokens() -> None:
+    """What was measured: shrinkage raises scores, but brings tokens nearer to the clean ones only in strong noise."""
+    root = PAGE.parents[1]
+    (claim,) = (claim for claim in CLAIMS if claim.title == "RRS removes noise from the tokens")
+    verdicts = [claim_verdict(claim, model) for model in stored_models()]
+    assert any(verdict == "does not hold" for verdict in verdicts)
+    texts = [root / "README.md", root / "pyproject.toml", *(root / "docs").rglob("*.md"), *(root / "src").rglob("*.py")]
+    texts += [*(root / "src").rglob("*.j2"), *(root / "packages").glob("*/README.md")]
+    promised = re.compile(r"cleaner\b.{0,20}\btokens?|\bto remove noise|removes noise from", re.IGNORECASE)
+    found = {path: promised.findall(path.read_text(encoding="utf-8")) for path in texts if path != PAGE}
+    assert {path for path, words in found.items() if words} == set()
+
+
 def test_a_model_without_results_says_so() -> None:
     text = build([Stored("photo-llava")])
     assert "**photo-llava**, task photos: not measured yet." in text
@@ -315,7 +344,7 @@ def test_nothing_is_stored_where_there_is_no_table(tmp_path: Path) -> None:
 
 
 def test_a_stored_report_is_linked(tmp_path: Path) -> None:
-    run = load_run(recorded_run.write_run(tmp_path / "run", every_answer_right_or_wrong, methods=SHOWN_METHODS))
+    run = load_run(recorded_run.write_run(tmp_path / "run", every_answer_right_or_wrong, methods=MEASURED))
     write_rows(tmp_path / "mini-llava-grid.csv", compact_rows(run))
     link = "[The whole report](results/evidence/mini-llava-report.md)."
     assert link not in build([load("mini-llava", tmp_path)])

@@ -98,6 +98,12 @@ class Root(Group):
         self.add_command(found, cmd_name)
         return found
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Load all plugins where a name is unknown, so that a suggestion may be a command of theirs."""
+        if self.get_command(ctx, args[0]) is None:
+            self.list_commands(ctx)
+        return super().resolve_command(ctx, args)
+
     def plugins(self) -> dict[str, EntryPoint]:
         """Return the entry points that are not in `commands`, by name."""
         return {entry.name: entry for entry in plugin_entries(COMMANDS) if entry.name not in self.commands}

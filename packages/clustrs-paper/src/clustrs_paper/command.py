@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 import typer
 
 from clustrs.cli import terminal, values
-from clustrs.cli.arguments import option
+from clustrs.cli.arguments import list_flags, option
 from clustrs.cli.commands import Command, Group, parameters
 from clustrs.cli.evaluate import check_task_options
 from clustrs.cli.outputs import check_folder
@@ -29,11 +29,7 @@ STUDIES = {
     "levels": "what each level of a corruption costs the unpruned model, and which level costs a given share",
     "geometry": "how the tokens of a model lie: norms, distances, main direction, contrast of the attention",
 }
-EPILOG = f"""\
-{values.LIST_HELP}: --levels 0.1 1 is --levels 0.1,1
-Give images before the options. A study that is stopped can be started again.
-"""
-group = typer.Typer(cls=Group)
+group = typer.Typer(cls=Group, rich_help_panel="Measure")
 
 
 @group.callback()
@@ -51,6 +47,7 @@ class StudyCommand(Command):
         if self.options is None:
             self.options = study_options(self.name or "")
             self.run = run_study
+            self.examples = epilog(self.options)
             shown = typer.Typer(add_completion=False)
             shown.command(self.name)(parameters(self.options))
             self.params = typer.main.get_command(shown).params
@@ -58,7 +55,17 @@ class StudyCommand(Command):
 
 
 for _name, _summary in STUDIES.items():
-    group.command(_name, cls=StudyCommand, help=f"Shows {_summary}.", epilog=EPILOG)(lambda: None)
+    group.command(_name, cls=StudyCommand, help=f"Shows {_summary}.")(lambda: None)
+
+
+def epilog(options: Any) -> str:
+    """Return the last lines of a study's help, on options that it has."""
+    names = [one.name for one in fields(options)]
+    lists = {"levels": "0.1 1", "keep": "16 50", "methods": "clustrs grid"}
+    listed = [name for name in lists if f"--{name}" in list_flags(options)]
+    lines = [f"{values.LIST_HELP}: --{n} {lists[n]} is --{n} {lists[n].replace(' ', ',')}" for n in listed[:1]]
+    lines += ["Give images before the options."] if "images" in names else []
+    return "".join(f"{line}\n" for line in lines)
 
 
 def config_class(name: str) -> Any:

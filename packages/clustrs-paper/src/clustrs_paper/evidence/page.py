@@ -6,7 +6,7 @@ from pathlib import Path
 from clustrs.evaluation.metrics import Estimate
 from clustrs_paper.evidence.checks import SAME, Check, Claim
 from clustrs_paper.evidence.claims import CLAIMS
-from clustrs_paper.evidence.results import BLIND, UNPRUNED, Stored, load
+from clustrs_paper.evidence.results import BLIND, UNPRUNED, Answers, Stored, load
 from clustrs_paper.evidence.verdicts import MISSING, OPEN, TOO_SMALL, Verdict, combine, judge
 
 PAGE = Path(__file__).parents[5] / "docs" / "evidence.md"
@@ -174,8 +174,9 @@ def conditions(models: Sequence[Stored]) -> str:
         grid = stored.grid
         left_out = [str(c) for c in grid.conditions if c not in grid.seeing]
         rows = []
+        shown = shown_methods(grid)
         for condition in grid.conditions:
-            keys = [(method, None if method == UNPRUNED else 16, condition) for method in SHOWN]
+            keys = [(method, None if method == UNPRUNED else 16, condition) for method in shown]
             scores = [100 * float(grid.right[key].mean()) for key in keys]
             rows.append([str(condition), *(f"{score:.1f}" for score in scores)])
         report = f" [The whole report](results/evidence/{stored.report})." if stored.report else ""
@@ -185,12 +186,32 @@ def conditions(models: Sequence[Stored]) -> str:
             f"{parameters} Left out, the model being blind: {', '.join(left_out) or 'nothing'}. Right answers in per "
             "cent, k = 16:\n"
         )
-        lines.append(table(["", *SHOWN.values()], rows, numbers=len(SHOWN)))
+        lines.append(table(["", *shown.values()], rows, numbers=len(shown)))
     return "\n".join(lines)
 
 
-SHOWN = {"none": "all tokens", "clustrs": "ClustRS", "divprune": "DivPrune", "visionzip": "VisionZip"}
-SHOWN |= {"fastervlm": "FasterVLM", "random": "random"}
+LABELS = {
+    "none": "all tokens",
+    "clustrs": "ClustRS",
+    "clustrs shrink=false": "ClustRS without shrinkage",
+    "clustrs distance=euclidean shrink=false": "Euclidean clustering alone",
+    "divprune": "DivPrune",
+    "visionzip": "VisionZip",
+    "vispruner": "VisPruner",
+    "fastervlm": "FasterVLM",
+    "denoise inner={'name': 'fastervlm', 'keep': 16}": "FasterVLM with shrinkage",
+    "tome": "ToMe",
+    "grid": "grid",
+    "random": "random",
+}
+"""Names of methods in tables, in the order in which they stand there; others follow under their own names."""
+
+
+def shown_methods(grid: Answers, keep: int = 16) -> dict[str, str]:
+    """Return every method that a run measured at a budget, the unpruned model first, with its name for tables."""
+    measured = dict.fromkeys(method for method, budget, _ in grid.right if budget in (None, keep))
+    known = {method: label for method, label in LABELS.items() if method in measured}
+    return known | {method: method for method in measured if method not in known}
 
 
 def again() -> str:

@@ -7,7 +7,7 @@ import numpy as np
 from clustrs.embedded import DEFAULT
 from clustrs.evaluation.metrics import estimates
 from clustrs.evaluation.results import Condition
-from clustrs_paper.evidence.page import SHOWN, table
+from clustrs_paper.evidence.page import shown_methods, table
 from clustrs_paper.evidence.results import UNPRUNED, Answers, load
 
 README = Path(__file__).parents[5] / "README.md"
@@ -41,7 +41,7 @@ def first_table(model: str = DEFAULT) -> str:
     conditions = [condition for name in COLUMNS for condition in grid.group(name)]
     rows = [
         [f"**{label}**" if method == "clustrs" else label, *(score(grid, method, c) for c in conditions)]
-        for method, label in SHOWN.items()
+        for method, label in shown_methods(grid, KEEP).items()
     ]
     words = f"Right answers in per cent, with 95 % intervals, of {model} on {grid.questions} questions of the task"
     head = [f"{KEEP} visual tokens", *map(heading, conditions)]

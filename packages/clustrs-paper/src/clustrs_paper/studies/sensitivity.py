@@ -9,7 +9,7 @@ from clustrs import palette
 from clustrs_paper.studies.intervals import count_clear, signed
 from clustrs_paper.studies.panels import PAPER, draw_panel, series, shared_legend
 from clustrs_paper.studies.result import StudyPart, StudyResult, pyplot
-from clustrs_paper.studies.settings import GridStudyConfig, Keep, LossSettings, setting
+from clustrs_paper.studies.settings import GridStudyConfig, Keep, LossSettings, losses_setting, setting
 
 if TYPE_CHECKING:
     from clustrs_paper.studies.grids import Grid
@@ -51,6 +51,7 @@ class SensitivityConfig(LossSettings, GridStudyConfig):
         flag="--corrupt",
         metavar="C",
     )
+    losses: tuple[float, ...] | None = losses_setting("--corrupt is given")
     parameters: tuple[Parameter, ...] = setting(
         ("tau", "clip", "centroid"), "which parameters to vary", metavar="PARAMETER"
     )

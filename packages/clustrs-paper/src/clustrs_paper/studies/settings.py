@@ -44,6 +44,12 @@ def seed_setting(help: str = "seed of the corruption", high: int = LARGEST_SEED)
     return setting(0, help, low=0, high=high)
 
 
+def losses_setting(unless: str) -> Any:
+    """Declare `losses`; `unless` says when there is no default, in options of the study."""
+    text = "also the levels at which the unpruned model loses these shares of its clean score"
+    return setting(None, f"{text} (default: 0.1 0.35, unless {unless})", metavar="SHARE")
+
+
 @dataclass(frozen=True, kw_only=True)
 class StudyConfig(LoadOptions):
     """What every study takes. Lists become tuples, and a single value a tuple of one where there may be several."""
@@ -101,12 +107,7 @@ class ImageStudyConfig(StudyConfig):
 class LossSettings:
     """Levels by what they cost the unpruned model, for studies that look beside the paper's levels."""
 
-    losses: tuple[float, ...] | None = setting(
-        None,
-        "also the levels at which the unpruned model loses these shares of its clean score (default: 0.1 0.35, unless "
-        "levels or images are given)",
-        metavar="SHARE",
-    )
+    losses: tuple[float, ...] | None = losses_setting("--levels is given")
     curve_questions: int = setting(200, "questions of the task that are asked at each level to find those")
 
 
@@ -116,6 +117,7 @@ class LossImageStudyConfig(LossSettings, ImageStudyConfig):
     `folder`, from where it resumes; None: nowhere."""
 
     folder: Path | None = None
+    losses: tuple[float, ...] | None = losses_setting("--levels or images are given")
 
 
 @dataclass(frozen=True, kw_only=True)
