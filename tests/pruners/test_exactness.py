@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,8 @@ from method_cases import METHODS, draw_image, tensors
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from clustrs import EncoderStates, Pruner, Selection, get_method
+from clustrs import ClustRS, EncoderStates, Pruner, Selection, get_method
+from clustrs.ops.geometry import map_chunks
 
 ALL = [get_method(name, keep=9, **easy) for name, easy, _ in METHODS] + [get_method("none")]
 each_method = pytest.mark.parametrize("method", ALL, ids=lambda m: f"{m.name}-{getattr(m, 'centroid', '')}")
@@ -49,6 +50,89 @@ def test_a_row_of_a_batch_is_the_image_alone(method: Pruner, n: int, width: int)
                 torch.testing.assert_close(part[b], alone.tokens)
             else:
                 assert torch.equal(part[b], getattr(alone, name)), name
+
+
+POWERS = [
+    ClustRS(keep=9, attention_power=power, clip=clip) for power in (0.3, 2.5) for clip in ((0.0, 0.0), (0.1, 0.9))
+]
+UNEVEN = ((100, 33), (729, 64))
+"""Numbers of tokens that do not fill vector registers."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("method", POWERS, ids=str)
+def test_a_power_of_the_attention_is_the_same_in_every_batch(method: Pruner, dtype: torch.dtype) -> None:
+    for n, width in UNEVEN:
+        tokens, attention, _ = tensors([draw_image(seed, n, width) for seed in range(5)], dtype)
+        batch = method.select(tokens, attention)
+        for b in range(5):
+            assert_identical(batch.image(b), method.select(tokens[b], attention[b]))
+
+
+def test_elementwise_functions_do_not_depend_on_the_threads() -> None:
+    """More numbers than one thread gets, in chunks that do not fill vector registers."""
+    values = torch.rand(45927, generator=torch.Generator().manual_seed(0))
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append([map_chunks(torch.log, values), map_chunks(lambda part: part.pow(0.3), values)])
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(map(torch.equal, results[0], other))
+
+
+TINY = [
+    ClustRS(keep=9, salience=False, tau=10.0),
+    ClustRS(keep=9, salience=False, tau=10.0, centroid="huber", representative="medoid"),
+    ClustRS.robust(9, salience=False, tau=10.0),
+    *(get_method(name, keep=9) for name in ("divprune", "vispruner", "tome", "visionzip")),
+    get_method("denoise", keep=9, inner="divprune", salience=False),
+]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "exponents"),
+    [(torch.float32, (-40, -77, -120)), (torch.bfloat16, (-77, -110)), (torch.float64, (-77, -540, -990))],
+    ids=str,
+)
+@pytest.mark.parametrize("method", TINY, ids=lambda method: f"{method.name}-{getattr(method, 'representative', '')}")
+def test_tokens_of_any_size_are_told_apart(method: Pruner, dtype: torch.dtype, exponents: tuple[int, ...]) -> None:
+    """Multiplied by a power of two, tokens give the same indices, and the tokens multiplied by it; also when the other
+    image of the batch is of ordinary size."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = {"tokens": (2, 200, 192), "attention": (2, 200), "hidden": (2, 201, 24), "keys": (2, 201, 8)}
+    drawn = {name: (torch.randn(shape, generator=generator) * 0.05).to(dtype) for name, shape in shapes.items()}
+    attention = drawn["attention"].abs()
+
+    def select(tokens: Tensor, scale: Callable[[Tensor], Tensor] = torch.clone) -> Selection:
+        states = EncoderStates(scale(drawn["hidden"]), scale(drawn["keys"]), torch.clone)
+        return method.select(tokens, attention, states)
+
+    ordinary = select(drawn["tokens"])
+    for exponent in exponents:
+
+        def scale(part: Tensor, exponent: int = exponent) -> Tensor:
+            return part * 2.0 ** (exponent // 2) * 2.0 ** (exponent - exponent // 2)
+
+        small = select(scale(drawn["tokens"]), scale)
+        assert torch.equal(small.indices, ordinary.indices)
+        least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps * 16  # numbers themselves lose bits here
+        torch.testing.assert_close(small.tokens, scale(ordinary.tokens), rtol=0, atol=least if exponent < -100 else 0)
+        mixed = select(torch.stack([drawn["tokens"][0], scale(drawn["tokens"][1])]))
+        assert torch.equal(mixed.indices, ordinary.indices)
+        assert torch.equal(mixed.tokens[0], ordinary.tokens[0])
+
+
+def test_small_tokens_keep_their_gradients() -> None:
+    tokens, attention, _ = tensors([draw_image(3, 60, 8)])
+    small = (tokens * 2.0**-77).requires_grad_()
+    result = ClustRS(keep=9).select(small, attention)
+    (result.tokens * 2.0**77).sum().backward()
+    assert small.grad is not None
+    assert 0 < float(small.grad.abs().max()) < float("inf")
 
 
 @each_method

@@ -15,12 +15,14 @@ from torch import Tensor
 
 from clustrs.ops.geometry import map_images
 from clustrs.ops.matmul import BLOCK
-from clustrs.ops.precision import exporting, upcast_half
+from clustrs.ops.precision import exporting, upcast_half, values_are_free
 
 HIGH_BITS, LOW_BITS = 26, 20
 LOW_UNIT = 2.0**-LOW_BITS
 LARGEST_EXPONENT = 900
 """Rows whose norm lies beyond 2^±900 are out of range; no such number survives the checks of `select`."""
+SMALLEST = 2.0**-400
+"""Rows of float64 numbers below this are multiplied by a power of two before they are squared."""
 
 
 def cosines(left: Tensor, right: Tensor | None = None) -> Tensor:
@@ -46,7 +48,7 @@ def paired_cosines(left: Tensor, right: Tensor) -> Tensor:
 
 def fixed_point(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Integers `high` and `low` (in float64) with rows ~ scale * (high + low / 2^20), for [N, D]."""
-    rows = upcast_half(rows)
+    rows = raise_tiny(upcast_half(rows))
     norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)
     # From the logarithm, because frexp does not compile everywhere. Where it rounds at a power of two, either is right.
     exponent = torch.where(norms > 0, norms, 1).log2().floor().clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT) + 1
@@ -56,6 +58,18 @@ def fixed_point(rows: Tensor) -> tuple[Tensor, Tensor]:
     high = scaled.round()
     low = scaled.sub_(high).mul_(2.0**LOW_BITS).round_()
     return high.double(), low.double()
+
+
+def raise_tiny(rows: Tensor) -> Tensor:
+    """Multiply rows whose squares would leave float64 by a power of two; cosines do not depend on it.
+
+    Only float64 rows can be that small.
+    """
+    if rows.dtype != torch.float64 or not values_are_free(rows):
+        return rows
+    largest = rows.abs().amax(-1, keepdim=True)
+    tiny = (largest > 0) & (largest < SMALLEST)
+    return torch.where(tiny, rows * 2.0**700, rows) if tiny.any() else rows
 
 
 def _self_cosines(high: Tensor, low: Tensor) -> Tensor:

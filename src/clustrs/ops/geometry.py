@@ -1,5 +1,6 @@
 """Squared distances between the tokens of an image, with rounding kept from posing as a difference."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -46,6 +47,26 @@ def _squared_distances(tokens: Tensor) -> Tensor:
     matrix = gram(tokens - centre(tokens))
     norms = matrix.diagonal(dim1=-2, dim2=-1).clone()
     return matrix.mul_(-2).add_(norms.unsqueeze(-1)).add_(norms.unsqueeze(-2)).clamp_(min=0)
+
+
+def is_tiny(scale: Tensor) -> Tensor:
+    """Tell [B] for which images squares lose bits or vanish, from the mean squared distances [B, N] of their tokens.
+
+    Such an image is to be multiplied by `2 ** -spread_exponent(image)`, which is exact.
+    """
+    return scale.amax(-1) < torch.finfo(scale.dtype).tiny * 2.0**46
+
+
+def spread_exponent(tokens: Tensor) -> int:
+    """Return the power of two that the distances between the tokens [N, D] of an image are about; 0 if they are 0."""
+    spread = (tokens - centre(tokens)).abs().amax().item()
+    return math.frexp(spread)[1]
+
+
+def multiply_power(tensor: Tensor, exponent: int) -> Tensor:
+    """Multiply by a power of two, in two steps, because one factor might leave the range of the type."""
+    half = exponent // 2
+    return tensor * 2.0**half * 2.0 ** (exponent - half)
 
 
 def map_images(function: Callable[..., Tensor], *batches: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ error is bounded, leave one candidate, and only where they leave several are the
 import torch
 from torch import Tensor
 
-from clustrs.ops.cosines import cosines, paired_cosines
+from clustrs.ops.cosines import cosines, paired_cosines, raise_tiny
 from clustrs.ops.geometry import stack_images
 from clustrs.ops.matmul import gram
 from clustrs.ops.precision import upcast_half, values_are_free
@@ -86,8 +86,11 @@ def rough_cosines(tokens: Tensor) -> tuple[Tensor, float]:
     chunks up and normalising the tokens costs a few roundings more.
     """
     width = tokens.shape[1]
-    norms = torch.linalg.vector_norm(tokens, dim=-1, keepdim=True, dtype=torch.float64)
-    unit = (upcast_half(tokens) / torch.where(norms > 0, norms, 1).to(upcast_half(tokens[:1]).dtype)).float()
+    features = raise_tiny(upcast_half(tokens))
+    norms = torch.linalg.vector_norm(features, dim=-1, keepdim=True, dtype=torch.float64)
+    if features.dtype == torch.float32 and norms.amin().item() < torch.finfo(torch.float32).tiny:
+        features = features.double()  # as a float32, a norm that small would be a denormal number
+    unit = (features / torch.where(norms > 0, norms, 1).to(features.dtype)).float()
     parts = [gram(part.contiguous()) for part in unit.split(CHUNK, -1)]
     total = parts[0]
     for part in parts[1:]:

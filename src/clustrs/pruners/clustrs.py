@@ -1,7 +1,8 @@
 """ClustRS: attention-weighted Huber k-means++ (C+H), then residual shrinkage (RRS)."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, ClassVar, Literal, Self
 
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from clustrs import validation
 from clustrs.ops import fused, kmeans, plain
-from clustrs.ops.precision import upcast_half
+from clustrs.ops.geometry import is_tiny, multiply_power, spread_exponent
+from clustrs.ops.precision import upcast_half, values_are_free
 from clustrs.ops.salience import salience
 from clustrs.pruners import checks
 from clustrs.pruners.base import Pruner
@@ -87,19 +89,33 @@ class ClustRS(Pruner):
         return {key: value for key, value in super().to_dict().items() if key not in off}
 
     def _select(self, inputs: PrunerInputs, k: int, check: bool) -> Selection:
-        steps = fused.steps(inputs.tokens) if self.representative == "attention" else plain
         with torch.no_grad():
             weight = token_weights(inputs, self.salience, self.attention_power)
-            distances, scale = steps.squared_distances(upcast_half(inputs.tokens))
+        return self._select_weighted(inputs.tokens, weight, k, check)
+
+    def _select_weighted(self, tokens: Tensor, weight: Tensor, k: int, check: bool, rescale: bool = True) -> Selection:
+        """Select, given the weights [B, N] of the tokens; `rescale` images whose distances are too small to square."""
+        steps = fused.steps(tokens) if self.representative == "attention" else plain
+        with torch.no_grad():
+            distances, scale = steps.squared_distances(upcast_half(tokens))
             if check:
-                checks.finite("tokens", inputs.tokens, norms=scale.sqrt())
+                checks.finite("tokens", tokens, norms=scale.sqrt())
+        if rescale and values_are_free(scale) and (tiny := is_tiny(scale)).any():
+
+            def select(image: int, scaled: Tensor, exponent: int) -> Selection:
+                largest = math.ldexp(1.0, exponent + 60)  # beyond all distances, so that tau cannot overflow
+                method = replace(self, tau=math.ldexp(min(self.tau, largest), -exponent)) if exponent else self
+                return method._select_weighted(scaled, weight[image : image + 1], k, False, rescale=False)
+
+            return select_rescaled(tokens, tiny, select)
+        with torch.no_grad():
             labels = self._cluster(steps, distances, scale, weight, k)
             if self.representative == "medoid":
                 indices, labels = kmeans.medoids(labels, distances, scale, weight, k)
             else:
                 indices, labels = steps.representatives(labels, weight, k)
         clip = self.clip if self.shrink else None
-        moved = steps.shrink_to_means(inputs.tokens, indices, labels, weight, distances, scale, clip)
+        moved = steps.shrink_to_means(tokens, indices, labels, weight, distances, scale, clip)
         kept, centroids, alpha, shares = moved
         return Selection(kept, indices, labels, centroids, alpha, shares=shares)
 
@@ -117,6 +133,22 @@ class ClustRS(Pruner):
             huber_tau=self.tau if self.centroid == "huber" else None,
         )[0]
         return labels
+
+
+def select_rescaled(tokens: Tensor, tiny: Tensor, select: Callable[[int, Tensor, int], Selection]) -> Selection:
+    """Select image by image, with those that are `tiny` [B] multiplied by a power of two, and their output divided by
+    it, which is exact.
+
+    `select` gets the number of an image, its tokens [1, N, D] divided by 2 ** exponent, and the exponent.
+    """
+    parts = []
+    for number, image in enumerate(tokens.split(1)):
+        exponent = spread_exponent(upcast_half(image[0].detach())) if tiny[number] else 0
+        chosen = select(number, multiply_power(image, -exponent), exponent)
+        assert chosen.centroids is not None
+        centroids = multiply_power(chosen.centroids, exponent)
+        parts.append(replace(chosen, tokens=multiply_power(chosen.tokens, exponent), centroids=centroids))
+    return parts[0].map(lambda *images: torch.cat(images), *parts[1:])
 
 
 def token_weights(inputs: PrunerInputs, with_salience: bool | None, power: float = 1.0) -> Tensor:

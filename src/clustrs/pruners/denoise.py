@@ -9,12 +9,12 @@ from torch import Tensor
 
 from clustrs import validation
 from clustrs.ops import fused
-from clustrs.ops.geometry import ROUNDING
+from clustrs.ops.geometry import ROUNDING, is_tiny
 from clustrs.ops.indexing import gather_tokens
 from clustrs.ops.kmeans import nearest
-from clustrs.ops.precision import upcast_half
+from clustrs.ops.precision import upcast_half, values_are_free
 from clustrs.pruners.base import Pruner
-from clustrs.pruners.clustrs import token_weights
+from clustrs.pruners.clustrs import select_rescaled, token_weights
 from clustrs.pruners.registry import from_dict, parse_method, register
 from clustrs.pruners.selection import PrunerInputs, Selection
 
@@ -59,15 +59,28 @@ class Denoise(Pruner):
     def _select(self, inputs: PrunerInputs, k: int, check: bool) -> Selection:
         chosen = self.inner._select(inputs, k, check)
         with_salience = getattr(self.inner, "salience", None) if self.salience is None else self.salience
-        steps = fused.steps(inputs.tokens)
         with torch.no_grad():
             weight = token_weights(inputs, with_salience, getattr(self.inner, "attention_power", 1.0))
-            distances, scale = steps.squared_distances(upcast_half(inputs.tokens))
+        return self._shrink(inputs.tokens, chosen, weight)
+
+    def _shrink(self, tokens: Tensor, chosen: Selection, weight: Tensor, rescale: bool = True) -> Selection:
+        """Shrink the chosen tokens, given the weights [B, N]; `rescale` as in ClustRS."""
+        steps = fused.steps(tokens)
+        with torch.no_grad():
+            distances, scale = steps.squared_distances(upcast_half(tokens))
+        if rescale and values_are_free(scale) and (tiny := is_tiny(scale)).any():
+
+            def shrink(image: int, scaled: Tensor, exponent: int) -> Selection:
+                own = chosen.map(lambda part: part[image : image + 1])
+                return self._shrink(scaled, own, weight[image : image + 1], rescale=False)
+
+            return select_rescaled(tokens, tiny, shrink)
+        with torch.no_grad():
             labels = chosen.labels
             if labels is None:
                 labels = nearest_kept(distances, scale, chosen.indices)
         kept, centroids, alpha, shares = steps.shrink_to_means(
-            inputs.tokens, chosen.indices, labels, weight, distances, scale, self.clip
+            tokens, chosen.indices, labels, weight, distances, scale, self.clip
         )
         return Selection(kept, chosen.indices, labels, centroids, alpha, shares=shares)
 

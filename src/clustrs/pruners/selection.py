@@ -80,10 +80,10 @@ class Selection:
     merged: Tensor | None = None
     shares: Tensor | None = None
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> "Selection":
-        """The selection with every part replaced by what the function makes of it."""
-        parts = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: function(part) for name, part in parts.items() if part is not None})
+    def map(self, function: Callable[..., Tensor], *others: "Selection") -> "Selection":
+        """Return a selection with `function` applied to every tensor, together with the same ones of `others`."""
+        names = [field.name for field in fields(self) if getattr(self, field.name) is not None]
+        return replace(self, **{name: function(*(getattr(one, name) for one in (self, *others))) for name in names})
 
     def image(self, index: int) -> "Selection":
         """One image of a batch."""
