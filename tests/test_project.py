@@ -49,7 +49,7 @@ def lower_bounds() -> dict[str, str]:
         ),
         (".github/pull_request_template.md", {"lint", "test", "graph", "bench"}),
         (".github/workflows/lint.yml", {"lint"}),
-        (".github/workflows/tests.yml", {"test", "test-oldest"}),
+        (".github/workflows/tests.yml", {"test", "test-oldest", "test-vllm", "test-lmms", "test-app"}),
         (".ci/run", {"setup", "environments", "lint", "test", "docs", "test-vllm", "test-lmms", "test-app"}),
         ("docs/embedded.md", {"train"}),
         ("docs/benchmarks.md", {"bench"}),

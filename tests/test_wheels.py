@@ -1,5 +1,6 @@
-"""What would be published: the wheel of clustrs, which is small, and that of clustrs-models, which has the data."""
+"""Wheels of the three packages: clustrs is small, clustrs-models has the data, clustrs-paper the studies."""
 
+import configparser
 import re
 import subprocess
 import sys
@@ -18,8 +19,11 @@ from clustrs.embedded import EMBEDDED, MODELS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "packages" / "clustrs-models"
+PAPER = ROOT / "packages" / "clustrs-paper"
 LARGEST_CODE, LARGEST_DATA = 2e6, 100e6
 """Bytes. The package index takes no file over 100 MB."""
+CODE = ("__init__", "drawing", "scenes", "photographs")
+"""Modules of clustrs-models: its tasks and what draws them."""
 
 
 def build(project: Path, folder: Path) -> ZipFile:
@@ -37,6 +41,11 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
     return build(PACKAGE, tmp_path_factory.mktemp("clustrs-models"))
+
+
+@pytest.fixture(scope="module")
+def paper(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
+    return build(PAPER, tmp_path_factory.mktemp("clustrs-paper"))
 
 
 def size(wheel: ZipFile) -> int:
@@ -60,7 +69,7 @@ def test_clustrs_is_small_and_has_no_weights(code: ZipFile) -> None:
 def test_the_data_has_every_model_and_nothing_else(data: ZipFile) -> None:
     assert size(data) <= LARGEST_DATA
     inside = [name.split("/")[1:] for name in data.namelist() if name.startswith("clustrs_models/")]
-    assert {parts[0] for parts in inside} == {"__init__.py", "photos", "samples", *MODELS}
+    assert {parts[0] for parts in inside} == {"photos", "samples", *MODELS, *(f"{name}.py" for name in CODE)}
     for model in MODELS:
         files = {parts[1] for parts in inside if parts[0] == model}
         assert {"config.json", "model.safetensors", "tokenizer.json", "processor_config.json"} <= files
@@ -89,7 +98,54 @@ def test_the_extra_takes_the_version_that_is_here(code: ZipFile, data: ZipFile) 
         assert Version(f"{version.major}.{version.minor + 1}") not in found.specifier  # other answers
         assert Version(f"{version.major}.{version.minor}.{version.micro + 1}") in found.specifier
     assert not [one for one in bound if one.marker is None or one.marker.evaluate({"extra": ""})]
-    assert not metadata(data).get_all("Requires-Dist")
+
+
+def entry_points(wheel: ZipFile) -> configparser.ConfigParser:
+    (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt")]
+    found = configparser.ConfigParser()
+    found.read_string(wheel.read(name).decode())
+    return found
+
+
+def test_the_packages_fit_together(code: ZipFile, data: ZipFile, paper: ZipFile) -> None:
+    """Each takes the versions of the others that are here, and not the next minor version."""
+    wheels = {metadata(wheel)["Name"]: wheel for wheel in (code, data, paper)}
+    versions = {name: Version(metadata(wheel)["Version"]) for name, wheel in wheels.items()}
+    assert versions["clustrs"] == versions["clustrs-paper"] == Version(__version__)
+    bounds = [
+        (name, Requirement(line))
+        for name, wheel in wheels.items()
+        for line in metadata(wheel).get_all("Requires-Dist", [])
+    ]
+    between = {(name, one.name): one.specifier for name, one in bounds if one.name in wheels and one.specifier}
+    assert set(between) == {
+        ("clustrs", "clustrs-models"),
+        ("clustrs", "clustrs-paper"),
+        ("clustrs-models", "clustrs"),
+        ("clustrs-paper", "clustrs"),
+    }
+    for (_, needed), specifier in between.items():
+        version = versions[needed]
+        assert version in specifier
+        assert Version(f"{version.major}.{version.minor + 1}.0") not in specifier
+
+
+def test_the_paper_has_its_tables_configurations_and_studies(paper: ZipFile) -> None:
+    names = paper.namelist()
+    assert sum(name.startswith("clustrs_paper/data/") for name in names) == 14
+    assert sum(name.startswith("clustrs_paper/configs/") and name.endswith(".yaml") for name in names) == 11
+    assert {"clustrs_paper/evidence/grid.yaml", "clustrs_paper/studies/stability.py"} <= set(names)
+    assert size(paper) < LARGEST_CODE
+
+
+def test_what_the_packages_offer(data: ZipFile, paper: ZipFile) -> None:
+    assert set(entry_points(data)["clustrs.tasks"]) == {model.task for model in EMBEDDED}
+    offered = entry_points(paper)
+    assert {group: list(offered[group]) for group in offered.sections()} == {
+        "clustrs.commands": ["study"],
+        "clustrs.configs": ["paper"],
+        "clustrs.report_sections": ["paper"],
+    }
 
 
 def test_readme_of_the_data_lists_every_model() -> None:
@@ -97,25 +153,29 @@ def test_readme_of_the_data_lists_every_model() -> None:
     assert set(re.findall(r"^\| `([^`]+)` \|", readme, re.MULTILINE)) == {"photos", "samples", *MODELS}
 
 
-def test_every_environment_gets_both_packages() -> None:
+def test_every_environment_gets_all_packages() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     editable = [line for line in makefile.splitlines() if "--editable '." in line]
     assert len(editable) == 6  # .venv and those of other tests, the page's and the documentation's additions
-    assert all("--editable $(MODELS) --editable '." in line for line in editable)
-    assert "\nMODELS := packages/clustrs-models\n" in makefile
+    assert all("$(PACKAGES) --editable '." in line for line in editable)
+    assert "\nMODELS := packages/clustrs-models\nPAPER := packages/clustrs-paper\n" in makefile
+    assert "\nPACKAGES := --editable $(MODELS) --editable $(PAPER)\n" in makefile
     stamps = re.findall(r"^\$\((?:OLDEST_|VLLM_|LMMS_|)STAMP\): (.*)$", makefile, re.MULTILINE)
     assert len(stamps) == 4
     assert all(stamp.startswith("$(DEPENDENCIES)") for stamp in stamps)
 
 
 def test_build_backends_are_the_same() -> None:
-    both = [tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")) for folder in (ROOT, PACKAGE)]
-    assert both[0]["build-system"] == both[1]["build-system"]
-    assert both[0]["project"]["requires-python"] == both[1]["project"]["requires-python"]
+    folders = (ROOT, PACKAGE, PAPER)
+    first, *others = [tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")) for folder in folders]
+    for other in others:
+        assert other["build-system"] == first["build-system"]
+        assert other["project"]["requires-python"] == first["project"]["requires-python"]
 
 
 def test_licence_is_that_of_the_repository() -> None:
-    assert (PACKAGE / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    for folder in (PACKAGE, PAPER):
+        assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
 def test_every_embedded_model_is_measured_by_a_task() -> None:

@@ -5,4 +5,4 @@ and `photos` (entry points of the group `clustrs.tasks`). What changes answers o
 minor version, what leaves them as they are a new patch version.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
