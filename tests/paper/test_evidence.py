@@ -18,11 +18,13 @@ from clustrs_paper.evidence import paper
 from clustrs_paper.evidence.checks import RIVALS, Check, Claim, compared
 from clustrs_paper.evidence.claims import CLAIMS
 from clustrs_paper.evidence.page import (
+    DETAILS_PAGE,
     MEASURES,
     MODELS,
     PAGE,
     anchor,
     build,
+    build_details,
     claim_verdict,
     measured_text,
     shown_methods,
@@ -58,20 +60,20 @@ def estimate(low: float | None, high: float | None) -> Estimate:
         (Above(), 0.1, 0.9, "does not hold"),
         (Above(), -5.0, -0.1, "does not hold"),
         (Above(), -0.9, 0.9, "does not hold"),
-        (Above(), -0.9, 1.1, "cannot be told"),
-        (Above(), 0.0, 5.0, "cannot be told"),
+        (Above(), -0.9, 1.1, "inconclusive"),
+        (Above(), 0.0, 5.0, "inconclusive"),
         (Above(-2.0, negligible=0), -1.9, 0.5, "holds"),
-        (Above(-2.0, negligible=0), -2.1, 0.5, "cannot be told"),
+        (Above(-2.0, negligible=0), -2.1, 0.5, "inconclusive"),
         (Above(-2.0, negligible=0), -4.0, -2.1, "does not hold"),
         (Within(2.0), -1.9, 1.9, "holds"),
-        (Within(2.0), -2.1, 1.9, "cannot be told"),
-        (Within(2.0), -5.0, 5.0, "cannot be told"),
+        (Within(2.0), -2.1, 1.9, "inconclusive"),
+        (Within(2.0), -5.0, 5.0, "inconclusive"),
         (Within(2.0), 2.1, 3.0, "does not hold"),
         (Within(2.0), -3.0, -2.1, "does not hold"),
         (Below(50.0), 10.0, 49.0, "holds"),
-        (Below(50.0), 40.0, 60.0, "cannot be told"),
+        (Below(50.0), 40.0, 60.0, "inconclusive"),
         (Below(50.0), 51.0, 60.0, "does not hold"),
-        (Above(), None, None, "cannot be told"),
+        (Above(), None, None, "inconclusive"),
     ],
 )
 def test_the_rules(rule: Any, low: float | None, high: float | None, verdict: Verdict) -> None:
@@ -87,10 +89,10 @@ def test_without_a_number_nothing_is_judged() -> None:
     ("parts", "verdict"),
     [
         (["holds", "holds"], "holds"),
-        (["holds", "cannot be told"], "cannot be told"),
-        (["holds", "does not hold", "cannot be told"], "does not hold"),
+        (["holds", "inconclusive"], "inconclusive"),
+        (["holds", "does not hold", "inconclusive"], "does not hold"),
         (["not measured", "not measured"], "not measured"),
-        (["holds", "not measured"], "cannot be told"),
+        (["holds", "not measured"], "inconclusive"),
         (["does not hold", "not measured"], "does not hold"),
     ],
 )
@@ -168,7 +170,7 @@ def test_verdicts_follow_from_the_answers() -> None:
 def test_claims_about_other_models_are_left_empty() -> None:
     found = verdicts({"none": 0.9})
     assert found["SigLIP needs the salience"] is None
-    assert found["MM-Vet: the absolute scores"] == "cannot be told"
+    assert found["MM-Vet: the absolute scores"] == "inconclusive"
 
 
 def test_a_number_as_the_page_has_it() -> None:
@@ -276,14 +278,17 @@ def test_studies_look_at_the_paper_s_levels_and_at_the_model_s() -> None:
 
 
 def test_the_page_is_what_the_stored_results_give() -> None:
-    assert PAGE.read_text(encoding="utf-8") == build(stored_models())
+    models = stored_models()
+    assert PAGE.read_text(encoding="utf-8") == build(models)
+    assert DETAILS_PAGE.read_text(encoding="utf-8") == build_details(models)
 
 
 def test_the_page_has_every_claim_and_its_links_lead_somewhere() -> None:
-    text = build([Stored(model) for model in MODELS])
+    models = [Stored(model) for model in MODELS]
+    text = build_details(models)
     headings = {anchor(0, Claim(line, "")).removeprefix("0-") for line in re.findall(r"^## (.*)$", text, re.M)}
-    links = re.findall(r"\(#([^)]*)\)", text)
-    assert len(links) == len(CLAIMS) + 1
+    links = re.findall(r"\(results/evidence/claims\.md#([^)]*)\)", build(models))
+    assert len(links) == len(CLAIMS)
     assert set(links) <= headings
 
 
@@ -328,7 +333,9 @@ def test_no_text_promises_cleaner_tokens() -> None:
     texts = [root / "README.md", root / "pyproject.toml", *(root / "docs").rglob("*.md"), *(root / "src").rglob("*.py")]
     texts += [*(root / "src").rglob("*.j2"), *(root / "packages").glob("*/README.md")]
     promised = re.compile(r"cleaner\b.{0,20}\btokens?|\bto remove noise|removes noise from", re.IGNORECASE)
-    found = {path: promised.findall(path.read_text(encoding="utf-8")) for path in texts if path != PAGE}
+    found = {
+        path: promised.findall(path.read_text(encoding="utf-8")) for path in texts if path not in (PAGE, DETAILS_PAGE)
+    }
     assert {path for path, words in found.items() if words} == set()
 
 
@@ -346,7 +353,7 @@ def test_nothing_is_stored_where_there_is_no_table(tmp_path: Path) -> None:
 def test_a_stored_report_is_linked(tmp_path: Path) -> None:
     run = load_run(recorded_run.write_run(tmp_path / "run", every_answer_right_or_wrong, methods=MEASURED))
     write_rows(tmp_path / "mini-llava-grid.csv", compact_rows(run))
-    link = "[The whole report](results/evidence/mini-llava-report.md)."
+    link = "[Full report](results/evidence/mini-llava-report.md)."
     assert link not in build([load("mini-llava", tmp_path)])
     (tmp_path / "mini-llava-report.md").write_text("# Report")
     assert link in build([load("mini-llava", tmp_path)])

@@ -10,7 +10,7 @@ import yaml
 
 from clustrs.cli import main as clustrs
 from clustrs.evaluation.results import load_run
-from clustrs_paper.evidence.page import MODELS, PAGE, build, stored_models
+from clustrs_paper.evidence.page import DETAILS_PAGE, MODELS, PAGE, build, build_details, stored_models
 from clustrs_paper.evidence.readme import README, filled, first_table
 from clustrs_paper.evidence.results import STORED, compact_rows, read_rows, write_rows
 
@@ -92,9 +92,11 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path("out/evidence"))
     given, extra = parser.parse_known_args()
     if given.command == "page":
-        PAGE.write_text(build(stored_models()), encoding="utf-8")
+        models = stored_models()
+        PAGE.write_text(build(models), encoding="utf-8")
+        DETAILS_PAGE.write_text(build_details(models), encoding="utf-8")
         README.write_text(filled(README.read_text(encoding="utf-8"), first_table()), encoding="utf-8")
-        print(PAGE, README, sep="\n")
+        print(PAGE, DETAILS_PAGE, README, sep="\n")
         return 0
     if given.model is None:
         parser.error(f"{given.command}: which model? {', '.join(MODELS)}")

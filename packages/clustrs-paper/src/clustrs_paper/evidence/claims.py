@@ -50,7 +50,7 @@ CLAIMS = (
     ),
     Claim(
         "Clustering makes the choice stable",
-        "Balancing salience and diversity stabilises what is chosen against noise.",
+        "Balancing salience and diversity stabilizes what is chosen against noise.",
         (kept_again("0.1"), kept_again("1")),
     ),
     Claim(
@@ -225,8 +225,8 @@ CLAIMS = (
     ),
     Claim(
         "The cost is negligible",
-        "At k = 16 vision tower and pruning together take 1 ms more than with the fastest rival, 1.6 % of an answer of "
-        "64 tokens.",
+        "At k = 16 vision tower and pruning together take 1 ms more than with the fastest competitor, 1.6 % of an "
+        "answer of 64 tokens.",
         (
             cost("visual overhead, k = 16", Below(1.1), "16", paper.overhead_ratio(16), of_answer=False),
             cost(

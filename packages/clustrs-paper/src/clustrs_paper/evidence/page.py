@@ -7,9 +7,10 @@ from clustrs.evaluation.metrics import Estimate
 from clustrs_paper.evidence.checks import SAME, Check, Claim
 from clustrs_paper.evidence.claims import CLAIMS
 from clustrs_paper.evidence.results import BLIND, UNPRUNED, Answers, Stored, load
-from clustrs_paper.evidence.verdicts import MISSING, OPEN, TOO_SMALL, Verdict, combine, judge
+from clustrs_paper.evidence.verdicts import HOLDS, MISSING, OPEN, TOO_SMALL, Verdict, combine, judge
 
 PAGE = Path(__file__).parents[5] / "docs" / "evidence.md"
+DETAILS_PAGE = PAGE.parent / "results" / "evidence" / "claims.md"
 MODELS = {"mini-llava": "scenes", "mini-onevision": "scenes", "photo-llava": "photos"}
 """The embedded models and their tasks."""
 MEASURES = {
@@ -24,39 +25,49 @@ MEASURES = {
     "salience_ratio": "the same with salience",
     "word_norm": "norm of a word embedding",
 }
+KEY_CLAIMS = (4, 10, 13)
+"""Numbers of the claims that the page itself shows in full."""
 HEAD = f"""\
-# Does it hold?
+# Evidence
 
-Every claim of the paper, its numbers (LLaVA-1.5-7B and LLaVA-OneVision-7B on MM-Vet), and what the embedded models say
-about it. They are small, and what is true of them need not be true of models of billions of parameters; but they can be
-asked many questions, so that chance can be told from effect. `make evidence` writes this page from the results in
-`docs/results/evidence`; no verdict is set by hand.
+Every claim of the paper, and whether it holds on the three embedded models. The paper's numbers are those of
+LLaVA-1.5-7B and LLaVA-OneVision-7B on MM-Vet. The embedded models are small, and results need not carry over to models
+of billions of parameters; but they can be asked enough questions to separate effect from chance. `make evidence` writes
+this page from `docs/results/evidence`; no verdict is set by hand. [All numbers](results/evidence/claims.md) have a file
+of their own.
 
-## How a verdict is found
+## Rules
 
-- Scores are compared on the same questions. A number is a difference in points (per cent of the questions), with a 95 %
-  bootstrap interval over the questions; of a study of images, over the images. Questions are drawn one by one, though
-  several are about the same image.
-- A gain **holds** if its interval lies above 0. It **does not hold** if the interval lies below 0, or wholly within
-  {TOO_SMALL:g} point of it: then it is too small to matter. Otherwise it **cannot be told** from these questions.
-- "No difference" holds if the interval lies within {SAME:g} points of 0, and does not hold if it lies outside. Where a
-  claim is about a threshold, the threshold stands in the table.
-- A claim of several numbers holds if all of them do, and does not hold if one of them does not.
+- Scores are compared on the same questions. A number is a difference in points (per cent of the questions) with a 95 %
+  bootstrap interval over the questions, or over the images of a study.
+- A gain **holds** if its interval lies above 0. It **does not hold** if the interval lies below 0, or entirely within
+  {TOO_SMALL:g} point of it. Otherwise it is inconclusive. "No difference" holds if the interval lies within
+  {SAME:g} points of 0.
+- A claim of several numbers holds if all of them do, and does not hold if one of them does not; the table says how many
+  hold.
 - "Gaussian noise" and "salt and pepper" are means over levels at which the unpruned model loses 10, 35 and 50 % of its
-  clean score ([how](evaluation.md#levels-by-what-they-cost)): where it is blind, all methods look alike. Which of them
-  were measured [stands below](#what-was-measured). For the same reason corruptions under which it keeps less than
-  {BLIND:.0%} of its clean score are left out.
-- {sum(len(claim.checks) for claim in CLAIMS)} numbers are judged one by one; of so many intervals of 95 % a few miss by
+  clean score ([details](evaluation.md#levels-by-what-they-cost)). Corruptions under which it keeps less than
+  {BLIND:.0%} of it are excluded.
+- {sum(len(claim.checks) for claim in CLAIMS)} numbers are judged one by one; a few of their 95 % intervals miss by
   chance.
+"""
+DETAILS = """\
+# Claims in numbers
+
+All numbers behind the [evidence page](../../evidence.md), written by `make evidence`. Differences are in points, with
+95 % bootstrap intervals.
 """
 
 
 def build(models: Sequence[Stored]) -> str:
-    """The whole page."""
-    parts = [HEAD, overview(models)]
-    parts += [section(claim, models) for claim in CLAIMS]
-    parts += [geometry(models), conditions(models), again()]
-    return "\n".join(parts)
+    """Build docs/evidence.md: the rules, every verdict, and the key claims in full."""
+    key = [section(CLAIMS[number - 1], models) for number in KEY_CLAIMS]
+    return "\n".join([HEAD, overview(models), *key, questions(models), again()])
+
+
+def build_details(models: Sequence[Stored]) -> str:
+    """Build the page with every number of every claim, the geometry of the models, and the scores by corruption."""
+    return "\n".join([DETAILS, *(section(claim, models) for claim in CLAIMS), geometry(models), conditions(models)])
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> str:
@@ -75,21 +86,28 @@ def claim_verdict(claim: Claim, stored: Stored) -> Verdict | None:
     return combine([judge(check.rule, check.measure(stored)) for check in claim.checks])
 
 
-def verdict_text(verdict: Verdict | None) -> str:
+def verdict_text(claim: Claim, stored: Stored) -> str:
+    """Return the verdict on a claim for one model and how many of its numbers hold; empty if not about the model."""
+    verdict = claim_verdict(claim, stored)
     if verdict is None:
         return ""
-    return "not measured yet" if verdict == MISSING else f"**{verdict}**" if verdict != OPEN else verdict
+    if verdict == MISSING or not claim.checks:
+        return "not measured yet" if claim.checks else "not measured here"
+    parts = [judge(check.rule, check.measure(stored)) for check in claim.checks]
+    share = f" {parts.count(HOLDS)}/{len(parts)}" if len(parts) > 1 else ""
+    return (verdict if verdict == OPEN else f"**{verdict}**") + share
 
 
 def overview(models: Sequence[Stored]) -> str:
     rows = [
         [
-            f"{number}. [{claim.title}](#{anchor(number, claim)})",
-            *(verdict_text(claim_verdict(claim, m)) for m in models),
+            f"[{number}](results/evidence/claims.md#{anchor(number, claim)}) {claim.title}",
+            claim.says,
+            *(verdict_text(claim, m) for m in models),
         ]
         for number, claim in enumerate(CLAIMS, start=1)
     ]
-    return "## Verdicts\n\n" + table(["claim", *(m.model for m in models)], rows)
+    return "## Verdicts\n\n" + table(["claim", "what the paper says", *(m.model for m in models)], rows)
 
 
 def anchor(number: int, claim: Claim) -> str:
@@ -103,7 +121,7 @@ def section(claim: Claim, models: Sequence[Stored]) -> str:
     number = CLAIMS.index(claim) + 1
     lines = [f"## {number}. {claim.title}\n", f"{claim.says}\n"]
     if not claim.checks:
-        return "\n".join([*lines, f"Cannot be told here: {claim.note}.\n"])
+        return "\n".join([*lines, f"Not measured here: {claim.note}.\n"])
     about = [m for m in models if claim.about(m.model)]
     rows = [
         [check.label, check.rule.words, paper_text(check), *(measured_text(check, m) for m in about)]
@@ -164,28 +182,38 @@ def geometry_text(stored: Stored, name: str) -> str:
     return f"{values[0]:.3g}" + (f" ({values[1]:.3g} to {values[2]:.3g})" if len(values) == 3 else "")
 
 
-def conditions(models: Sequence[Stored]) -> str:
-    """Under which corruptions each model was measured, and what the unpruned model scores there."""
-    lines = ["## What was measured\n"]
+def questions(models: Sequence[Stored]) -> str:
+    """List how many questions each model was asked."""
+    lines = ["## Measurements\n"]
     for stored in models:
         if stored.grid is None:
-            lines.append(f"**{stored.model}**, task {MODELS.get(stored.model, '')}: not measured yet.\n")
+            lines.append(f"- **{stored.model}**, task {MODELS.get(stored.model, '')}: not measured yet.")
             continue
         grid = stored.grid
         left_out = [str(c) for c in grid.conditions if c not in grid.seeing]
+        parameters = "" if stored.parameters is None else f", {stored.parameters.questions} for the parameters"
+        report = f" [Full report](results/evidence/{stored.report})." if stored.report else ""
+        lines.append(
+            f"- **{stored.model}**, task {grid.task}: {grid.questions} questions in {len(grid.right)} cells"
+            f"{parameters}. Excluded corruptions: {', '.join(left_out) or 'none'}.{report}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def conditions(models: Sequence[Stored]) -> str:
+    """Build the tables of scores by corruption, with every method of a run."""
+    lines = ["## Scores by corruption\n"]
+    for stored in models:
+        if stored.grid is None:
+            continue
+        grid = stored.grid
         rows = []
         shown = shown_methods(grid)
         for condition in grid.conditions:
             keys = [(method, None if method == UNPRUNED else 16, condition) for method in shown]
             scores = [100 * float(grid.right[key].mean()) for key in keys]
             rows.append([str(condition), *(f"{score:.1f}" for score in scores)])
-        report = f" [The whole report](results/evidence/{stored.report})." if stored.report else ""
-        parameters = "" if stored.parameters is None else f" Parameters: {stored.parameters.questions} questions."
-        lines.append(
-            f"**{stored.model}**, task {grid.task}: {grid.questions} questions, {len(grid.right)} cells.{report}"
-            f"{parameters} Left out, the model being blind: {', '.join(left_out) or 'nothing'}. Right answers in per "
-            "cent, k = 16:\n"
-        )
+        lines.append(f"**{stored.model}**, right answers in per cent, k = 16:\n")
         lines.append(table(["", *shown.values()], rows, numbers=len(shown)))
     return "\n".join(lines)
 
@@ -216,11 +244,11 @@ def shown_methods(grid: Answers, keep: int = 16) -> dict[str, str]:
 
 def again() -> str:
     return """\
-## Again
+## Reproducing it
 
     python -m clustrs_paper.evidence run mini-llava      # stopped, the same command resumes
     python -m clustrs_paper.evidence store mini-llava
-    make evidence                                # writes this page
+    make evidence                                        # writes this page
 """
 
 

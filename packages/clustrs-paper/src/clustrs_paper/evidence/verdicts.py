@@ -1,4 +1,4 @@
-"""The rules by which a claim holds here, does not, or cannot be told: from intervals alone."""
+"""Rules by which a claim holds here, does not hold, or is inconclusive: from intervals alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,10 +6,10 @@ from typing import Literal
 
 from clustrs.evaluation.metrics import Estimate
 
-Verdict = Literal["holds", "does not hold", "cannot be told", "not measured"]
+Verdict = Literal["holds", "does not hold", "inconclusive", "not measured"]
 HOLDS: Verdict = "holds"
 FAILS: Verdict = "does not hold"
-OPEN: Verdict = "cannot be told"
+OPEN: Verdict = "inconclusive"
 MISSING: Verdict = "not measured"
 TOO_SMALL = 1.0
 """Points: a gain whose whole interval is nearer to nothing than this is no gain."""
@@ -68,7 +68,7 @@ Rule = Above | Within | Below
 
 
 def judge(rule: Rule, estimate: Estimate | None) -> Verdict:
-    """The verdict on one number; without one it was not measured, without an interval it cannot be told."""
+    """The verdict on one number; without one it was not measured, without an interval it is inconclusive."""
     if estimate is None or estimate.mean is None:
         return MISSING
     if estimate.low is None or estimate.high is None:
