@@ -11,9 +11,11 @@ from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
+from recorded_run import write_run
 
 from clustrs import plugins
 from clustrs.cli import doctor
+from clustrs.evaluation.results import load_run
 from clustrs.models.adapters import registry as adapters
 
 Run = Callable[..., tuple[int, str, str]]
@@ -76,6 +78,16 @@ def test_a_task_that_fails_at_import_is_an_error_only_when_chosen(install: Insta
     assert err.splitlines()[-1].startswith(
         "clustrs: entry point acme = acme_plugin:load of acme in clustrs.tasks failed"
     )
+
+
+@pytest.mark.parametrize("module", HOSTILE.values(), ids=HOSTILE)
+def test_a_report_goes_on_without_a_section_that_fails(install: Install, tmp_path: Path, module: str) -> None:
+    from clustrs.evaluation.report.summary import find_reference
+
+    install("clustrs.report_sections", module, "acme_plugin:section")
+    run = load_run(write_run(tmp_path / "run"))
+    with pytest.warns(plugins.PluginWarning, match=r"acme = acme_plugin:section of acme .* failed \("):
+        assert find_reference(run) is None
 
 
 def test_interrupts_are_not_swallowed(install: Install) -> None:

@@ -1,4 +1,4 @@
-"""A package of somebody else: installed next to clustrs, its method appears on the command line and in reports."""
+"""Packages beside clustrs: one of somebody else that extends it in every way, and none at all, not even ours."""
 
 import json
 import os
@@ -13,16 +13,24 @@ import pytest
 
 import clustrs
 import clustrs_models
+import clustrs_paper
 
 FILES = {
     "acme_pruning.py": '''
-"""Methods of ACME."""
+"""What ACME adds to ClustRS: a method, a corruption, a task, a command, and published numbers."""
 
 from dataclasses import dataclass
 
 import torch
+import typer
+from PIL import ImageOps
 
 import clustrs
+from clustrs.corruptions import register_corruption
+from clustrs.evaluation.report.summary import Reference
+from clustrs.evaluation.tasks import get_task
+
+commands = typer.Typer()
 
 
 @clustrs.register
@@ -34,10 +42,59 @@ class FirstTokens(clustrs.Pruner):
 
     def _choose(self, inputs, k):
         return torch.arange(k, device=inputs.tokens.device).repeat(len(inputs.tokens), 1)
+
+
+@register_corruption("acme-invert", levels=(1,), low=0, high=1)
+def invert(image, level, random):
+    return ImageOps.invert(image) if level else image
+
+
+def load_quiz(data, limit):
+    task = get_task("scenes", limit=limit)
+    task.name = "acme-quiz"
+    return task
+
+
+@commands.command()
+def hello(name: str) -> None:
+    """Greet somebody."""
+    print(f"hello {name}")
+
+
+@commands.command()
+def bye() -> None:
+    """Say goodbye."""
+
+
+def published(run, compare_with):
+    if run.config["task"] != "acme-quiz":
+        return None
+    return Reference('Numbers marked "paper" are those of ACME.', lambda method, corruption, level: 0.125)
 ''',
+    "acme_configs/small.yaml": """
+task: acme-quiz
+model: mini-llava
+methods: [none, acme-first]
+keep: [3]
+corrupt: [clean, 'acme-invert:1']
+limit: 3
+""",
     "acme_pruning-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: acme-pruning\nVersion: 1.0\n",
     "acme_pruning-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    "acme_pruning-1.0.dist-info/entry_points.txt": "[clustrs.pruners]\nacme = acme_pruning\n",
+    "acme_pruning-1.0.dist-info/entry_points.txt": """
+[clustrs.pruners]
+acme = acme_pruning
+[clustrs.corruptions]
+acme = acme_pruning
+[clustrs.tasks]
+acme-quiz = acme_pruning:load_quiz
+[clustrs.commands]
+acme = acme_pruning:commands
+[clustrs.configs]
+acme = acme_configs
+[clustrs.report_sections]
+acme = acme_pruning:published
+""",
 }
 RECORD = "acme_pruning-1.0.dist-info/RECORD"
 Command = Callable[..., str]
@@ -60,7 +117,9 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Command:
     python = Path(sysconfig.get_path("scripts", "venv", names)) / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
     subprocess.run([*pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel)], check=True)
-    source = os.pathsep.join(str(Path(file).parents[1]) for file in (clustrs.__file__, clustrs_models.__file__))
+    source = os.pathsep.join(
+        str(Path(file).parents[1]) for file in (clustrs.__file__, clustrs_models.__file__, clustrs_paper.__file__)
+    )
 
     def run(*words: str) -> str:
         called = [str(python), "-m", "clustrs.cli", *words]
@@ -73,18 +132,23 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Command:
 
 
 @pytest.mark.slow
-def test_a_method_of_another_package(command: Command, tmp_path: Path) -> None:
+def test_every_group_of_entry_points(command: Command, tmp_path: Path) -> None:
+    """A method, a corruption, a task, a ready configuration and published numbers, in one run and its report."""
     listed = {method["name"]: method for method in json.loads(command("methods", "--json"))}
     assert listed["acme-first"]["summary"] == "Keep the first tokens of an image."
     assert "acme-first" not in clustrs.list_methods()
-    grid = ("--methods", "none", "acme-first", "--keep", "3", "--limit", "3", "--quiet")
-    shown = command("eval", *grid, "-o", str(tmp_path / "run"))
+    shown = command("eval", "--config", "acme/small", "--quiet", "-o", str(tmp_path / "run"))
     assert "acme-first" in shown
     records = [json.loads(line) for line in (tmp_path / "run" / "answers.jsonl").read_text().splitlines()]
-    kept = [record["kept"] for record in records if record["method"]["name"] == "acme-first"]
-    assert kept == [[0, 1, 2]] * 3
     assert all(record["error"] is None for record in records)
-    assert "acme-first" in (tmp_path / "run" / "report.html").read_text()
+    kept = [record["kept"] for record in records if record["method"]["name"] == "acme-first"]
+    assert kept == [[0, 1, 2]] * 6
+    assert {record["corruption"] for record in records} == {"clean", "acme-invert:1"}
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert "acme-first" in report
+    assert "those of ACME" in report
+    assert "12.5" in report
+    assert command("acme", "hello", "world") == "hello world\n"
 
 
 @pytest.mark.slow
@@ -95,3 +159,86 @@ def test_it_is_compared_and_studied_like_any_other(command: Command, tmp_path: P
     words = ("--count", "1", "--levels", "1", "--keep", "3", "--methods", "acme-first", "grid", "--quiet")
     findings = command("study", "stability", *words, "-o", str(tmp_path))
     assert "The same positions at every level are kept by acme-first, grid." in findings
+
+
+ALONE = """
+import contextlib, io
+import clustrs, torch
+from clustrs.cli import main
+from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+
+
+def run(*words):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(list(words))
+    lines = err.getvalue().splitlines()
+    print(code, len(lines), (out.getvalue() if code == 0 else lines[-1]).replace(chr(10), " "), sep="|")
+
+
+sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2)
+config = LlavaConfig(
+    vision_config=CLIPVisionConfig(image_size=32, patch_size=8, **sizes),
+    text_config=LlamaConfig(vocab_size=64, **sizes),
+    image_token_index=63,
+    vision_feature_layer=-2,
+)
+model = LlavaForConditionalGeneration(config).eval()
+ids = torch.tensor([[1, *[63] * 16, 5, 6]])
+with clustrs.ClustRS(keep=4)(model):
+    print(model.generate(input_ids=ids, pixel_values=torch.zeros(1, 3, 32, 32), max_new_tokens=2).shape)
+run("--help")
+run("methods")
+run("tasks")
+run("eval", "--limit", "2")
+run("eval", "--task", "scenes", "--limit", "2")
+run("eval", "--config", "paper/ablation")
+run("ask", "sample:scene-1", "Why?")
+run("study", "stability")
+"""
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment that has everything of this one but clustrs-models and clustrs-paper."""
+    root = tmp_path_factory.mktemp("alone")
+    packages = root / "packages"
+    packages.mkdir()
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if "clustrs" not in path.name and path.suffix != ".pth":
+            (packages / path.name).symlink_to(path)
+    wheels = root / "wheels"
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(wheels)]
+    subprocess.run(build, cwd=Path(__file__).parents[2], check=True, capture_output=True)
+    with zipfile.ZipFile(next(wheels.iterdir())) as wheel:
+        wheel.extractall(packages)
+    environment = root / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    names = {"base": str(environment), "platbase": str(environment)}
+    (Path(sysconfig.get_path("purelib", "venv", names)) / "this.pth").write_text(f"{packages}\n")
+    return Path(sysconfig.get_path("scripts", "venv", names)) / "python"
+
+
+@pytest.mark.slow
+def test_clustrs_alone(alone: Path, tmp_path: Path) -> None:
+    """Without clustrs-models and clustrs-paper: methods attach, and what needs one of them names it in one line."""
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(alone), "-c", ALONE], cwd=tmp_path, capture_output=True, text=True, env=variables, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    generated, *lines = done.stdout.splitlines()
+    assert generated.startswith("torch.Size([1, ")
+    usage, methods, tasks, photos, scenes, paper, asked, study = (line.split("|", 2) for line in lines)
+    assert [code for code, *_ in (usage, methods, tasks)] == ["0", "0", "0"]
+    assert "clustrs" in methods[2]
+    assert "scienceqa" in tasks[2]
+    models, install = "clustrs-models", "pip install './packages/clustrs-models'"
+    for code, printed, message in (photos, scenes, asked):
+        assert (code, printed) == ("2", "1"), message
+        assert models in message
+        assert install in message
+    for code, _, message in (paper, study):
+        assert code == "2", message
+        assert "clustrs-paper" in message
+        assert "'./packages/clustrs-paper'" in message

@@ -10,7 +10,7 @@ from clustrs.evaluation import metrics
 from clustrs.evaluation.metrics import Estimate, Values
 from clustrs.evaluation.report.blocks import NOTHING, Table, Value
 from clustrs.evaluation.results import Method, Run
-from clustrs.plugins import plugin_entries
+from clustrs.plugins import leave_out, load_entry, plugin_entries
 
 REPORT_SECTIONS = "clustrs.report_sections"
 """Entry-point group of callables `(run, compare_with) -> Reference | None`."""
@@ -50,7 +50,12 @@ def find_reference(run: Run, compare_with: str | None = None) -> Reference | Non
     Raises:
         ValueError: `compare_with` is given, and no plugin is installed, or none knows that model.
     """
-    plugins = [entry.load() for entry in plugin_entries(REPORT_SECTIONS)]
+    plugins = []
+    for entry in plugin_entries(REPORT_SECTIONS):
+        try:
+            plugins.append(load_entry(entry))
+        except ValueError as error:
+            leave_out(str(error))
     for plugin in plugins:
         reference = plugin(run, compare_with)
         if reference is not None:
