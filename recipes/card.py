@@ -127,6 +127,11 @@ CONDITIONS = ("clean", "grey image", "random, k = 16", "random, k = 144", "sigma
 """The measured conditions in the table of `docs/embedded.md`."""
 
 
+def shown(results: dict[str, dict[str, Any]], conditions: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the accuracies of some conditions only."""
+    return {name: {"accuracy": {key: found["accuracy"][key] for key in conditions}} for name, found in results.items()}
+
+
 def accuracy_table(results: dict[str, dict[str, Any]], kinds: Sequence[str] = KINDS) -> str:
     lines = [row(["model", "condition", "questions", "all", *kinds]), "|:--|:--|" + "--:|" * (2 + len(kinds))]
     for name, result in results.items():
@@ -191,12 +196,7 @@ def main() -> None:
     fill(
         DOCS / "embedded.md",
         {
-            "accuracy": accuracy_table(
-                {
-                    name: {"accuracy": {key: found["accuracy"][key] for key in CONDITIONS}}
-                    for name, found in results.items()
-                }
-            ),
+            "accuracy": accuracy_table(shown(results, CONDITIONS)),
             "attention": attention_table(results),
             "seconds": seconds_table(results),
             "training": training_table(logs),

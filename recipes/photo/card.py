@@ -30,6 +30,8 @@ The log of the run that made the shipped weights was lost. The table and the cur
 settings in `settings.toml`, whose weights are not shipped: it answers
 {second:.1f} % of the test questions on clean images, the shipped weights {first:.1f} %."""
 SHARES = ("all", *QUESTION_KINDS)
+CONDITIONS = ("clean", "grey image", "sigma 0.1", "sigma 0.2", "sigma 0.5", "random, k = 16", "random, k = 50")
+"""The measured conditions in the table of the page."""
 
 
 def columns(rows: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
@@ -49,11 +51,6 @@ def curves(rows: list[dict[str, Any]]) -> None:
     figure.tight_layout()
     figure.savefig(DOCS / "images" / f"{NAME}-training.png", dpi=110)
     plt.close(figure)
-
-
-def geometry_table(found: dict[str, float]) -> str:
-    lines = [row(["projected tokens", ""]), "|:--|--:|"]
-    return "\n".join(lines + [f"| {name} | {value:.2f} |" for name, value in found.items()])
 
 
 def probe_table(found: dict[str, Any]) -> str:
@@ -79,8 +76,7 @@ def blocks(
     return {
         "probe": probe_table(layers),
         "training": training(rows, result, second),
-        "accuracy": card.accuracy_table({NAME: result}, QUESTION_KINDS),
-        "geometry": geometry_table(result["geometry"]),
+        "accuracy": card.accuracy_table(card.shown({NAME: result}, CONDITIONS), QUESTION_KINDS),
         "seconds": card.seconds_table({NAME: result}),
     }
 
