@@ -82,5 +82,5 @@ def test_large_images_are_scaled_down(words: list[str], monkeypatch: pytest.Monk
 
 
 def test_bad_image() -> None:
-    with pytest.raises(ValueError, match="image has mode 'L': give an RGB image"):
+    with pytest.raises(ValueError, match="image must be in RGB, got mode 'L'"):
         contact_sheet(Image.new("L", (9, 9)))

@@ -1,5 +1,6 @@
 """Each corruption does what its rule says, to the pixel, and its randomness depends on four things only."""
 
+import doctest
 import io
 import math
 
@@ -8,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance
 
+from clustrs import corruptions
 from clustrs.corruptions import PAPER_LEVELS, Corruption
 from clustrs.corruptions.effects import cutout_size, line_kernel
 
@@ -235,21 +237,21 @@ def test_parse() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("gausian:0.5", r"unknown corruption 'gausian' \(did you mean 'gaussian'\?\): .*salt_pepper.*jpeg"),
-        ("rain:x", "unknown corruption 'rain': give one of gaussian, .*, imagenet_c/jpeg_compression"),
-        ("gaussian", "corruption 'gaussian': give NAME:LEVEL, .*names are gaussian, salt_pepper"),
-        ("gaussian:", "give NAME:LEVEL"),
-        ("gaussian:a lot", "give NAME:LEVEL"),
-        ("", "give NAME:LEVEL"),
-        ("gaussian:-1", "gaussian level=-1.0: give a standard deviation from 0"),
+        ("gausian:0.5", r"unknown corruption 'gausian' \(did you mean 'gaussian'\?\); available: .*salt_pepper.*jpeg"),
+        ("rain:x", "unknown corruption 'rain'; available: gaussian, .*, imagenet_c/jpeg_compression"),
+        ("gaussian", "corruption must be NAME:LEVEL .*got 'gaussian'; names: gaussian, salt_pepper"),
+        ("gaussian:", "must be NAME:LEVEL"),
+        ("gaussian:a lot", "must be NAME:LEVEL"),
+        ("", "must be NAME:LEVEL"),
+        ("gaussian:-1", r"gaussian level must be a standard deviation from 0.*, got -1.0"),
         ("gaussian:nan", "gaussian level=nan"),
         ("brightness:inf", "brightness level=inf"),
-        ("salt_pepper:1.1", "salt_pepper level=1.1: give a fraction"),
-        ("cutout:2", "cutout level=2.0: give a fraction"),
-        ("motion_blur:14", "motion_blur level=14.0: give an odd number"),
-        ("motion_blur:14.5", "motion_blur level=14.5: give an odd number"),
-        ("jpeg:0", "jpeg level=0.0: give a quality"),
-        ("jpeg:30.5", "jpeg level=30.5: give a quality"),
+        ("salt_pepper:1.1", r"salt_pepper level must be a fraction.*, got 1.1"),
+        ("cutout:2", r"cutout level must be a fraction.*, got 2.0"),
+        ("motion_blur:14", r"motion_blur level must be an odd number.*, got 14.0"),
+        ("motion_blur:14.5", r"motion_blur level must be an odd number.*, got 14.5"),
+        ("jpeg:0", r"jpeg level must be a quality.*, got 0.0"),
+        ("jpeg:30.5", r"jpeg level must be a quality.*, got 30.5"),
     ],
 )
 def test_parse_errors(text: str, message: str) -> None:
@@ -259,11 +261,16 @@ def test_parse_errors(text: str, message: str) -> None:
 
 def test_bad_arguments() -> None:
     corruption = Corruption("gaussian", 0.5)
-    with pytest.raises(ValueError, match="image has mode 'L': give an RGB image"):
+    with pytest.raises(ValueError, match="image must be in RGB, got mode 'L'"):
         corruption.apply(Image.new("L", (4, 4)), "a")
-    with pytest.raises(ValueError, match="image_id=3: give a string"):
+    with pytest.raises(ValueError, match="image_id must be a string, got 3"):
         corruption.apply(grey(), 3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"seed=0.5: give an integer"):
+    with pytest.raises(ValueError, match=r"seed must be an integer, got 0.5"):
         corruption.apply(grey(), "a", 0.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="gaussian level=True"):
         Corruption("gaussian", True)
+
+
+def test_the_examples_in_docstrings() -> None:
+    tried = doctest.testmod(corruptions)
+    assert (tried.failed, tried.attempted > 0) == (0, True)

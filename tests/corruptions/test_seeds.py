@@ -67,7 +67,7 @@ def global_state() -> tuple[object, ...]:
 def test_global_state_is_untouched(corruption: Corruption) -> None:
     before = global_state()
     first = digest(corruption)
-    with pytest.raises(ValueError, match="image has mode"):
+    with pytest.raises(ValueError, match="image must be in RGB"):
         corruption.apply(Image.new("L", (40, 40)), "a")
     assert global_state() == before
     random.seed(1)

@@ -72,7 +72,7 @@ def test_everything_is_recorded() -> None:
         ({**GIVEN, "tua": 2}, r"unknown argument tua=2 \(did you mean 'tau'\?\) \(accepted: attn, batch_size"),
         ({**GIVEN, "method": "divprune", "tau": 2}, "unknown argument tau=2 .* or a parameter of divprune"),
         ({**GIVEN, "attn_implementation": "sdpa"}, "attn_implementation='sdpa'"),
-        ({**GIVEN, "corrupt": "gaussian"}, "corruption 'gaussian': give NAME:LEVEL"),
+        ({**GIVEN, "corrupt": "gaussian"}, "corruption must be NAME:LEVEL"),
         ({**GIVEN, "corrupt": 0.5}, "corrupt must be NAME:LEVEL .*, got 0.5"),
         ({**GIVEN, "seed": -1}, "seed must be an integer from 0 .*, got -1"),
         ({**GIVEN, "seed": 0.5}, "seed=0.5"),

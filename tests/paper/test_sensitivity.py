@@ -115,7 +115,7 @@ def test_tau_of_the_paper_is_its_own_table() -> None:
     [
         (("--parameters", "tau", "tauu"), "--parameters tauu: give one of tau, clip.*did you mean 'tau'"),
         (("--parameters", "tau", "tau"), "--parameters tau tau: give each once"),
-        (("--corrupt", "gaussian:x"), "give NAME:LEVEL"),
+        (("--corrupt", "gaussian:x"), "must be NAME:LEVEL"),
     ],
 )
 def test_mistakes(folder_of: Folders, data: Path, tmp_path: Path, words: tuple[str, ...], message: str) -> None:

@@ -36,7 +36,7 @@ ENTRY_POINTS = "clustrs.corruptions"
 
 @dataclass(frozen=True)
 class Rule:
-    """A corruption's effect, the levels it takes (in words: `accepted`), and those it is usually measured at."""
+    """Effect of a corruption, the levels that it accepts (in words: `accepted`), and those measured by default."""
 
     effect: Effect
     low: float
@@ -84,20 +84,40 @@ IMAGENET_C_LEVELS = {name: rule.levels for name, rule in _rules.items() if rule.
 def register_corruption(
     name: str, *, levels: Sequence[float], low: float, high: float, accepted: str = "", kind: Kind = "any"
 ) -> Callable[[Effect], Effect]:
-    """Function decorator: make `effect(image, level, random)` known as the corruption `name`.
+    """Register a function `effect(image, level, random)` as a corruption (decorator).
 
-    The image is in RGB and so is the one to return; all that is random must come from `random`, a numpy Generator that
-    is seeded by the image. `levels` is what a study measures by default, `low` to `high` is what is accepted at all,
-    `accepted` says so in words. Registering a name again from the same module replaces it.
+    The effect gets an RGB image and returns one. All randomness must come from `random`, a numpy Generator that is
+    seeded by the image. Registering a name again from the same module replaces it.
+
+    Args:
+        name: name of the corruption, without spaces, commas and colons.
+        levels: levels that are measured by default.
+        low: smallest level that is accepted.
+        high: largest level that is accepted.
+        accepted: the accepted levels in words, for error messages; derived from the bounds by default.
+        kind: "any" number, an "integer", or an "odd" integer.
+
+    Returns:
+        The decorator.
+
+    Raises:
+        ValueError: the name or the levels are invalid, or another module has registered the name.
+
+    Example:
+        ```python
+        @register_corruption("posterize", levels=(4, 2), low=1, high=8, kind="integer")
+        def posterize(image, level, random):
+            return ImageOps.posterize(image, int(level))
+        ```
     """
 
     def register(effect: Effect) -> Effect:
         words = accepted or f"{'a number' if kind == 'any' else f'an {kind} number'} from {low:g} to {high:g}"
         rule = Rule(effect, low, high, words, tuple(map(float, levels)), kind, "plugin")
         if not name or any(sign in name for sign in ":, \n"):
-            raise ValueError(f"corruption {name!r}: give a name without spaces, commas and colons")
+            raise ValueError(f"name of a corruption must have no spaces, commas or colons, got {name!r}")
         if not levels or not all(map(rule.accepts, rule.levels)):
-            raise ValueError(f"corruption {name!r} levels={tuple(levels)!r}: give at least one, each {words}")
+            raise ValueError(f"levels of {name} must be at least one, each {words}, got {tuple(levels)!r}")
         known = _rules.get(name)
         if known is not None and known.effect.__module__ != effect.__module__:
             raise ValueError(
@@ -127,30 +147,44 @@ def missing_reason(name: str) -> str:
 
 
 def corruption_rule(name: str) -> Rule:
-    """The rule behind a name."""
+    """Return the rule of a corruption; ValueError for an unknown name."""
     if name not in _rules:
         load_plugins(ENTRY_POINTS)
     if not isinstance(name, str) or name not in _rules:
         names = ", ".join(_rules)
-        raise ValueError(f"unknown corruption {name!r}{suggestion(str(name))}: give one of {names}")
+        raise ValueError(f"unknown corruption {name!r}{suggestion(str(name))}; available: {names}")
     return _rules[name]
 
 
 def suggestion(name: str) -> str:
-    """The question whether another name was meant, if one is close; `imagenet_c/` may be missing from it."""
+    """Suggest the closest name, if there is one; `imagenet_c/` may be missing from the given name."""
     short = {known.rpartition("/")[2]: known for known in reversed(_rules)}  # the paper's come last, and stay
     close = get_close_matches(name.lower(), [*_rules, *short], n=1)
     return f" (did you mean {short.get(close[0], close[0])!r}?)" if close else ""
 
 
 def is_level(value: object) -> bool:
-    """Whether a value is a number that a float can hold."""
+    """Return True for a number that a float can hold."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 @dataclass(frozen=True)
 class Corruption:
-    """One way to corrupt an image, for example `Corruption("gaussian", 0.5)`. `list_corruptions()` has the names."""
+    """Corruption of an image at a level.
+
+    Args:
+        name: one of `list_corruptions()`.
+        level: strength; its meaning and bounds depend on the corruption.
+
+    Raises:
+        ValueError: unknown name, or a level that the corruption does not accept.
+
+    Example:
+        >>> corruption = Corruption("gaussian", 0.5)
+        >>> noisy = corruption.apply(Image.new("RGB", (32, 32)), image_id="black", seed=0)
+        >>> noisy.size, str(corruption), Corruption.parse("gaussian:0.5") == corruption
+        ((32, 32), 'gaussian:0.5', True)
+    """
 
     name: str
     level: float
@@ -158,7 +192,7 @@ class Corruption:
     def __post_init__(self) -> None:
         rule = corruption_rule(self.name)
         if not (is_level(self.level) and rule.accepts(self.level)):
-            raise ValueError(f"{self.name} level={self.level!r}: give {rule.accepted}")
+            raise ValueError(f"{self.name} level must be {rule.accepted}, got {self.level!r}")
         object.__setattr__(self, "level", float(self.level))
 
     def __str__(self) -> str:
@@ -166,12 +200,12 @@ class Corruption:
 
     @property
     def level_text(self) -> str:
-        """The level without needless decimals."""
+        """Level as text, without needless decimals."""
         return str(int(self.level) if self.level.is_integer() else self.level)
 
     @classmethod
     def parse(cls, text: str) -> "Corruption":
-        """The corruption that `name:level` stands for, as in "gaussian:0.5"."""
+        """Parse "NAME:LEVEL", for example "gaussian:0.5"."""
         name, colon, level = text.partition(":")
         try:
             value = float(level)
@@ -180,28 +214,40 @@ class Corruption:
                 corruption_rule(name)  # an unknown name is the first thing to tell
             names = ", ".join(list_corruptions())
             raise ValueError(
-                f"corruption {text!r}: give NAME:LEVEL, for example gaussian:0.5; names are {names}"
+                f"corruption must be NAME:LEVEL (for example gaussian:0.5), got {text!r}; names: {names}"
             ) from None
         return cls(name, value)
 
     def apply(self, image: Image.Image, image_id: str, seed: int = 0) -> Image.Image:
-        """The corrupted image: always the same for the same image id, corruption, level and run seed."""
+        """Corrupt an image; the result depends only on the image, its id, the corruption, its level and the seed.
+
+        Args:
+            image: image in RGB.
+            image_id: name of the image; seeds the random numbers.
+            seed: seed of the run.
+
+        Returns:
+            The corrupted image, in RGB and of the same size.
+
+        Raises:
+            ValueError: the image is not in RGB, or there is not enough memory.
+        """
         if image.mode != "RGB":
-            raise ValueError(f"image has mode {image.mode!r}: give an RGB image, image.convert('RGB') makes one")
+            raise ValueError(f"image must be in RGB, got mode {image.mode!r} (use image.convert('RGB'))")
         random = self._random(image_id, seed)
         try:
             return corruption_rule(self.name).effect(image, self.level, random)
         except MemoryError:
             size = f"{image.width} x {image.height} pixels"
-            raise ValueError(f"{self} of an image of {size}: out of memory, give a smaller image") from None
+            raise ValueError(f"{self} of an image of {size}: out of memory, use a smaller image") from None
 
     def _random(self, image_id: str, seed: int) -> np.random.Generator:
-        """The generator that belongs to these four things, and to nothing else."""
+        """Return the random generator of an image id, a corruption, its level and a seed."""
         if not isinstance(image_id, str):
-            raise ValueError(f"image_id={image_id!r}: give a string")
+            raise ValueError(f"image_id must be a string, got {image_id!r}")
         if isinstance(seed, bool) or not isinstance(seed, int):
-            raise ValueError(f"seed={seed!r}: give an integer")
+            raise ValueError(f"seed must be an integer, got {seed!r}")
         if seed.bit_length() > 64:
-            raise ValueError("seed has more than 64 bits: give a smaller integer")
+            raise ValueError("seed must have at most 64 bits")
         key = json.dumps([image_id, self.name, self.level, seed])
         return np.random.default_rng(int.from_bytes(hashlib.sha256(key.encode()).digest(), "big"))

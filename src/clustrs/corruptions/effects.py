@@ -1,4 +1,4 @@
-"""What each corruption does to an RGB image. `level` is its strength; what is random comes from `random`."""
+"""Effects of the paper's corruptions on an RGB image; `level` is the strength, all randomness comes from `random`."""
 
 import io
 import math
@@ -39,7 +39,7 @@ def brightness(image: Image.Image, level: float, random: np.random.Generator) ->
 
 
 def contrast(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
-    """Blend with the mean grey of the image: 0 is all grey, 1 changes nothing."""
+    """Blend with the mean gray of the image: 0 is all gray, 1 changes nothing."""
     return ImageEnhance.Contrast(image).enhance(level)
 
 
@@ -77,7 +77,7 @@ def motion_blur(image: Image.Image, level: float, random: np.random.Generator) -
 
 
 def line_kernel(size: int, angle: float) -> NDArray[np.float64]:
-    """A line of `size` points through the centre of a size x size kernel, each shared among its four neighbours."""
+    """A line of `size` points through the center of a size x size kernel, each shared among its four neighbours."""
     kernel = np.zeros((size + 1, size + 1))
     steps = np.arange(size) - size // 2
     x, y = size // 2 + steps * math.cos(angle), size // 2 + steps * math.sin(angle)

@@ -123,10 +123,10 @@ def clouds(side: int, decay: float, random: np.random.Generator) -> Pixels:
         half = step // 2
         corners = sky[::step, ::step]
         across, downwards = corners + np.roll(corners, -1, 1), corners + np.roll(corners, -1, 0)
-        centres = between(across + np.roll(across, -1, 0))
-        sky[half::step, half::step] = centres
-        sky[::step, half::step] = between(across + centres + np.roll(centres, 1, 0))
-        sky[half::step, ::step] = between(downwards + centres + np.roll(centres, 1, 1))
+        centers = between(across + np.roll(across, -1, 0))
+        sky[half::step, half::step] = centers
+        sky[::step, half::step] = between(across + centers + np.roll(centers, 1, 0))
+        sky[half::step, ::step] = between(downwards + centers + np.roll(centers, 1, 1))
         step, wobble = half, wobble / decay
     sky -= sky.min()
     return sky / sky.max()
@@ -174,7 +174,7 @@ def glass_blur(image: Image.Image, level: float, random: np.random.Generator) ->
 
 
 def wandering(height: int, width: int, far: int, random: np.random.Generator) -> NDArray[np.int64]:
-    """Which pixel each pixel of [height * width] comes from, if one after the other copies a near one.
+    """Return the source of each pixel of [height * width], if one pixel after the other copies a near one.
 
     From the last to the first: who copies a pixel that has copied already gets what that one got. So each pixel
     points to a copy or to an original, and doubling the pointers' reach leads all of them to originals.
@@ -226,8 +226,8 @@ def snow(image: Image.Image, level: float, random: np.random.Generator) -> Image
     flakes = np.where(flakes < least, 0, flakes.clip(0, 1))
     flakes = smear(flakes, int(reach), fade, math.radians(random.uniform(-135, -45)))[:height, :width, None]
     flakes = np.rint(flakes * 255) / 255
-    grey = pixels @ np.array([0.299, 0.587, 0.114])
-    whitened = own * pixels + (1 - own) * np.maximum(pixels, grey[..., None] * 1.5 + 0.5)
+    gray = pixels @ np.array([0.299, 0.587, 0.114])
+    whitened = own * pixels + (1 - own) * np.maximum(pixels, gray[..., None] * 1.5 + 0.5)
     return to_image(whitened + flakes + flakes[::-1, ::-1])
 
 
@@ -274,7 +274,7 @@ def brightness(image: Image.Image, level: float, random: np.random.Generator) ->
 
 
 def contrast(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
-    """Blend with the image's mean colour."""
+    """Blend with the image's mean color."""
     own = (0.4, 0.3, 0.2, 0.1, 0.05)[int(level) - 1]
     pixels = to_array(image)
     return to_image(own * pixels + (1 - own) * pixels.mean(axis=(0, 1)))

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")
-"""What is opened: formats that Pillow decodes in this process, without starting a program such as Ghostscript."""
+"""Formats that Pillow decodes in this process, without starting a program such as Ghostscript."""
 MAX_PIXELS = 64_000_000
 """An image may have this many: corruptions and processors work on several copies in floating point."""
 MAX_ASPECT_RATIO = 100
@@ -36,7 +36,17 @@ def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
 
 
 def open_image(path: str | os.PathLike[str]) -> Image.Image:
-    """The image in a file, upright and in RGB. A ValueError says what is wrong with a file that has none."""
+    """Open an image file, upright and in RGB.
+
+    Args:
+        path: a regular file in one of `FORMATS`, of at most `MAX_PIXELS` pixels.
+
+    Returns:
+        The image, rotated as its EXIF data say; of 16-bit images the upper 8 bits.
+
+    Raises:
+        ValueError: there is no such file, it is not an image, it is damaged, or it is too large.
+    """
     where = f"image {str(path)!r}"
     if not os.path.isfile(path):  # unlike Path.is_file, also for names that are too long
         raise ValueError(f"{where}: {'not a file' if os.path.exists(path) else 'there is no such file'}")
@@ -57,11 +67,11 @@ def open_image(path: str | os.PathLike[str]) -> Image.Image:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """An image in RGB, of 16-bit images the upper 8 bits; a ValueError if its pixels have 32 bits."""
+    """Convert an image to RGB, of 16-bit images the upper 8 bits; ValueError for 32-bit pixels."""
     if image.mode.startswith("I;16"):  # Pillow would cut off the values above 255
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise ValueError("it has 32-bit pixels, give 8 or 16 bits")
+        raise ValueError("it has 32-bit pixels; 8 or 16 bits are supported")
     return image.convert("RGB")
 
 
@@ -69,14 +79,14 @@ def check_size(where: str, size: tuple[int, int]) -> None:
     """Refuse an image, before it is decoded or processed, that would cost too much memory."""
     width, height = size
     if width * height > MAX_PIXELS:
-        raise ImageTooLarge(f"{where}: too large, {width} x {height}: give at most {MAX_PIXELS} pixels")
+        raise ImageTooLarge(f"{where}: too large, {width} x {height}: at most {MAX_PIXELS} pixels are allowed")
     if max(size) > MAX_ASPECT_RATIO * min(size):
         raise ImageTooLarge(
-            f"{where}: too long, {width} x {height}: give a longer side of at most {MAX_ASPECT_RATIO} times the shorter"
+            f"{where}: too long, {width} x {height}: at most {MAX_ASPECT_RATIO} times as long as wide is allowed"
         )
 
 
 def first_sentence(error: Exception) -> str:
-    """The start of a long message, without its full stop."""
+    """Return the first sentence of an error message, without its full stop."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0].strip().split(". ")[0].rstrip(".:")
