@@ -166,7 +166,7 @@ def test_frost_covers_a_image_larger_than_the_photograph() -> None:
         ("imagenet_c/fog:2.5", r"imagenet_c/fog level must be a severity.*, got 2.5"),
         ("imagenet_c/fog:nan", r"imagenet_c/fog level must be a severity.*, got nan"),
         ("imagenet_c/fog", "corruption must be NAME:LEVEL"),
-        ("imagenet_c/frog:1", r"did you mean 'imagenet_c/fog'\?\): give one of gaussian, .*imagenet_c/jpeg"),
+        ("imagenet_c/frog:1", r"did you mean 'imagenet_c/fog'\?\); available: gaussian, .*imagenet_c/jpeg"),
         ("fog:1", r"unknown corruption 'fog' \(did you mean 'imagenet_c/fog'\?\)"),
         ("zoom_blurr:1", r"did you mean 'imagenet_c/zoom_blur'\?"),
         ("Contrast:1", r"did you mean 'contrast'\?"),
