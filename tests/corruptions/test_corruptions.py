@@ -267,7 +267,7 @@ def test_bad_arguments() -> None:
         corruption.apply(grey(), 3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"seed must be an integer, got 0.5"):
         corruption.apply(grey(), "a", 0.5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="gaussian level must be .*, got True"):
+    with pytest.raises(ValueError, match=r"gaussian level must be .*, got True"):
         Corruption("gaussian", True)
 
 
