@@ -10,12 +10,12 @@ import pytest
 from recorded_run import Row, write_run
 
 from clustrs.app import markup
-from clustrs.app.chart import draw_panel, marker_path
 from clustrs.app.kept import kept_images
 from clustrs.app.loaded_model import LoadedModel
 from clustrs.app.results import Disagreement, OpenRun, RunLibrary, disagreements, rival
-from clustrs.evaluation.report.analysis.scores import figures
-from clustrs.evaluation.report.blocks import Figure
+from clustrs.evaluation.report.charts import Figure, draw, marker_path
+from clustrs.evaluation.report.scores import figures
+from clustrs.palette import MARKERS, OTHER_MARKERS
 
 
 @pytest.fixture
@@ -181,22 +181,23 @@ def test_chart_puts_better_scores_higher_and_names_every_point(opened: OpenRun) 
     assert section is not None
     figure = section.blocks[0]
     assert isinstance(figure, Figure)
-    chart = draw_panel(figure, 0)
-    assert [line.label for line in chart.lines] == [curve.label for curve in figure.panels[0].curves]
-    for line, curve in zip(chart.lines, figure.panels[0].curves, strict=True):
-        means, heights = [p.mean for p in curve.points], [mark.y for mark in line.marks]
-        assert np.argsort(means).tolist() == np.argsort(-np.array(heights)).tolist()
-        assert all(mark.text.startswith(line.label) for mark in line.marks)
-    assert 'stroke="currentColor"' in markup.curves(opened, "gaussian", "4")
+    for plot, panel in zip(draw(figure).plots, figure.panels, strict=True):
+        assert [trace.label for trace in plot.traces] == [curve.label for curve in panel.curves]
+        for trace, curve in zip(plot.traces, panel.curves, strict=True):
+            means, heights = [p.mean for p in curve.points], [float(place.split()[1]) for place, *_ in trace.marks]
+            assert np.argsort(means).tolist() == np.argsort(-np.array(heights)).tolist()
+            assert all(text.startswith(f"{trace.label}: ") for *_, text in trace.marks)
+    shown = markup.curves(opened, "gaussian", "4")
+    assert shown.count('<div class="panel"><svg') == 1
+    assert shown.count("<title>") == 3 * 3, "a number for each point of three methods"
+    assert 'style="color: currentColor"' in shown, "the unpruned model has the color of the page's text"
 
 
 def test_markers_are_those_of_the_palette() -> None:
-    circle, filled = marker_path("o")
-    cross, open_ = marker_path("x")
-    assert filled
-    assert not open_
-    assert circle.count("M") == 1
-    assert cross.count("M") == 2
+    paths = {name: marker_path(name) for name in (*MARKERS.values(), *OTHER_MARKERS)}
+    assert len(set(paths.values())) == len(paths)
+    assert all(path.endswith("Z") for name, path in paths.items() if name != "x")
+    assert paths["x"].count("M") == 2
 
 
 @pytest.mark.slow

@@ -240,7 +240,7 @@ def test_whole_trial_works_without_a_mouse(visit: Visit) -> None:
 def test_run_is_opened_and_a_disagreement_found(visit: Visit) -> None:
     page = visit()
     open_results(page)
-    assert page.locator("#curves .cl-chart").count() == 1
+    assert page.locator("#curves .panel svg").count() == 1
     assert page.locator("#cells button").count() == 2 * 3
     page.locator("#cells button[aria-label^='unpruned under clean']").click()
     page.locator("#cells button[aria-pressed=true]").wait_for()

@@ -193,7 +193,7 @@ def test_compare(run: Run, folder: Path, image_file: Path, tmp_path: Path) -> No
     assert (code, err) == (0, "")
     *lines, last = out.splitlines()
     assert last == f"drawing: {show}"
-    assert all(part in lines[0] for part in ("method", "tokens", "prefill", "decode/token", "answer"))
+    assert all(part in lines[0] for part in ("method", "tokens", "prefill ms", "decode ms/token", "total ms", "answer"))
     names = [line.split("|")[1].strip() for line in lines[2:]]
     assert sorted(names) == clustrs.list_methods()
     assert names[0] == "none"

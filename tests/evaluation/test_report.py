@@ -21,14 +21,14 @@ import numpy as np
 import pytest
 from recorded_run import CONFIG, METHODS, Row, failed, large_run, rows_of, write_run
 
+from clustrs import tables
 from clustrs.evaluation import metrics
-from clustrs.evaluation.report import blocks, terminal_table, write_report
-from clustrs.evaluation.report.escaping import for_markdown, for_spreadsheet, for_tex, plain
-from clustrs.evaluation.report.html import DRAWING, environment
+from clustrs.evaluation.report import replace_files, terminal_table, write_report
+from clustrs.evaluation.report.document import DRAWING, environment
 from clustrs.evaluation.report.summary import Reference
-from clustrs.evaluation.report.write import replace_files
 from clustrs.evaluation.results import Run, load_run
 from clustrs.palette import color
+from clustrs.tables import for_markdown, for_spreadsheet, for_tex, plain
 
 FILES = ("report.html", "report.md", "report.tex", "report.csv")
 FIGURES = ("report-curves-1.pdf", "report-curves-2.pdf")
@@ -152,7 +152,7 @@ def test_a_method_has_its_colour_and_variants_their_lines(tmp_path: Path) -> Non
     methods = [{"name": "fastervlm", "keep": 4}, *({"name": "clustrs", "keep": 4, "tau": tau} for tau in (1.0, 2.0))]
     text = write_report(write_run(tmp_path, methods=methods)).read_text()
     legend = re.findall(r"<li data-key.*?</svg> (.*?)</li>", text)
-    assert legend == ["fastervlm", "clustrs tau=1", "clustrs tau=2"] * 2
+    assert legend == ["fastervlm", "clustrs", "clustrs tau=2"] * 2
     swatches = re.findall(r'<li data-key.*?color: (#\w+)".*?stroke-dasharray="(.*?)"', text)
     ours = color("clustrs")
     assert swatches == [(color("fastervlm"), ""), (ours, ""), (ours, "6 3")] * 2
@@ -319,7 +319,7 @@ def test_a_crash_leaves_the_old_files(tmp_path: Path, monkeypatch: pytest.Monkey
     write_report(folder)
     before = {path: path.read_bytes() for path in folder.iterdir()}
     write_run(tmp_path, lambda records: records[:-1])
-    monkeypatch.setattr(f"clustrs.evaluation.report.write.{renderer}", crash)
+    monkeypatch.setattr(f"clustrs.evaluation.report.{renderer}", crash)
     with pytest.raises(Broken):
         write_report(folder)
     after = {path: path.read_bytes() for path in folder.iterdir()}
@@ -707,7 +707,7 @@ def test_plugin_adds_its_numbers_text_and_tables(tmp_path: Path, monkeypatch: py
     """The contract of the entry-point group clustrs.report_sections."""
 
     def plugin(run: Run, compare_with: str | None) -> Reference:
-        table = blocks.Table("Own table", ("x",), ("y",), (blocks.Row(("a",), (blocks.Value("7"),)),))
+        table = tables.Table("Own table", ("x",), ("y",), (tables.Row(("a",), (tables.Value("7"),)),))
         return Reference(
             f'Numbers marked "paper" are made up for {compare_with}.',
             lambda method, corruption, level: 0.123 if (method.name, level) == ("clustrs", 30) else None,

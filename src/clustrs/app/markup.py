@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from textwrap import shorten
@@ -11,14 +12,13 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
-from clustrs.app.chart import draw_panel
 from clustrs.app.inspection import Inspection, Token, View
 from clustrs.app.results import Disagreement, OpenRun
 from clustrs.app.source import PREVIEW, data_uri
 from clustrs.app.trial import NO_PRUNING, TrialAnswer, saved_share, verdict
 from clustrs.evaluation.config import CLEAN
-from clustrs.evaluation.report.analysis.scores import figures, words
-from clustrs.evaluation.report.blocks import Figure
+from clustrs.evaluation.report import charts
+from clustrs.evaluation.report.scores import figures, words
 from clustrs.models.plot import overlay_kept
 from clustrs.palette import color
 from clustrs.pruners import method_class
@@ -35,7 +35,9 @@ MARGIN = 28
 def environment() -> Environment:
     """Templates in which every text is escaped."""
     made = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined
+        loader=FileSystemLoader([Path(__file__).parent / "templates", Path(charts.__file__).parent]),
+        autoescape=True,
+        undefined=StrictUndefined,
     )
     made.filters["milliseconds"] = lambda seconds: "\N{EN DASH}" if seconds is None else f"{1000 * seconds:.1f} ms"
     made.filters["bytes"] = readable_bytes
@@ -178,9 +180,10 @@ def curves(opened: OpenRun, corruption: str, budget: str) -> str:
     """The score against the level, for one corruption and one budget; nothing where images were not corrupted."""
     section = figures(opened.summary)
     for figure in section.blocks if section else ():
-        if isinstance(figure, Figure) and figure.x_label.removesuffix(" level") == corruption:
-            titles = [panel.title for panel in figure.panels]
-            return render("curves", chart=draw_panel(figure, titles.index(f"keep {budget}")))
+        if isinstance(figure, charts.Figure) and figure.x_label.removesuffix(" level") == corruption:
+            panels = tuple(panel for panel in figure.panels if panel.title == f"keep {budget}")
+            shown = replace(figure, panels=panels)
+            return render("curves", block=shown, drawing=charts.draw(shown), size=charts)
     return ""
 
 

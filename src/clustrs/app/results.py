@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from clustrs.evaluation.config import CLEAN
-from clustrs.evaluation.report.analysis import Summary
-from clustrs.evaluation.report.analysis.tables import UNPRUNED
+from clustrs.evaluation.report.summary import UNPRUNED, Summary
 from clustrs.evaluation.results import SCORED, Run, load_run
 from clustrs.evaluation.store import AnswerRecord, identity, read_answers
 

@@ -1,6 +1,6 @@
 """`clustrs compare`: one question about one image, with several methods side by side."""
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from clustrs.cli.question import (
     milliseconds,
     print_about,
 )
+from clustrs.tables import Row, Table, Value
 
 if TYPE_CHECKING:
     from clustrs.models.ask import Answer
@@ -45,7 +46,7 @@ class CompareOptions(QuestionOptions):
 def run_compare(options: CompareOptions) -> None:
     """Ask with several methods, side by side.
 
-    Prints a table, times in milliseconds; the model is warmed up before.
+    Prints a table, times in milliseconds; the model is warmed up before. The total is the time to the whole answer.
     """
     question = Question(options)
     methods = compared(options)
@@ -56,7 +57,7 @@ def run_compare(options: CompareOptions) -> None:
         results = [answer_json(method, answer) for method, answer in zip(methods, answers, strict=True)]
         terminal.print_json({**question.as_json(), "results": results})
     else:
-        print_answers(methods, answers)
+        terminal.show_table(answers_table(methods, answers))
         print(end="" if question.expected is None else f"expected: {question.expected}\n")
         print_about(options.model)
     if options.show:
@@ -101,11 +102,19 @@ def labels(methods: list["Pruner"]) -> list[str]:
     return variant_labels(methods, with_keep=True)
 
 
-def print_answers(methods: list["Pruner"], answers: list["Answer"]) -> None:
-    """Print a row per method; the answers come last, because they are long."""
-    parts = ["decode/token" if part == "decode_per_token" else part for part in PARTS]
+def answers_table(methods: list["Pruner"], answers: list["Answer"]) -> Table:
+    """Build a table with a row per method, times in milliseconds, and the answers last, because they are long.
+
+    The unpruned model selects nothing, so its scoring and selection are neither shown nor part of its total.
+    """
     rows = []
-    for label, answer in zip(labels(methods), answers, strict=True):
-        times = [milliseconds(getattr(answer.seconds, part)) for part in PARTS]
-        rows.append([label, f"{answer.visual_tokens}/{answer.unpruned_tokens}", *times, answer.text])
-    terminal.print_table(["method", "tokens", *parts, "answer"], rows, numbers=["tokens", *parts])
+    for method, label, answer in zip(methods, labels(methods), answers, strict=True):
+        seconds = asdict(answer.seconds)
+        if method.name == "none":
+            seconds |= {"scoring": None, "selection": None}
+        total = sum(seconds[part] or 0 for part in ("vision", "scoring", "selection", "prefill", "decode"))
+        times = [milliseconds(seconds[part]) for part in PARTS]
+        texts = (f"{answer.visual_tokens}/{answer.unpruned_tokens}", *times, milliseconds(total), answer.text)
+        rows.append(Row((label,), tuple(map(Value, texts))))
+    names = ["decode ms/token" if part == "decode_per_token" else f"{part} ms" for part in PARTS]
+    return Table("", ("method",), ("tokens", *names, "total ms", "answer"), tuple(rows), sentences=True)

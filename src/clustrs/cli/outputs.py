@@ -32,9 +32,10 @@ def check_file(option: str, path: Path) -> None:
 
 def print_report(folder: Path, judge: str | None = None, compare_with: str | None = None) -> None:
     """Write the report of a run; print its table and where the report is."""
+    from clustrs.cli import terminal
     from clustrs.evaluation.report import terminal_table, write_report
     from clustrs.evaluation.results import load_run
 
     run = load_run(folder, judge)
-    print(terminal_table(run, compare_with))
+    print(terminal_table(run, compare_with, terminal.width()))
     print(f"\nreport: {write_report(folder, judge, compare_with)}")

@@ -1,10 +1,13 @@
 """What depends on whether somebody looks at a terminal: colour and boxes there, plain text in pipes and files."""
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
+
+from clustrs.tables import Table
 
 
 def is_rich(stream: TextIO) -> bool:
@@ -34,15 +37,29 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Se
         return
     from rich import box
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Table as RichTable
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold cyan", pad_edge=False)
+    table = RichTable(box=box.SIMPLE_HEAD, header_style="bold cyan", pad_edge=False)
     for head in heads:
         table.add_column(head, justify="right" if head in numbers else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
     Console().print(table)
+
+
+def show_table(table: Table) -> None:
+    """Print a table: as wide as the terminal, or in Markdown, one line per row, elsewhere."""
+    if sys.stdout.isatty():
+        print(table.terminal(width()))
+        return
+    rows = [[*row.heads, *(value.text for value in row.values)] for row in table.rows]
+    print(markdown_table([*table.heads, *table.columns], rows, table.columns[: -1 if table.sentences else None]))
+
+
+def width() -> int:
+    """Return the columns of the terminal; 120 where there is none."""
+    return shutil.get_terminal_size((120, 24)).columns
 
 
 def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str] = ()) -> str:

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from clustrs.evaluation import metrics
-from clustrs.evaluation.report.blocks import Row, Table, Value
 from clustrs.evaluation.report.summary import Reference, Summary
 from clustrs.evaluation.results import Method, Run
+from clustrs.tables import Row, Table, Value
 from clustrs_paper.tables import MAIN, MODELS, TITLE, PaperReference, find_reference, paper_model, variant
 
 WITHOUT_RRS = {"shrink": False}

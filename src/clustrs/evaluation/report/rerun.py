@@ -1,4 +1,4 @@
-"""What a report can show only if the model runs again: times of single answers, and drawings of what was kept.
+"""What a report shows only if the model runs again: times of single answers, and drawings of kept tokens.
 
 Neither is part of a run, whose answers come in batches and share the vision encoder's work. Both are stored in the
 run's folder, from where every later report takes them.
@@ -18,11 +18,9 @@ from PIL import Image
 from clustrs import validation
 from clustrs.evaluation.config import Config, parse_corruption
 from clustrs.evaluation.engines import Worker
-from clustrs.evaluation.report import examples as example_files
-from clustrs.evaluation.report import latency as latency_files
-from clustrs.evaluation.report.analysis.conclusions import OURS, judged_on, ranked
-from clustrs.evaluation.report.blocks import Example, Shown
-from clustrs.evaluation.report.latency import Latency
+from clustrs.evaluation.report.comparisons import OURS, judged_on, ranked
+from clustrs.evaluation.report.document import DrawnExample, Shown
+from clustrs.evaluation.report.overview import EXAMPLES_FILE, LATENCY_FILE, PARTS, Latency, encode_examples
 from clustrs.evaluation.report.summary import Summary
 from clustrs.evaluation.results import SCORED, Run, load_run
 from clustrs.evaluation.store import identity, read_answers, read_config, write_whole
@@ -57,11 +55,11 @@ def measure_latency(folder: Path, repeats: int) -> Latency:
     medians = [_medians(runs) for runs in times]
     described = [method.to_dict() for method in worker.methods]
     measured = Latency(_machine(worker.loaded[0]), repeats, tuple(zip(described, medians, strict=True)))
-    write_whole(Path(folder) / latency_files.FILE, measured.to_json())
+    write_whole(Path(folder) / LATENCY_FILE, measured.to_json())
     return measured
 
 
-def draw_examples(folder: Path, count: int, judge: str | None = None) -> tuple[Example, ...]:
+def draw_examples(folder: Path, count: int, judge: str | None = None) -> tuple[DrawnExample, ...]:
     """Draw what two methods kept on some questions where they disagree, and store that beside the run."""
     validation.integer("images", count, 1)
     run = load_run(Path(folder), judge)
@@ -70,12 +68,12 @@ def draw_examples(folder: Path, count: int, judge: str | None = None) -> tuple[E
     chosen = find_disagreements(run, count, {name: item.image for name, item in items.items()})
     texts = _texts(Path(folder), run, chosen)
     drawn = tuple(_example(worker, run, one, items[run.items[one.item]], texts) for one in chosen)
-    write_whole(Path(folder) / example_files.FILE, example_files.encode_examples(drawn))
+    write_whole(Path(folder) / EXAMPLES_FILE, encode_examples(drawn))
     return drawn
 
 
 @dataclass(frozen=True)
-class Disagreement:
+class OneSidedQuestion:
     """A question (all by their indices in the run) that one of the first two methods answered well and one did not."""
 
     methods: tuple[int, ...]
@@ -84,7 +82,7 @@ class Disagreement:
     item: int
 
 
-def find_disagreements(run: Run, count: int, images: Mapping[str, str]) -> list[Disagreement]:
+def find_disagreements(run: Run, count: int, images: Mapping[str, str]) -> list[OneSidedQuestion]:
     """Choose questions at the smallest budget: ClustRS (or else the best method) against the best other one.
 
     Either side is right in turn, and no image (`images` has that of each item) comes again, as long as there are such
@@ -99,7 +97,7 @@ def find_disagreements(run: Run, count: int, images: Mapping[str, str]) -> list[
             sides = [list(_one_sided(summary, a, b)) for a, b in ((first, others[0]), (others[0], first))]
             third = () if run.unpruned is None else (run.unpruned,)
             cells = _alternate(sides, count, [images[item] for item in run.items])
-            return [Disagreement((first, others[0], *third), *cell) for cell in cells]
+            return [OneSidedQuestion((first, others[0], *third), *cell) for cell in cells]
     return []
 
 
@@ -132,7 +130,7 @@ def _alternate(
     return chosen
 
 
-def _texts(folder: Path, run: Run, chosen: Sequence[Disagreement]) -> dict[tuple[str, str, str, int], str]:
+def _texts(folder: Path, run: Run, chosen: Sequence[OneSidedQuestion]) -> dict[tuple[str, str, str, int], str]:
     """The recorded answers to the chosen questions, by item, method, corruption and seed."""
     needed = {_key(run, one, method) for one in chosen for method in one.methods}
     texts = {}
@@ -143,7 +141,7 @@ def _texts(folder: Path, run: Run, chosen: Sequence[Disagreement]) -> dict[tuple
     return texts
 
 
-def _key(run: Run, one: Disagreement, method: int) -> tuple[str, str, str, int]:
+def _key(run: Run, one: OneSidedQuestion, method: int) -> tuple[str, str, str, int]:
     corruption = next(text for text in run.config["corruptions"] if _same(text, str(run.conditions[one.condition])))
     return run.items[one.item], identity(run.config["methods"][method]), corruption, run.seeds[one.seed]
 
@@ -154,8 +152,8 @@ def _same(text: str, condition: str) -> bool:
 
 
 def _example(
-    worker: Worker, run: Run, one: Disagreement, item: Item, texts: dict[tuple[str, str, str, int], str]
-) -> Example:
+    worker: Worker, run: Run, one: OneSidedQuestion, item: Item, texts: dict[tuple[str, str, str, int], str]
+) -> DrawnExample:
     corruption = parse_corruption(_key(run, one, one.methods[0])[2])
     image = worker.task.open(item.image)
     image = corruption.apply(image, item.image, run.seeds[one.seed]) if corruption else image
@@ -167,7 +165,7 @@ def _example(
         right = bool(run.scores[method, one.condition, one.seed, one.item] >= 0.5)
         shown.append(Shown(label, texts.get(_key(run, one, method), ""), right, _data_uri(seen)))
     where = f"{run.conditions[one.condition]}, keep {run.methods[one.methods[0]].budget}, {item.image}"
-    return Example(item.question, item.answer, where, tuple(shown))
+    return DrawnExample(item.question, item.answer, where, tuple(shown))
 
 
 def _data_uri(image: Image.Image) -> str:
@@ -198,7 +196,7 @@ def _ask(worker: Worker, image: Image.Image, item: Item, method: Pruner, max_new
 
 def _medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
     """In milliseconds; a part that no answer had is left out."""
-    parts = {part: [1e3 * run[part] for run in runs if part in run] for part in latency_files.PARTS}
+    parts = {part: [1e3 * run[part] for run in runs if part in run] for part in PARTS}
     return {part: median(values) for part, values in parts.items() if values}
 
 

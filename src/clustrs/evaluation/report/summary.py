@@ -1,17 +1,18 @@
-"""A run with its means computed once, the formatting of its numbers, and the hook for published reference numbers."""
+"""A run with its means computed once, how its numbers are written, and the hook for published reference numbers."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from clustrs.evaluation import metrics
 from clustrs.evaluation.metrics import Estimate, Values
-from clustrs.evaluation.report.blocks import NOTHING, Table, Value
 from clustrs.evaluation.results import Method, Run
-from clustrs.plugins import leave_out, load_entry, plugin_entries
+from clustrs.plugins import install_hint, leave_out, load_entry, plugin_entries
+from clustrs.tables import NOTHING, Row, Table, Value
 
+UNPRUNED = "unpruned"
 REPORT_SECTIONS = "clustrs.report_sections"
 """Entry-point group of callables `(run, compare_with) -> Reference | None`."""
 
@@ -50,18 +51,20 @@ def find_reference(run: Run, compare_with: str | None = None) -> Reference | Non
     Raises:
         ValueError: `compare_with` is given, and no plugin is installed, or none knows that model.
     """
-    plugins = []
-    for entry in plugin_entries(REPORT_SECTIONS):
+    entries = plugin_entries(REPORT_SECTIONS)
+    for entry in entries:
         try:
-            plugins.append(load_entry(entry))
+            plugin = load_entry(entry)
         except ValueError as error:
             leave_out(str(error))
-    for plugin in plugins:
-        reference = plugin(run, compare_with)
+            continue
+        reference: Reference | None = plugin(run, compare_with)
         if reference is not None:
             return reference
-    if compare_with is not None and not plugins:
-        raise ValueError(f"compare_with={compare_with!r} needs published numbers: install the package clustrs-paper")
+    if compare_with is not None and not entries:
+        raise ValueError(
+            f"compare_with={compare_with!r} needs published numbers: {install_hint('cli', package='clustrs-paper')}"
+        )
     return None
 
 
@@ -79,13 +82,13 @@ class Summary:
 
     @cached_property
     def estimates(self) -> list[list[Estimate]]:
-        """For each method and condition."""
+        """The estimate of each method under each condition."""
         methods, conditions, _ = self.values.shape
         flat = metrics.estimates(self.values)
         return [flat[i * conditions : (i + 1) * conditions] for i in range(methods)]
 
     def together(self, conditions: Sequence[int]) -> Values:
-        """The scores [methods, items] averaged over conditions, of the questions that have one under each."""
+        """Return the scores [methods, items] averaged over conditions, of the questions that have one under each."""
         return np.mean(self.values[:, list(conditions)], axis=1)
 
     @property
@@ -105,22 +108,22 @@ class Summary:
 
     @property
     def unit(self) -> str:
-        """What scores are shown in."""
+        """Unit in which scores are shown."""
         return "per cent" if self.run.scale == 100 else f"0 to {self.run.scale:g}"
 
     def number(self, score: float, signed: bool = False) -> str:
-        """A score in the scale of the run; 0 has no sign."""
+        """Format a score in the scale of the run; 0 has no sign."""
         rounded = round(score * self.run.scale, self.decimals) + 0.0
         return f"{rounded:{'+' if signed and rounded else ''}.{self.decimals}f}"
 
     def interval(self, estimate: Estimate, signed: bool = False) -> str:
-        """The bounds of an estimate; nothing where it has none."""
+        """Format the bounds of an estimate; "" where it has none."""
         if estimate.low is None or estimate.high is None:
             return ""
         return f"[{self.number(estimate.low, signed)}, {self.number(estimate.high, signed)}]"
 
     def value(self, estimate: Estimate, paper: float | None = None, whole: int | None = None) -> Value:
-        """A mean as a table shows it; the number of questions where it is not `whole` (by default, all)."""
+        """Return a mean as a table shows it, with the number of questions where it is not `whole` (by default, all)."""
         printed = "" if paper is None else self.number(paper)
         if estimate.mean is None:
             return Value(NOTHING.text, paper=printed)
@@ -131,3 +134,41 @@ class Summary:
     def paper_score(self, method: int, corruption: str, level: float | None) -> float | None:
         """Return the published score of a method of this run, from 0 to 1."""
         return None if self.reference is None else self.reference.score(self.run.methods[method], corruption, level)
+
+
+Group = tuple[str, Callable[[int], Value]]
+"""Heading of some rows, and their value for a method (by its index)."""
+
+
+def budget_table(
+    run: Run, title: str, head: str, groups: Sequence[Group], unpruned: bool = True, best: str | None = "highest"
+) -> Table:
+    """Build a table with a row per group and budget, and a column per method, as the paper has them.
+
+    Args:
+        run: the run.
+        title: title of the table.
+        head: name of the groups.
+        groups: heading and values of each group.
+        unpruned: add a column for the model that keeps everything, repeated in each row.
+        best: "highest" or "lowest", whichever is marked; None where neither means that a method is good.
+    """
+    reference = run.unpruned if unpruned or not run.labels else None
+    columns = (UNPRUNED,) * (reference is not None) + run.labels
+    rows = []
+    for text, value in groups:
+        for number, budget in enumerate(run.budgets):
+            methods = [run.find(label, budget) for label in run.labels]
+            values = marked([NOTHING if i is None else value(i) for i in methods], best)
+            before = [] if reference is None else [value(reference)]
+            rows.append(Row((text, budget), (*before, *values), opens=number == 0))
+    return Table(title, (head, "keep"), columns, tuple(rows))
+
+
+def marked(values: Sequence[Value], best: str | None) -> list[Value]:
+    """Mark the best values, where some are better than others; values that are written alike are equally good."""
+    numbers = [float(value.text) for value in values if value.text != NOTHING.text]
+    if best is None or len(set(numbers)) < 2:
+        return list(values)
+    goal = max(numbers) if best == "highest" else min(numbers)
+    return [replace(value, strong=value.text != NOTHING.text and float(value.text) == goal) for value in values]

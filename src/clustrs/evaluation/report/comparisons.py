@@ -1,4 +1,4 @@
-"""ClustRS against its rivals, and how each method withstands corruption."""
+"""The run in words, ClustRS against its rivals, and how well each method withstands corruption."""
 
 from collections.abc import Callable
 
@@ -6,17 +6,124 @@ import numpy as np
 
 from clustrs.evaluation import metrics
 from clustrs.evaluation.metrics import Difference
-from clustrs.evaluation.report.analysis.scores import words
-from clustrs.evaluation.report.analysis.tables import Group, budget_table
-from clustrs.evaluation.report.blocks import NOTHING, Block, Row, Section, Table, Text, Value
-from clustrs.evaluation.report.summary import Summary
+from clustrs.evaluation.report.document import Block, Bullets, Section, Text
+from clustrs.evaluation.report.scores import words
+from clustrs.evaluation.report.summary import Group, Summary, budget_table
 from clustrs.evaluation.results import Run
+from clustrs.tables import NOTHING, Row, Table, Value
 
 OURS = "clustrs"
 
 
+def conclusions(summary: Summary) -> Section | None:
+    """Build a sentence for each budget, and one on the smallest that is as good as no pruning; None without a score."""
+    run = summary.run
+    first = [_unpruned(summary)] if run.unpruned is not None else []
+    lines = [*first, *(_best_at(summary, budget) for budget in run.budgets), _smallest(summary)]
+    known = tuple(line for line in lines if line)
+    return Section("Summary", (Bullets(known),)) if known else None
+
+
+def judged_on(summary: Summary) -> tuple[str, list[int]]:
+    """Return the conditions that methods are ranked by: all corrupted ones, or clean images if there are no others."""
+    if summary.corrupted:
+        many = len(summary.corrupted) > 1
+        return "over all corrupted conditions" if many else f"under {summary.run.conditions[-1]}", summary.corrupted
+    return "on clean images", list(range(len(summary.run.conditions)))
+
+
+def ranked(summary: Summary, budget: str) -> list[tuple[int, float]]:
+    """Return the pruning methods of a budget that have scores, the best first, with their means."""
+    _, conditions = judged_on(summary)
+    values = summary.together(conditions)
+    means = [
+        (i, mean)
+        for i, method in enumerate(summary.run.methods)
+        if method.keep is not None and method.budget == budget and (mean := metrics.mean(values[i])) is not None
+    ]
+    return sorted(means, key=lambda entry: (-entry[1], entry[0]))
+
+
+def compare(summary: Summary, first: int, second: int) -> Difference:
+    """Return the paired difference, first minus second, under the conditions that methods are ranked by."""
+    _, conditions = judged_on(summary)
+    scores = summary.run.scores[:, conditions].mean(axis=1)
+    return metrics.differences(scores[first], scores[second])[0]
+
+
+def _unpruned(summary: Summary) -> str:
+    unpruned = summary.run.unpruned
+    assert unpruned is not None
+    parts = []
+    if summary.clean is not None:
+        parts.append((summary.values[unpruned, summary.clean], "on clean images"))
+    if summary.corrupted:
+        parts.append((summary.together(summary.corrupted)[unpruned], judged_on(summary)[0]))
+    told = [f"{summary.number(mean)} {where}" for values, where in parts if (mean := metrics.mean(values)) is not None]
+    return f"Unpruned, the model scores {' and '.join(told)} ({summary.unit})." if told else ""
+
+
+def _best_at(summary: Summary, budget: str) -> str:
+    """The best method of a budget, how sure that is, and where ClustRS stands."""
+    order, run = ranked(summary, budget), summary.run
+    if not order:
+        return ""
+    (best, mean), where = order[0], judged_on(summary)[0]
+    text = f"Keep {budget}: {run.methods[best].label} has the highest mean {where}, {summary.number(mean)}"
+    if run.unpruned is not None:
+        kept = metrics.retention(*(summary.together(judged_on(summary)[1])[i] for i in (best, run.unpruned)))
+        text += "" if kept is None else f", {100 * kept:.0f} % of the unpruned model's"
+    text += "."
+    if len(order) > 1:
+        text += f" {_sure(summary, best, order[1][0])}"
+    place = next((i for i, (method, _) in enumerate(order) if run.methods[method].name == OURS), 0)
+    if place > 1:
+        text += (
+            f" {run.methods[order[place][0]].label} is in place {place + 1}. {_sure(summary, order[place][0], best)}"
+        )
+    return text
+
+
+def _sure(summary: Summary, first: int, second: int) -> str:
+    """A difference in words, with its interval."""
+    difference, run = compare(summary, first, second), summary.run
+    if difference.mean is None or difference.low is None:
+        return ""
+    names = f"{run.methods[first].label} minus {run.methods[second].label}"
+    sure = "more than chance" if difference.clear else "may be chance"
+    return (
+        f"{names}: {summary.number(difference.mean, signed=True)} {summary.interval(difference, signed=True)}, {sure}."
+    )
+
+
+def _smallest(summary: Summary) -> str:
+    """The smallest budget at which some method is not clearly worse than the unpruned model."""
+    run = summary.run
+    if run.unpruned is None:
+        return ""
+    where = judged_on(summary)[0]
+    found = False
+    for budget in sorted(run.budgets, key=lambda text: (np.nanmin(_tokens(summary, text)), text)):
+        for method, _ in ranked(summary, budget)[:1]:
+            difference = compare(summary, method, run.unpruned)
+            found = found or difference.high is not None
+            if difference.high is not None and difference.high >= 0:
+                return (
+                    f"The smallest budget that is not clearly worse than no pruning {where}: keep {budget}, with "
+                    f"{run.methods[method].label} ({summary.number(difference.mean or 0.0, signed=True)} "
+                    f"{summary.interval(difference, signed=True)})."
+                )
+    return f"At every budget measured, the best method is clearly worse than no pruning {where}." if found else ""
+
+
+def _tokens(summary: Summary, budget: str) -> list[float]:
+    """The tokens that methods of a budget leave, infinite where that is not known."""
+    counts = [summary.run.visual_tokens[i] for i, method in enumerate(summary.run.methods) if method.budget == budget]
+    return [np.inf if np.isnan(count) else float(count) for count in counts] or [np.inf]
+
+
 def paired(summary: Summary) -> Section | None:
-    """ClustRS minus each other method of the same budget, question by question."""
+    """Build tables of ClustRS minus each other method of the same budget, question by question."""
     tables = [table for budget in summary.run.budgets if (table := _differences(summary, budget)) is not None]
     if not tables:
         return None
@@ -29,7 +136,7 @@ def paired(summary: Summary) -> Section | None:
 
 
 def robustness(summary: Summary) -> Section | None:
-    """Retention, mCE, flips and overlap, each where it can be had."""
+    """Build tables of retention, mCE, flips and overlap, as far as the run has them."""
     run = summary.run
     blocks: list[Block] = []
     if run.unpruned is not None and run.labels:
@@ -52,8 +159,8 @@ def robustness(summary: Summary) -> Section | None:
         blocks += [
             Text(
                 "Flip rate: the share of questions right on clean and wrong on corrupted images, or the other way "
-                "round, in per cent. Right is a score of at least 0.5. No method is marked as the best: who is always "
-                "wrong flips least."
+                "round, in per cent. Right is a score of at least 0.5. No method is marked as the best: a method "
+                "that is always wrong never flips."
             ),
             budget_table(run, "Flip rate", "corruption", _per_condition(summary, _flips), best=None),
         ]
@@ -77,7 +184,7 @@ def robustness(summary: Summary) -> Section | None:
 
 
 def _knows_tokens(run: Run) -> bool:
-    """Whether the run says which tokens were kept; results from elsewhere do not."""
+    """Return whether the run says which tokens were kept; imported results do not."""
     return not run.kept or any(tokens.counts.any() for tokens in run.kept.values())
 
 

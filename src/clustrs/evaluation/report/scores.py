@@ -1,32 +1,40 @@
-"""The scores: a table and curves for each corruption, means over levels, kinds of questions."""
+"""The scores: a table and curves for each corruption, means over levels, kinds of questions, and all cells as CSV."""
 
+import csv
+import io
+import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from clustrs.corruptions import PAPER_LEVELS
 from clustrs.evaluation import metrics
 from clustrs.evaluation.metrics import Estimate
-from clustrs.evaluation.report.analysis.tables import UNPRUNED, Group, budget_table
-from clustrs.evaluation.report.blocks import NOTHING, Block, Curve, Figure, Panel, Point, Section, Table, Text, Value
-from clustrs.evaluation.report.summary import Summary
+from clustrs.evaluation.report.charts import Curve, Figure, Panel, Point
+from clustrs.evaluation.report.document import Block, Section, Text
+from clustrs.evaluation.report.summary import UNPRUNED, Group, Summary, budget_table
+from clustrs.evaluation.results import FAILED, MISSING, UNJUDGED, Condition, Method
+from clustrs.tables import NOTHING, Table, Value, for_spreadsheet
 
+COLUMNS = (
+    *("task", "model", "method", "keep", "corruption", "level", "seed"),
+    *("n", "failed", "not_judged", "missing", "mean", "low", "high", "scale", "paper", "parameters"),
+)
 NAMES = {"salt_pepper": "salt and pepper", "motion_blur": "motion blur", "jpeg": "JPEG", "gaussian": "Gaussian noise"}
 
 
 SHOWN_KINDS = 100
-"""Tables of more kinds would be of no use to a reader."""
 
 
 def words(corruption: str) -> str:
-    """The name of a corruption as sentences have it."""
+    """Return the name of a corruption as sentences have it."""
     return NAMES.get(corruption, corruption)
 
 
 def scores(summary: Summary) -> Section:
-    """A table for each corruption, with the paper's numbers where it has the same cell."""
+    """Build a table for each corruption, with published numbers where they are of the same cell."""
     further = [] if summary.reference is None else summary.reference.tables(summary)
     tables = [*_tables(summary), *_means(summary), *further]
     blocks: list[Block] = [Text(_legend(summary))]
@@ -36,7 +44,7 @@ def scores(summary: Summary) -> Section:
 
 
 def mean_table(summary: Summary) -> Table:
-    """The means of all corruptions in one table, each with half the width of its interval, and the paper's numbers."""
+    """Build one table of all means, each with half the width of its interval, and published numbers."""
     run = summary.run
 
     def under(condition: int) -> Callable[[int], Value]:
@@ -55,7 +63,7 @@ def mean_table(summary: Summary) -> Table:
 
 
 def figures(summary: Summary) -> Section | None:
-    """Curves of the score against the level, where a corruption was measured."""
+    """Build curves of the score against the level, where a corruption was measured."""
     names = [name for name in summary.run.families if name != "clean"]
     drawn = [_figure(summary, name, number) for number, name in enumerate(names, start=1)]
     return Section("Curves", tuple(drawn)) if drawn else None
@@ -94,7 +102,7 @@ def _curve(summary: Summary, index: int, conditions: Sequence[int]) -> Curve:
 
 
 def kinds(summary: Summary) -> Section | None:
-    """Means for each kind of question, on clean images and over all corruptions."""
+    """Build tables of means for each kind of question, on clean images and over all corruptions."""
     sizes = Counter(kind for own in summary.run.kinds for kind in own)
     if not sizes:
         return None
@@ -147,7 +155,7 @@ def _tables(summary: Summary) -> list[Table]:
 
 
 def _caption(summary: Summary, where: str) -> str:
-    """What a paper would print with a table of scores."""
+    """Caption of a table of scores that stands alone."""
     config = summary.run.config
     return (
         f"Mean score ({summary.unit}) of {config['model']} on {config['task']} {where}, {config['items']} questions, "
@@ -197,3 +205,74 @@ def _all_levels(summary: Summary, name: str) -> bool:
     """Whether the run has the paper's levels of a corruption and no others."""
     levels = {summary.run.conditions[i].level for i in summary.run.families.get(name, ())}
     return name in PAPER_LEVELS and levels == set(PAPER_LEVELS[name])
+
+
+@dataclass(frozen=True)
+class CellMean:
+    """Mean score of one method and budget under one corruption.
+
+    Scores are from 0 to 1 and shown times `scale`; `seed` is None for the mean over all seeds.
+    """
+
+    task: str
+    model: str
+    method: Method
+    condition: Condition
+    seed: int | None
+    estimate: Estimate
+    failed: int
+    not_judged: int
+    missing: int
+    scale: float
+    paper: float | None
+
+
+def cell_means(summary: Summary) -> Iterator[CellMean]:
+    """Yield the means of all cells; with several seeds each of them, then their mean."""
+    run = summary.run
+    groups: list[tuple[int | None, list[int]]] = [(seed, [i]) for i, seed in enumerate(run.seeds)]
+    if len(run.seeds) > 1:
+        groups.append((None, list(range(len(run.seeds)))))
+    for i, method in enumerate(run.methods):
+        values = np.stack([metrics.question_means(run.scores[i][:, seeds]) for _, seeds in groups], axis=1)
+        estimates = iter(metrics.estimates(values))
+        for j, condition in enumerate(run.conditions):
+            for seed, indices in groups:
+                states = run.states[i, j, indices]
+                yield CellMean(
+                    task=run.config["task"],
+                    model=run.config["model"],
+                    method=method,
+                    condition=condition,
+                    seed=seed,
+                    estimate=next(estimates),
+                    failed=int((states == FAILED).sum()),
+                    not_judged=int((states == UNJUDGED).sum()),
+                    missing=len(indices) * run.config["items"] - int((states != MISSING).sum()),
+                    scale=run.scale,
+                    paper=summary.paper_score(i, condition.name, condition.level),
+                )
+
+
+def csv_table(cells: Iterable[CellMean]) -> str:
+    """Render the cells. Means and bounds are in the scale of the run; n is the number of questions with a score."""
+    content = io.StringIO()
+    writer = csv.writer(content, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for cell in cells:
+        estimate = cell.estimate
+        writer.writerow(
+            (
+                *map(for_spreadsheet, (cell.task, cell.model, cell.method.label, cell.method.budget)),
+                *(for_spreadsheet(cell.condition.name), cell.condition.level_text),
+                *("all" if cell.seed is None else cell.seed, estimate.n, cell.failed, cell.not_judged, cell.missing),
+                *(_number(value, cell.scale) for value in (estimate.mean, estimate.low, estimate.high)),
+                *(f"{cell.scale:g}", _number(cell.paper, cell.scale)),
+                for_spreadsheet(json.dumps(cell.method.parameters)),
+            )
+        )
+    return content.getvalue()
+
+
+def _number(value: float | None, scale: float) -> str:
+    return "" if value is None else f"{value * scale:.6f}"
