@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import AttentionInterface
 
 from recipes.smol.questions import PLACES, Question
 
@@ -114,6 +115,19 @@ class Packing:
             "weights": torch.tensor(weights),
             "segments": torch.tensor(segments),
         }
+
+
+def plain_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, scaling: float, **_: Any
+) -> tuple[Tensor, None]:
+    """Compute attention in the type of its inputs. In bfloat16 on a CPU a third less work than PyTorch's own."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    weights = (query @ key.transpose(-1, -2) * scaling + attention_mask).softmax(-1)
+    return (weights @ value).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register("plain", plain_attention)
 
 
 def answer_logits(language: Any, before: Tensor, visual: Tensor, packed: dict[str, Tensor]) -> Tensor:

@@ -30,7 +30,7 @@ from recipes.smol.model import Alignment, Packing, Projector, add_lora, answer_l
 from recipes.smol.names import caltech_kinds
 
 SEED = 2027
-STAGES = {"align": 300, "project": 40, "full": 100_000}
+STAGES = {"align": 300, "project": 20, "full": 100_000}
 """Steps of each stage."""
 IMAGES = {"align": 8, "project": 2, "full": 2}
 RATES = {"align": (2e-3, 0.0), "project": (1e-3, 0.0), "full": (5e-4, 5e-4)}
@@ -56,6 +56,7 @@ class Trainer:
         self.before = torch.tensor(self.packing.before)
         self.language = AutoModelForCausalLM.from_pretrained(parts / "lm", dtype=torch.bfloat16).eval()
         self.language.requires_grad_(False)
+        self.language.set_attn_implementation("plain")
         embeddings = self.language.get_input_embeddings().weight
         self.lora = nn.ModuleDict({name.replace(".", "/"): part for name, part in add_lora(self.language).items()})
         self.projector = Projector()

@@ -157,6 +157,8 @@ def test_packed_questions_are_answered_as_if_each_were_alone(language: LlamaForC
     logits = answer_logits(language, before, visual, together)
     alone = [answer_logits(language, before, visual, packing([question], 4)) for question in questions]
     torch.testing.assert_close(logits, torch.cat(alone), rtol=1e-4, atol=1e-5)
+    language.set_attn_implementation("plain")
+    torch.testing.assert_close(answer_logits(language, before, visual, together), logits, rtol=1e-4, atol=1e-5)
     targets = together["targets"][together["targets"] >= 0]
     assert targets.tolist() == packing.ids("A cat.<|im_end|>") + packing.ids("Here.<|im_end|>")
     certain = nn.functional.one_hot(targets, 96) * 50.0
