@@ -9,13 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from clustrs_models.smol import SYSTEM
 from recipes.smol.questions import PLACES, Question
 
 HIDDEN = 576
 """Width between the two layers: that of the language model, as LLaVA fixes it."""
 RANK = 16
-SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
-"""The system line of SmolLM2's own chat template."""
 BEFORE = f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n"
 AFTER = "<|im_end|>\n<|im_start|>assistant\n"
 END = "<|im_end|>"
@@ -40,14 +39,6 @@ class Projector(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         return self.linear_2(F.gelu(self.linear_1((features - self.mean) / self.std)))
-
-    def folded(self) -> dict[str, Tensor]:
-        """Return LLaVA's projector weights, with the standardization in the first layer."""
-        weight = self.linear_1.weight / self.std
-        bias = self.linear_1.bias - weight @ self.mean
-        folded = {"linear_1.weight": weight, "linear_1.bias": bias}
-        folded |= {"linear_2.weight": self.linear_2.weight, "linear_2.bias": self.linear_2.bias}
-        return {name: value.detach().contiguous() for name, value in folded.items()}
 
 
 class Lora(nn.Module):

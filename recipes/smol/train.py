@@ -2,9 +2,9 @@
 
     python -m recipes.smol.train PARTS FEATURES RUN [--until 01:30] [--stop STEP]
 
-PARTS is the folder of `recipes.smol.convert`, FEATURES that of `recipes.smol.features`. Everything is kept in RUN and
-the same command resumes; RUN may begin with nothing but `--start weights/smol.safetensors`, the weights in git. With
---until, the learning rate comes down to nothing before that time of day, and the run ends.
+PARTS has the converted parts (`clustrs_models.smol`), FEATURES that of `recipes.smol.features`. Everything is kept in
+RUN and the same command resumes; an empty RUN may begin with `--start weights/smol.safetensors`, the weights in git.
+With --until, the learning rate comes down to nothing before that time of day, and the run ends.
 
 Stages: "align" brings projected tokens near the words for what they show, without the language model; "project"
 trains the projector through the frozen language model; "full" trains the projector and LoRA.

