@@ -33,7 +33,7 @@ from clustrs.embedded import default_task
 from clustrs.evaluation.tasks import get_task
 from clustrs.export import PrunedVision, export_onnx
 from clustrs.models.load import load_model, quiet_transformers
-from clustrs.pruners.selection import EncoderStates
+from clustrs.pruners.inputs import EncoderStates
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.edge import Encode, Encoded, Row, encode_eagerly

@@ -31,7 +31,7 @@ from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 
 from clustrs import EncoderStates, Pruner, get_method, list_methods, palette
-from clustrs.ops import fused
+from clustrs.ops import dispatch
 
 HIDDEN, KEYS = 1024, 64
 LAUNCHES = ("LaunchKernel", "GraphLaunch")
@@ -65,10 +65,10 @@ def accelerator_calls(k: int, attention: Tensor) -> dict[str, Callable[[Tensor],
     method = get_method("clustrs", keep=k)
 
     def plain(tokens: Tensor) -> object:
-        with fused.switch("off"):
+        with dispatch.switch("off"):
             return method.select(tokens, attention)
 
-    return {"clustrs, plain": plain, "clustrs, compiled": partial(method.compile().select, attention=attention)}
+    return {"clustrs, plain": plain, "clustrs, compiled": partial(method.compile().select, scores=attention)}
 
 
 def count_launches(call: Callable[[Tensor], object], tokens: Tensor) -> int:
@@ -104,7 +104,7 @@ def measure(
         calls: dict[str, Callable[[Tensor], object]] = {FLOOR: lambda tokens: tokens @ tokens.mT}
         calls[LOOP] = partial(published_loop, k=k)
         for method in methods(k):
-            calls[method.name] = partial(method.select, attention=attention, states=states)
+            calls[method.name] = partial(method.select, scores=attention, states=states)
         calls |= accelerator_calls(k, attention) if device != "cpu" else {}
         times: dict[str, list[float]] = {name: [] for name in calls}
         start = time.perf_counter()

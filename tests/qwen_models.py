@@ -16,7 +16,7 @@ from torch import Tensor
 
 from clustrs import EncoderStates, Pruner, Selection
 from clustrs.models.processors import IMAGE_ONLY
-from clustrs.pruners.selection import Layout
+from clustrs.pruners.inputs import Layout
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "qwen3_5", "qwen2_vl", "qwen3_vl_moe", "qwen3_5_moe")
 CONFIGS = {

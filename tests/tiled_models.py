@@ -16,7 +16,7 @@ from torch import Tensor
 
 from clustrs import EncoderStates, Pruner, Selection
 from clustrs.models.processors import InternVLProcessor, SmolVLMProcessor
-from clustrs.pruners.selection import Layout
+from clustrs.pruners.inputs import Layout
 
 FAMILIES = ("internvl", "smolvlm", "idefics3")
 GRID = 4

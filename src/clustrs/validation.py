@@ -1,18 +1,77 @@
-"""Checks of parameters, and values as users type them. Every error names the argument, the value, and what would be
-accepted. Nothing here needs torch."""
+"""Checks of parameters, values as users type them, and the options that several rooms share, by name.
+
+Every error names the argument, what is accepted, and what was given. Nothing here needs torch.
+"""
 
 import json
 import os
 import re
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from types import NoneType
-from typing import Any, get_args
+from typing import Any, Literal, get_args
+
+Scope = Literal["image", "crop"]
+"""One budget for the whole image, or one for each of its crops."""
+Crops = Literal["all", "base"]
+"""All crops of an image, or the base crop alone."""
+Positions = Literal["compact", "original"]
+"""Positions of kept tokens: without gaps, or those they had."""
+Deepstack = Literal["raw", "shrunk"]
+"""Deepstack features of kept tokens: as they are, or shrunk as the tokens are."""
+PromptTemplate = Literal["checkpoint", "vicuna_v1"]
+"""Prompt around a question: the model's own chat template, or LLaVA-1.5's with its system line."""
+ImagePadding = Literal["checkpoint", "square"]
+"""Images that are not square: as the processor treats them, or padded with the mean color."""
+EngineName = Literal["local", "ray"]
+"""Engine that runs an evaluation."""
+Dtype = Literal["auto", "float32", "float16", "bfloat16"]
+"""The type of a model's weights; "auto" is the checkpoint's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """Options for loading a model. Configs and commands that load one derive from this, so all have the same fields."""
+
+    device: str | None = field(
+        default=None,
+        metadata={"help": "cpu, cuda, cuda:1, mps ... (default: an accelerator if there is one)", "metavar": "DEVICE"},
+    )
+    dtype: Dtype | None = field(
+        default=None,
+        metadata={"help": "type of the weights (default: float32 on a CPU, the checkpoint's own elsewhere)"},
+    )
+    attn: str | None = field(
+        default=None,
+        metadata={
+            "help": "attention implementation: sdpa, eager, flash_attention_2 ... (default: transformers' choice)",
+            "metavar": "NAME",
+        },
+    )
+    load_in_8bit: bool = field(
+        default=False, metadata={"help": "quantize to 8 bits (needs bitsandbytes or torchao)", "flag": "--load-in-8bit"}
+    )
+    load_in_4bit: bool = field(
+        default=False, metadata={"help": "quantize to 4 bits (needs bitsandbytes or torchao)", "flag": "--load-in-4bit"}
+    )
+    device_map: str | None = field(
+        default=None,
+        metadata={"help": "spread the model over devices: auto, balanced ... (needs accelerate)", "metavar": "MAP"},
+    )
+
+    def load_options(self) -> "LoadOptions":
+        """Return these options alone, without the fields of a derived class."""
+        return LoadOptions(**{one.name: getattr(self, one.name) for one in fields(LoadOptions)})
+
+    def given(self) -> dict[str, Any]:
+        """Return the options that are not at their defaults, by name."""
+        return {one.name: value for one in fields(LoadOptions) if (value := getattr(self, one.name)) != one.default}
 
 
 def is_number(value: Any) -> bool:
-    """A finite number that a float can hold; integers of hundreds of digits are not."""
+    """Tell if a value is a finite number that a float can hold; integers of hundreds of digits are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
@@ -23,7 +82,7 @@ def excerpt(value: Any) -> str:
 
 
 def keep(value: Any) -> None:
-    """A count of at least 1 (int), or a fraction in (0, 1] (float)."""
+    """Check for a count of at least 1 (int), or a fraction in (0, 1] (float)."""
     count = is_number(value) and isinstance(value, int) and value >= 1
     fraction = is_number(value) and isinstance(value, float) and 0 < value <= 1
     if not (count or fraction):
@@ -33,25 +92,25 @@ def keep(value: Any) -> None:
 
 
 def number(name: str, value: Any, low: float, high: float) -> None:
-    """A number in [low, high]."""
+    """Check for a number in [low, high]."""
     if not (is_number(value) and low <= value <= high):
         raise ValueError(f"{name} must be a number from {low:g} to {high:g}, got {value!r}")
 
 
 def above(name: str, value: Any, low: float) -> None:
-    """A number above `low`."""
+    """Check for a number above `low`."""
     if not (is_number(value) and value > low):
         raise ValueError(f"{name} must be a number above {low:g}, got {value!r}")
 
 
 def integer(name: str, value: Any, low: int) -> None:
-    """An integer of at least `low`."""
+    """Check for an integer of at least `low`."""
     if not (is_number(value) and isinstance(value, int) and value >= low):
         raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
 
 
 def choice(name: str, value: Any, options: Iterable[Any]) -> None:
-    """One of `options`."""
+    """Check for one of `options`."""
     options = list(options)
     if not any(value is option or (isinstance(value, str) and value == option) for option in options):
         listed = ", ".join(map(repr, options))
@@ -59,7 +118,7 @@ def choice(name: str, value: Any, options: Iterable[Any]) -> None:
 
 
 def interval(name: str, value: Any, low: float, high: float) -> tuple[float, float]:
-    """A pair low <= a <= b <= high, as a tuple; a list (as JSON has it) will do."""
+    """Check for a pair low <= a <= b <= high and return it as a tuple; a list (as JSON has it) is accepted."""
     pair = value if isinstance(value, list | tuple) and len(value) == 2 else ()
     if not (pair and all(map(is_number, pair)) and low <= pair[0] <= pair[1] <= high):
         form = f"(write {name}=[{low:g}, {(low + high) / 2:g}])"
@@ -86,13 +145,13 @@ def key_value(text: str, error: str) -> tuple[str, Any]:
 
 
 def nearest(value: Any, options: Iterable[Any]) -> str:
-    """' (did you mean ...?)', or nothing."""
+    """Return ' (did you mean ...?)', or an empty string."""
     close = get_close_matches(str(value).lower(), [str(option) for option in options], n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def plain_hint(hint: Any) -> Any:
-    """A type without the None that it may be instead."""
+    """Return a type hint without its `| None`."""
     kinds = [kind for kind in get_args(hint) if kind is not NoneType]
     return kinds[0] if NoneType in get_args(hint) and len(kinds) == 1 else hint
 

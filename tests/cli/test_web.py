@@ -8,7 +8,7 @@ import pytest
 
 from clustrs import app
 from clustrs.embedded import DEFAULT
-from clustrs.options import LoadOptions
+from clustrs.validation import LoadOptions
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -17,7 +17,7 @@ from clustrs import NoPruning
 from clustrs.models import plot
 from clustrs.models.ask import as_seen, ask
 from clustrs.models.attach import ImageSelection
-from clustrs.pruners.selection import Layout, Selection
+from clustrs.pruners.inputs import Layout, Selection
 
 GREY = Image.new("RGB", (90, 60), (120, 120, 120))
 

@@ -33,24 +33,24 @@ def broken(tensor: torch.Tensor, value: float) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("tokens", "attention", "words"),
     [
-        ([[1.0]], SCORES, ["tokens is list", "floating-point tensor"]),
-        (torch.ones(10, 4, dtype=torch.long), SCORES[0], ["tokens is torch.int64"]),
-        (torch.rand(4), SCORES[0], ["tokens has shape [4]", "[N, D]", "[B, N, D]"]),
-        (torch.rand(1, 2, 3, 4), SCORES, ["tokens has shape [1, 2, 3, 4]"]),
-        (torch.rand(0, 10, 4), torch.rand(0, 10), ["tokens has shape [0, 10, 4]", "at least one image"]),
-        (torch.rand(2, 0, 4), torch.rand(2, 0), ["tokens has shape [2, 0, 4]"]),
-        (GOOD, None, ["attention is missing", "clustrs needs it"]),
-        (GOOD, SCORES.tolist(), ["attention is list"]),
-        (GOOD, torch.rand(2, 9), ["attention has shape [2, 9]", "[2, 10]", "tokens of shape [2, 10, 4]"]),
-        (GOOD, torch.rand(10), ["attention has shape [10]"]),
-        (GOOD[0], SCORES, ["attention has shape [2, 10]", "[10]"]),
-        (GOOD, SCORES.to("meta"), ["attention is on meta", "tokens on cpu"]),
-        (GOOD, broken(SCORES, -0.5), ["attention has values from -0.5"]),
-        (GOOD, broken(SCORES, torch.nan), ["attention has NaN"]),
-        (GOOD, broken(SCORES, torch.inf), ["attention has values", "to inf"]),
-        (broken(GOOD, torch.nan), SCORES, ["tokens has NaN"]),
-        (broken(GOOD, -torch.inf), SCORES, ["tokens has values from -inf"]),
-        (broken(GOOD, 1e25), SCORES, ["tokens has values", "1e+25", "1e+15"]),
+        ([[1.0]], SCORES, ["tokens must be a floating-point tensor, got list"]),
+        (torch.ones(10, 4, dtype=torch.long), SCORES[0], ["tokens must be a floating-point tensor, got torch.int64"]),
+        (torch.rand(4), SCORES[0], ["tokens must have shape [N, D], or [B, N, D] for a batch, got [4]"]),
+        (torch.rand(1, 2, 3, 4), SCORES, ["got [1, 2, 3, 4]"]),
+        (torch.rand(0, 10, 4), torch.rand(0, 10), ["at least one image", "got shape [0, 10, 4]"]),
+        (torch.rand(2, 0, 4), torch.rand(2, 0), ["got shape [2, 0, 4]"]),
+        (GOOD, None, ["scores is missing: clustrs needs it (write select(tokens, scores=...))"]),
+        (GOOD, SCORES.tolist(), ["scores must be a floating-point tensor, got list"]),
+        (GOOD, torch.rand(2, 9), ["scores must have shape [2, 10] for tokens of shape [2, 10, 4], got [2, 9]"]),
+        (GOOD, torch.rand(10), ["scores must have shape", "got [10]"]),
+        (GOOD[0], SCORES, ["scores must have shape [10]", "got [2, 10]"]),
+        (GOOD, SCORES.to("meta"), ["scores must be on cpu, the device of the tokens, got meta"]),
+        (GOOD, broken(SCORES, -0.5), ["scores must be finite", "got values from -0.5"]),
+        (GOOD, broken(SCORES, torch.nan), ["scores must be finite", "got NaN"]),
+        (GOOD, broken(SCORES, torch.inf), ["scores must be finite", "to inf"]),
+        (broken(GOOD, torch.nan), SCORES, ["tokens must be finite", "got NaN"]),
+        (broken(GOOD, -torch.inf), SCORES, ["tokens must be finite", "got values from -inf"]),
+        (broken(GOOD, 1e25), SCORES, ["tokens must be finite", "1e+25", "1e+15"]),
     ],
 )
 def test_tokens_and_attention(tokens: Any, attention: Any, words: list[str]) -> None:
@@ -73,11 +73,15 @@ def test_tokens_and_attention(tokens: Any, attention: Any, words: list[str]) -> 
         (
             VisPruner(keep=3),
             EncoderStates(torch.rand(2, 10, 6)),
-            ["states.hidden has shape [2, 10, 6]", "[2, 11, any]"],
+            ["hidden must have shape [2, 11, any] for tokens of shape [2, 10, 4], got [2, 10, 6]"],
         ),
         (VisPruner(keep=3), EncoderStates(torch.rand(2, 11, 6), cls=False), ["[2, 10, any]"]),
-        (VisPruner(keep=3), EncoderStates(broken(torch.rand(2, 11, 6), torch.nan)), ["states.hidden has NaN"]),
-        (Grid(keep=3, columns=3), None, ["columns=3", "10 tokens"]),
+        (
+            VisPruner(keep=3),
+            EncoderStates(broken(torch.rand(2, 11, 6), torch.nan)),
+            ["hidden must be finite", "got NaN"],
+        ),
+        (Grid(keep=3, columns=3), None, ["columns must divide the number of tokens, 10, got 3"]),
     ],
 )
 def test_encoder_states(method: Any, states: Any, words: list[str]) -> None:
@@ -90,7 +94,7 @@ def test_encoder_states(method: Any, states: Any, words: list[str]) -> None:
 def test_value_checks_can_be_left_out_and_asked_for() -> None:
     bad = broken(SCORES, -1)
     assert FasterVLM(keep=3).select(GOOD, bad, check=False).indices.shape == (2, 3)
-    with pytest.raises(ValueError, match="attention has values from -1"):
+    with pytest.raises(ValueError, match=r"scores must be finite, from 0 to 1e.15, got values from -1"):
         FasterVLM(keep=3).select(GOOD, bad, check=True)
 
 
@@ -120,10 +124,10 @@ ZEROS = torch.zeros(10, dtype=torch.long)
 @pytest.mark.parametrize(
     ("layout", "words"),
     [
-        (Layout(ZEROS.float(), ZEROS, ZEROS), ["layout.tile is torch.float32", "integers"]),
-        (Layout(ZEROS, [0] * 10, ZEROS), ["layout.y is list"]),  # type: ignore[arg-type]
-        (Layout(ZEROS, ZEROS, ZEROS[:9]), ["layout.x has shape [9]", "[10]", "tokens of shape [2, 10, 4]"]),
-        (Layout(ZEROS, ZEROS, ZEROS.to("meta")), ["layout.x is on meta"]),
+        (Layout(ZEROS.float(), ZEROS, ZEROS), ["layout.tile must be a tensor of integers, got torch.float32"]),
+        (Layout(ZEROS, [0] * 10, ZEROS), ["layout.y must be a tensor of integers, got list"]),  # type: ignore[arg-type]
+        (Layout(ZEROS, ZEROS, ZEROS[:9]), ["layout.x must have shape [10] for tokens of shape [2, 10, 4], got [9]"]),
+        (Layout(ZEROS, ZEROS, ZEROS.to("meta")), ["layout.x must be on cpu", "got meta"]),
     ],
 )
 def test_layout(layout: Layout, words: list[str]) -> None:
@@ -135,7 +139,7 @@ def test_layout(layout: Layout, words: list[str]) -> None:
 
 def test_question() -> None:
     assert FasterVLM(keep=3).select(GOOD, SCORES, question=torch.rand(2, 7, 4)).indices.shape == (2, 3)
-    with pytest.raises(ValueError, match=r"question has shape \[7, 4\]: \[2, any, any\] goes with tokens"):
+    with pytest.raises(ValueError, match=r"question must have shape \[2, any, any\] for tokens .*, got \[7, 4\]"):
         FasterVLM(keep=3).select(GOOD, SCORES, question=torch.rand(7, 4))
 
 
@@ -157,13 +161,13 @@ class CarelessMerger(Careless):
 @pytest.mark.parametrize(
     ("method", "answer", "words"),
     [
-        (Careless, [1, 4, 1], "careless returned duplicate indices"),
-        (Careless, [1, 4], "careless returned too few indices: 2 instead of 3"),
-        (Careless, [1, 4, 5, 6], "careless returned too many indices: 4 instead of 3"),
-        (Careless, [1, 4, 10], "careless returned indices from 1 to 10: there are 10 tokens"),
-        (Careless, [1, 4, -2], "careless returned indices from -2 to 4"),
-        (CarelessMerger, [1, 4, 1], "careless returned duplicate indices"),
-        (CarelessMerger, [1, 4, 5], r"careless returned tokens of shape \[2, 2, 4\]"),
+        (Careless, [1, 4, 1], "careless must return 3 distinct indices, got 2 duplicates of 6"),
+        (Careless, [1, 4], "careless must return 3 indices for each image, got 2"),
+        (Careless, [1, 4, 5, 6], "careless must return 3 indices for each image, got 4"),
+        (Careless, [1, 4, 10], "careless must return indices from 0 to 9, got indices from 1 to 10"),
+        (Careless, [1, 4, -2], "careless must return indices from 0 to 9, got indices from -2 to 4"),
+        (CarelessMerger, [1, 4, 1], "careless must return 3 distinct indices, got 2 duplicates of 6"),
+        (CarelessMerger, [1, 4, 5], r"careless must return tokens of shape \[2, 3, any\], got \[2, 2, 4\]"),
     ],
 )
 def test_a_careless_method_is_told(method: type[Careless], answer: list[int], words: str) -> None:

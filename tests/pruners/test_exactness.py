@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from clustrs import ClustRS, EncoderStates, Pruner, Selection, get_method
-from clustrs.ops.geometry import map_chunks
+from clustrs.ops.indexing import map_chunks
 
 ALL = [get_method(name, keep=9, **easy) for name, easy, _ in METHODS] + [get_method("none")]
 each_method = pytest.mark.parametrize("method", ALL, ids=lambda m: f"{m.name}-{getattr(m, 'centroid', '')}")

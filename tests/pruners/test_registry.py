@@ -73,8 +73,8 @@ def test_methods_do_not_change() -> None:
         (lambda: clustrs.parse_method("clusters tau=2"), ["'clusters'", "did you mean 'clustrs'?"]),
         (lambda: clustrs.parse_method(""), ["unknown method ''"]),
         (lambda: clustrs.parse_method("clustrs tau"), ["'clustrs tau'", "KEY=VALUE"]),
-        (lambda: clustrs.get_method("denoise", keep=3, inner="visionzip"), ["inner='visionzip'", "merges tokens"]),
-        (lambda: clustrs.get_method("denoise", keep=3, inner=5), ["inner=5", "its name"]),
+        (lambda: clustrs.get_method("denoise", keep=3, inner="visionzip"), ["got 'visionzip', which merges tokens"]),
+        (lambda: clustrs.get_method("denoise", keep=3, inner=5), ["inner must be a method, its name", "got 5"]),
         (lambda: clustrs.get_method("denoise", inner="divprune"), ["keep is missing"]),
         (lambda: clustrs.get_method("denoise", keep=3, inner="clusters"), ["did you mean 'clustrs'?"]),
         (lambda: clustrs.Denoise(ClustRS(keep=3), clip=(1, 0)), ["clip must be two numbers", "got (1, 0)"]),
@@ -114,7 +114,7 @@ def test_methods_do_not_change() -> None:
         (lambda: ClustRS(keep=3, attention_power=float("inf")), ["attention_power must be a number above 0, got inf"]),
         (lambda: clustrs.VisPruner(keep=3, important=1.1), ["important must be a number from 0 to 1, got 1.1"]),
         (lambda: clustrs.Grid(keep=3, columns=0), ["columns must be an integer of at least 1, got 0"]),
-        (lambda: clustrs.get_method("none", keep=16), ["keep=16", "keeps every token"]),
+        (lambda: clustrs.get_method("none", keep=16), ["keep must be 1.0", "keeps every token", "got 16"]),
     ],
 )
 def test_errors_say_what_to_do(call: Any, words: list[str]) -> None:

@@ -13,7 +13,7 @@ from method_cases import draw_image, rounded, tensors
 
 import clustrs
 from clustrs import ClustRS, Denoise, get_method
-from clustrs.ops import fused
+from clustrs.ops import dispatch
 from clustrs.pruners.clustrs import SWITCHES
 
 ON: list[dict[str, Any]] = [
@@ -167,7 +167,7 @@ def test_what_has_no_kernels_takes_the_plain_operations() -> None:
     tokens, attention, _ = tensors([draw_image(1, 40, 7)])
     method = ClustRS(keep=6, representative="medoid")
     expected = method.select(tokens, attention)
-    with fused.switch("on"):
+    with dispatch.switch("on"):
         result = method.select(tokens, attention)
     for name, part in vars(expected).items():
         assert part is None or torch.equal(part, getattr(result, name)), name

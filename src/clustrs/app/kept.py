@@ -16,7 +16,7 @@ from clustrs.models.attach import ImageSelection
 from clustrs.models.plot import overlay_kept
 from clustrs.models.prompts import chat_prompt
 from clustrs.models.protocol import apply_image_padding
-from clustrs.pruners.selection import Selection
+from clustrs.pruners.inputs import Selection
 
 LOCAL_TASKS = ("scenes", "photos")
 """Tasks that need no data: their images are drawn, or come with `clustrs-models`."""

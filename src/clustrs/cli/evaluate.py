@@ -13,7 +13,7 @@ from clustrs.cli.arguments import option
 from clustrs.cli.commands import command
 from clustrs.cli.outputs import check_folder, print_report
 from clustrs.embedded import DEFAULT, default_task, folder_of, model_and_task
-from clustrs.options import Crops, EngineName, ImagePadding, LoadOptions, Positions, PromptTemplate, Scope
+from clustrs.validation import Crops, EngineName, ImagePadding, LoadOptions, Positions, PromptTemplate, Scope
 
 if TYPE_CHECKING:
     from clustrs.evaluation.config import Config

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 
 from clustrs.cli.arguments import option
 from clustrs.embedded import DEFAULT, list_known
-from clustrs.options import Crops, ImagePadding, LoadOptions, Positions, PromptTemplate, Scope
+from clustrs.validation import Crops, ImagePadding, LoadOptions, Positions, PromptTemplate, Scope
 
 MODEL, LOADING, PRUNING, IMAGES, QUESTIONS = "Model", "Loading the model", "Pruning", "Images", "Questions"
 PANELS = {

@@ -13,11 +13,10 @@ import msgspec
 
 from clustrs import validation
 from clustrs.corruptions import PAPER_LEVELS, Corruption
-from clustrs.options import Crops, Dtype, ImagePadding, LoadOptions, Positions, PromptTemplate, Scope
 from clustrs.plugins import install_hint, plugin_entries
 from clustrs.pruners import from_dict, list_methods
 from clustrs.pruners.registry import parse_method
-from clustrs.validation import excerpt
+from clustrs.validation import Crops, Dtype, ImagePadding, LoadOptions, Positions, PromptTemplate, Scope, excerpt
 
 CONFIGS = "clustrs.configs"
 """Entry-point group of folders with ready configurations."""

@@ -17,9 +17,8 @@ from clustrs.evaluation.tasks import Item, Task, get_task
 from clustrs.evaluation.tasks.sources import has_half_characters
 from clustrs.models import load, prompts, shared_encoding
 from clustrs.models.protocol import apply_image_padding
-from clustrs.options import EngineName
 from clustrs.pruners import Pruner, from_dict
-from clustrs.validation import excerpt
+from clustrs.validation import EngineName, excerpt
 
 LONGEST_ERROR = 300
 Failures = dict[str, str]

@@ -15,7 +15,7 @@ from clustrs.evaluation.engines import Engine, get_engine, open_task, units
 from clustrs.evaluation.store import AnswerRecord, Key, RunFolder, identity, key_of
 from clustrs.evaluation.tasks import Task, file_checksum, fingerprint, image_checksum, image_checksums
 from clustrs.models.load import local_files
-from clustrs.options import EngineName
+from clustrs.validation import EngineName
 
 MAX_FAILURES = 50
 """After so many failures of one method in a row something else is wrong than single images."""

@@ -5,10 +5,9 @@ alone. `PrunedVision` and `TokenSelection` are the modules behind them, for `tor
 """
 
 from clustrs.export.onnx import OPSET, GraphInfo, export_onnx, export_selection
-from clustrs.export.vision import METHODS, PrunedVision, TokenSelection, trace
+from clustrs.export.vision import PrunedVision, TokenSelection, trace
 
 __all__ = [
-    "METHODS",
     "OPSET",
     "GraphInfo",
     "PrunedVision",

@@ -14,8 +14,8 @@ from clustrs.models import scoring
 from clustrs.models.adapters import Adapter, get_adapter, towers
 from clustrs.models.attach import MARK, unwrap
 from clustrs.models.clock import Clock
-from clustrs.pruners import Pruner
-from clustrs.pruners.selection import EncoderStates
+from clustrs.pruners import Pruner, list_methods, method_class
+from clustrs.pruners.inputs import EncoderStates
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,6 @@ def image_size(adapter: Adapter) -> tuple[int, int]:
     return int(height), int(width)
 
 
-METHODS = ("clustrs", "denoise", "divprune", "fastervlm", "grid", "none", "random", "vispruner")
-"""The methods that can be exported."""
 EXAMPLES = 2
 """Images in the batch that is traced: with one, the graph would be for batches of one."""
 
@@ -230,7 +228,7 @@ class TokenSelection(nn.Module):
     def example_inputs(self, batch: int = EXAMPLES) -> dict[str, Tensor]:
         """Return zeros in the shapes of the inputs that the method needs."""
         inputs = {"tokens": torch.zeros(batch, self.tokens, self.dim)}
-        if "attention" in self.method.requirements():
+        if "scores" in self.method.requirements():
             inputs["attention"] = torch.zeros(batch, self.tokens)
         if self.hidden_dim is not None:
             inputs["hidden_states"] = torch.zeros(batch, self.tokens, self.hidden_dim)
@@ -242,12 +240,10 @@ class TokenSelection(nn.Module):
 
 
 def check_exportable(method: Pruner) -> None:
-    """Raise ValueError for a method that cannot be exported; a wrapper is checked together with its inner method."""
-    if method.name not in METHODS:
-        raise ValueError(f"method {method.name!r} cannot be exported (exportable: {', '.join(METHODS)})")
-    inner = getattr(method, "inner", None)
-    if isinstance(inner, Pruner):
-        check_exportable(inner)
+    """Raise ValueError for a method that cannot be exported."""
+    if not method.exportable:
+        exportable = ", ".join(name for name in list_methods() if method_class(name).exportable)
+        raise ValueError(f"method {method.name!r} cannot be exported (exportable: {exportable})")
 
 
 def trace(module: PrunedVision | TokenSelection) -> ExportedProgram:

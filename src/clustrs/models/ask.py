@@ -12,8 +12,8 @@ from torch import nn
 from clustrs.models.clock import now, timing
 from clustrs.models.prompts import chat_prompt
 from clustrs.models.vocabulary import unknown_words
-from clustrs.options import Crops, Positions, PromptTemplate, Scope
 from clustrs.pruners import Pruner
+from clustrs.validation import Crops, Positions, PromptTemplate, Scope
 
 if TYPE_CHECKING:
     from clustrs.models.attach import ImageSelection

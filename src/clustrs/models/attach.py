@@ -25,9 +25,9 @@ from clustrs.models.clock import Clock
 from clustrs.models.compaction import Compaction, KeptTokens, compact, take_slots
 from clustrs.models.select import select_tokens, shrink_planes
 from clustrs.models.turns import Turn, moved_indices
-from clustrs.options import Crops, Deepstack, Positions, Scope
 from clustrs.pruners.base import Pruner
-from clustrs.pruners.selection import Layout, Selection
+from clustrs.pruners.inputs import Layout, Selection
+from clustrs.validation import Crops, Deepstack, Positions, Scope
 
 MARK = "_clustrs_handle"
 MODALITIES: tuple[Modality, ...] = ("image", "video")

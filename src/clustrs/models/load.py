@@ -9,7 +9,7 @@ import torch
 from clustrs import validation
 from clustrs.corruptions.images import first_sentence
 from clustrs.embedded import folder_of
-from clustrs.options import LoadOptions
+from clustrs.validation import LoadOptions
 
 __all__ = ["LoadOptions", "folder_of", "load_model", "local_files", "quiet_transformers"]
 

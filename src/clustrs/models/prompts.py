@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clustrs.options import PromptTemplate
+from clustrs.validation import PromptTemplate
 
 SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "

@@ -3,7 +3,7 @@
 from copy import copy
 from typing import Any
 
-from clustrs.options import ImagePadding
+from clustrs.validation import ImagePadding
 
 CARRIED_OVER = ("size", "crop_size", "resample", "rescale_factor", "image_mean", "image_std")
 STEPS = ("do_resize", "do_center_crop", "do_rescale", "do_normalize")

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from clustrs.models.adapters.base import VisualTokens
-from clustrs.options import Scope
 from clustrs.pruners.base import Pruner
-from clustrs.pruners.selection import EncoderStates, Layout, Selection
+from clustrs.pruners.inputs import EncoderStates, Layout, Selection
+from clustrs.validation import Scope
 
 
 def select_tokens(method: Pruner, images: Sequence[VisualTokens], scope: Scope) -> list[tuple[Selection, bool]]:

@@ -11,8 +11,8 @@ from torch import Tensor
 from clustrs.models.adapters import VisualTokens, get_adapter
 from clustrs.models.attach import ImageSelection
 from clustrs.models.clock import Clock
-from clustrs.options import Crops
 from clustrs.pruners import Pruner
+from clustrs.validation import Crops
 
 ALONG = ("token_type_ids", "mm_token_type_ids")
 

@@ -1,1 +1,1 @@
-"""The mathematics: pure batched tensor functions. No model, no files, no state."""
+"""Batched tensor operations of the methods: no model, no files, no state."""

@@ -1,13 +1,46 @@
-"""Choosing and gathering tokens by index. Ties always go to the token that comes first."""
+"""Small tools for batches of tokens: precision, gathering, ties, image by image, reproducible random numbers.
+
+Ties always go to the token that comes first.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from clustrs.ops.precision import exporting
+HALF = (torch.float16, torch.bfloat16)
+CHUNK = 16384
+"""Elements that torch never shares between threads: half of its grain size."""
+MASK = 0xFFFFFFFF
+GOLDEN = 0x9E3779B9
+
+
+def upcast_half(tensor: Tensor) -> Tensor:
+    """Convert half precision to float32; leave other types as they are."""
+    return tensor.float() if tensor.dtype in HALF else tensor
+
+
+def is_ordinary(tensor: Tensor) -> bool:
+    """Tell if a tensor has values now: not under a compiler or exporter, which trace with tensors that have none."""
+    return type(tensor) is Tensor and tensor.device.type != "meta" and not torch.compiler.is_compiling()
+
+
+def can_read_without_sync(tensor: Tensor) -> bool:
+    """Tell if values can be read at no cost: reading would stop a compiler, and make an accelerator wait."""
+    return is_ordinary(tensor) and tensor.device.type == "cpu"
+
+
+def exporting() -> bool:
+    """Tell if `torch.export` is tracing: what is fastest eagerly may be slow in another runtime, or missing there.
+
+    torch 2.6 can only tell that something traces.
+    """
+    return bool(getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)())
 
 
 def stable_topk(score: Tensor, k: int) -> Tensor:
-    """Indices [B, k] of the k largest scores of [B, N], best first."""
+    """Return the indices [B, k] of the k largest scores of [B, N], best first."""
     return score.sort(dim=-1, descending=True, stable=True).indices[:, :k]
 
 
@@ -23,9 +56,71 @@ def fill_invalid(chosen: Tensor, valid: Tensor, score: Tensor) -> Tensor:
 
 
 def gather_tokens(tokens: Tensor, indices: Tensor) -> Tensor:
-    """Tokens of [B, N, D] at [B, k]: [B, k, D]."""
+    """Return the tokens [B, k, D] of [B, N, D] at the indices [B, k]."""
     batch, n, width = tokens.shape
     if not exporting() and batch == 1:
         return tokens.squeeze(0).index_select(0, indices.squeeze(0)).unsqueeze(0)
     flat = indices + torch.arange(batch, device=tokens.device)[:, None] * n
     return tokens.reshape(batch * n, width).index_select(0, flat.flatten()).view(batch, -1, width)
+
+
+def _mix(word: Tensor) -> Tensor:
+    """Apply the finalizer of MurmurHash3 to 32-bit words held in int64."""
+    word = (word ^ (word >> 16)).mul_(0x85EBCA6B).bitwise_and_(MASK)
+    word = (word ^ (word >> 13)).mul_(0xC2B2AE35).bitwise_and_(MASK)
+    return word ^ (word >> 16)
+
+
+def uniform(seed: int, steps: int, tokens: int, like: Tensor) -> Tensor:
+    """Return [steps, tokens] numbers strictly between 0 and 1, on the device and in the dtype of `like`.
+
+    They are a function of seed, step and token: the same in every batch, process, thread and device.
+    """
+    step = torch.arange(steps, device=like.device)[:, None]
+    token = torch.arange(tokens, device=like.device)
+    key = _mix(_mix(step + (seed & MASK) & MASK) + (seed >> 32) & MASK)
+    word = _mix(key + token * GOLDEN & MASK)
+    return (word >> 9).to(like.dtype).add_(0.5).mul_(2.0**-23)
+
+
+def exponential_noise(seed: int, steps: int, tokens: int, like: Tensor) -> Tensor:
+    """Return [steps, tokens] exponential waiting times t, as `uniform` is made; do not write to them.
+
+    The argmax of w / t falls on token i with probability w_i / sum(w): it is the first to arrive, at rate w_i.
+    They depend on no image, so those of the last few sizes are kept.
+    """
+    if is_ordinary(like):
+        return _cached_exponential_noise(seed, steps, tokens, like.dtype, like.device)
+    return uniform(seed, steps, tokens, like).log_().neg_()
+
+
+@lru_cache(maxsize=8)
+def _cached_exponential_noise(seed: int, steps: int, tokens: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return map_chunks(torch.log, uniform(seed, steps, tokens, torch.empty((), dtype=dtype, device=device))).neg_()
+
+
+def map_images(function: Callable[..., Tensor], *batches: Tensor) -> Tensor:
+    """Apply a function to each image of a batch by itself, so that none depends on the others; stack the results.
+
+    An exported graph gets the function of whole batches, so that it has each operator once, for any number of images.
+    """
+    if exporting():
+        return function(*batches)
+    images = zip(*(batch.unbind(0) for batch in batches), strict=True)
+    return stack_images([function(*image) for image in images])
+
+
+def map_chunks(function: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
+    """Apply an elementwise function (log, pow ...) so that the bits do not depend on the number of threads.
+
+    Such functions round differently in vector registers and at the ends of a thread's part. Chunks are small enough for
+    one thread, and fill its registers.
+    """
+    if not is_ordinary(values) or values.numel() <= CHUNK:
+        return function(values)
+    return torch.cat([function(part) for part in values.flatten().split(CHUNK)]).view_as(values)
+
+
+def stack_images(images: list[Tensor]) -> Tensor:
+    """Stack as `torch.stack` does, but without a copy for a batch of one."""
+    return torch.stack(images) if len(images) > 1 else images[0].unsqueeze(0)

@@ -1,4 +1,4 @@
-"""Triton kernels for a whole selection in a few launches: what `ops.fused` calls. Importing this needs Triton.
+"""Triton kernels for a whole selection in a few launches: what `ops.dispatch` calls. Importing this needs Triton.
 
 One program handles one image, or one cluster of one image, with all N tokens in a block. Everything is float32,
 divisions and square roots are the correctly rounded ones, and ties go to the first token, so that the kernels choose
@@ -13,12 +13,12 @@ import triton.language as tl
 # ruff: noqa: SIM108 - the compiler of kernels takes branches on constants as statements
 
 ROUNDING: tl.constexpr = tl.constexpr(2.0**-18)
-"""`geometry.ROUNDING`, for the compiler: a power of two, so that a product with it is exact."""
+"""`distances.ROUNDING`, for the compiler: a power of two, so that a product with it is exact."""
 
 
 @triton.jit
 def _mix(word):
-    """The finaliser of MurmurHash3."""
+    """The finalizer of MurmurHash3."""
     word = (word ^ (word >> 16)) * 0x85EBCA6B
     word = (word ^ (word >> 13)) * 0xC2B2AE35
     return word ^ (word >> 16)
@@ -26,7 +26,7 @@ def _mix(word):
 
 @triton.jit(do_not_specialize=["seed_low", "seed_high"])
 def uniform_kernel(out: Any, seed_low, seed_high, n, BLOCK: tl.constexpr):
-    """One program per step: the numbers of `ops.noise.uniform`."""
+    """One program per step: the numbers of `indexing.uniform`."""
     step = tl.program_id(0)
     token = tl.arange(0, BLOCK)
     key = _mix(_mix(step.to(tl.uint32) + seed_low.to(tl.uint32)) + seed_high.to(tl.uint32))
@@ -111,10 +111,10 @@ def shares_kernel(labels, weight, own, shares, n, k, tau, least_sum, HUBER: tl.c
 
 @triton.jit
 def assign_kernel(rows, seeds, shares, scale, labels, own, done, n, k, few, FIRST: tl.constexpr, BLOCK: tl.constexpr):
-    """One program per image: the nearest centre of every token, and whether the image is done.
+    """One program per image: the nearest center of every token, and whether the image is done.
 
-    In the first round the centres are seeds, and `rows` the distances between all tokens; later `rows` [k, N] are
-    shares times distances, and become squared distances to the centres.
+    In the first round the centers are seeds, and `rows` the distances between all tokens; later `rows` [k, N] are
+    shares times distances, and become squared distances to the centers.
     """
     image = tl.program_id(0).to(tl.int64)
     token = tl.arange(0, BLOCK)

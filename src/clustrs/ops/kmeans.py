@@ -1,20 +1,28 @@
-"""Attention-weighted k-means over the N x N squared distances of an image's tokens (C+H).
+"""Attention-weighted Huber k-means++ (C+H) and residual shrinkage (RRS), over the squared distances of the tokens.
 
-A centre is a weighted mean of its cluster's tokens, held as the shares w that they have in it. Its squared distance
-to token i is sum_m w_m d_im - sum_lm w_l w_m d_lm / 2, so nothing here ever looks at the D features.
+A center is a weighted mean of its cluster's tokens, held as the shares w that they have in it. Its squared distance to
+token i is sum_m w_m d_im - sum_lm w_l w_m d_lm / 2, so the clustering never reads the D features.
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from clustrs.ops.geometry import ROUNDING, map_chunks, map_images
-from clustrs.ops.huber import huber
-from clustrs.ops.indexing import fill_invalid, gather_tokens
-from clustrs.ops.matmul import deterministic_matmul
-from clustrs.ops.noise import waiting_times
+from clustrs.ops.distances import ROUNDING, deterministic_matmul
+from clustrs.ops.indexing import (
+    exponential_noise,
+    exporting,
+    fill_invalid,
+    gather_tokens,
+    map_chunks,
+    map_images,
+    upcast_half,
+)
 
+_NO_REDUCTION = 0
 AT_ONCE = 8
 """From this share of the tokens on, 1 / AT_ONCE, the costs to all tokens are computed at once, not seed by seed."""
 LIGHTEST = 1e-36
@@ -23,8 +31,80 @@ LEAST_SUM = 2.0**-126
 """Below every sum of weights in a cluster, also of the lightest ones that the Huber estimate makes lighter still."""
 
 
+def huber(radius: Tensor, tau: float, zero: Tensor) -> Tensor:
+    """Return h_tau(r): r^2/2 up to tau, tau (r - tau/2) above. `zero` is a tensor that holds 0.
+
+    The operator itself, without the checks of `torch.nn.functional`: this is called for every seed.
+    """
+    loss: Tensor = torch.ops.aten.huber_loss.default(radius, zero, _NO_REDUCTION, tau)
+    return loss
+
+
+def salience(tokens: Tensor, attention: Tensor) -> Tensor:
+    """Return s_i = a_i + 2 mean(a) max(0, |v_i| - mean |v|), for encoders without a CLS token.
+
+    Tokens v [B, N, D] and attention a [B, N] give [B, N].
+    """
+    norms = torch.linalg.vector_norm(tokens, dim=-1)
+    bonus = (norms - norms.mean(-1, keepdim=True)).clamp(min=0)
+    return attention + 2 * attention.mean(-1, keepdim=True) * bonus
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """A partition into k clusters, none of them empty.
+
+    `labels` [B, N] in 0 .. k-1, `sizes` [B, k], and `order` [B, N]: the tokens, cluster by cluster.
+    """
+
+    labels: Tensor
+    sizes: Tensor
+    order: Tensor
+
+
+def partition(labels: Tensor, k: int) -> Clusters:
+    """Return the clusters that `labels` describe. Inside a cluster the tokens stay in their order."""
+    sizes = labels.new_zeros(labels.shape[0], k).scatter_add_(-1, labels, torch.ones_like(labels))
+    return Clusters(labels, sizes, labels.argsort(dim=-1, stable=True))
+
+
+def weighted_sums(clusters: Clusters, tokens: Tensor, factors: Tensor) -> Tensor:
+    """Return the sums [B, k, D] of `factors` [B, N] times `tokens` [B, N, D] over each cluster.
+
+    In an exported graph they are one product: other runtimes loop over the bags.
+    """
+    if exporting():
+        cluster = torch.arange(clusters.sizes.shape[-1], device=tokens.device)[:, None]
+        return torch.where(clusters.labels[:, None] == cluster, factors[:, None], 0) @ tokens
+    batch, n, width = tokens.shape
+    slots = clusters.order + torch.arange(batch, device=tokens.device)[:, None] * n
+    sizes = clusters.sizes.flatten()
+    total = functional.embedding_bag(
+        slots.flatten(),
+        tokens.reshape(batch * n, width),
+        sizes.cumsum(0) - sizes,
+        mode="sum",
+        per_sample_weights=factors.gather(-1, clusters.order).flatten(),
+    )
+    return total.view(batch, -1, width)
+
+
+def medians(clusters: Clusters, values: Tensor) -> Tensor:
+    """Return the median [B, k] of `values` [B, N] in each cluster; for an even count the mean of the middle two."""
+    by_value = values.argsort(-1)
+    key = clusters.labels.gather(-1, by_value)
+    if exporting():  # no two keys are equal then, so that a runtime whose sort is not stable gets the same order
+        key = key * values.shape[-1] + torch.arange(values.shape[-1], device=values.device)
+    by_label = key.argsort(dim=-1, stable=True)
+    ordered = values.gather(-1, by_value.gather(-1, by_label))
+    starts = clusters.sizes.cumsum(-1) - clusters.sizes
+    low = ordered.gather(-1, starts + (clusters.sizes - 1) // 2)
+    high = ordered.gather(-1, starts + clusters.sizes // 2)
+    return (low + high) / 2
+
+
 def unit_scale(weight: Tensor) -> Tensor:
-    """Weights [B, N] scaled by a power of two (so exactly) to a largest one near 1, and none below `LIGHTEST`.
+    """Scale weights [B, N] by a power of two (so exactly) to a largest one near 1, and none below `LIGHTEST`.
 
     All functions below want such weights: sums neither overflow nor vanish, and tokens without weight count for
     nothing beside others that have some, but equally among themselves.
@@ -42,7 +122,7 @@ def pow_weights(weight: Tensor, power: float) -> Tensor:
 
 
 def seeding(distances: Tensor, scale: Tensor, weight: Tensor, k: int, *, tau: float | None, seed: int) -> Tensor:
-    """k-means++ seeds [B, k]: first the heaviest token, then draws in proportion to weight times cost.
+    """Draw k-means++ seeds [B, k]: first the heaviest token, then in proportion to weight times cost.
 
     The cost of a token is h_tau of its distance to the nearest seed, or the squared distance if tau is None.
     A token that repeats a seed, up to rounding (see `scale` [B, N]), costs nothing. Once all that is left weighs or
@@ -58,7 +138,7 @@ def seeding(distances: Tensor, scale: Tensor, weight: Tensor, k: int, *, tau: fl
         rows = costs(distances, slack.unsqueeze(1), tau, zero).view(batch * n, n)
     seeds = [weight.argmax(-1)]
     cost = None
-    for rate in (weight.unsqueeze(1) / waiting_times(seed, k - 1, n, like=distances)).unbind(1):
+    for rate in (weight.unsqueeze(1) / exponential_noise(seed, k - 1, n, like=distances)).unbind(1):
         row = rows.index_select(0, seeds[-1] + offset if batch > 1 else seeds[-1])
         row = row if at_once else costs(row, slack, tau, zero)
         cost = row if cost is None else torch.minimum(cost, row)
@@ -70,48 +150,48 @@ def seeding(distances: Tensor, scale: Tensor, weight: Tensor, k: int, *, tau: fl
 
 
 def costs(distances: Tensor, slack: Tensor, tau: float | None, zero: Tensor) -> Tensor:
-    """What it costs to be that far from a seed: h_tau of the distance, its square if tau is None, 0 up to rounding."""
+    """Return the cost of distances to a seed: h_tau of the distance, its square if tau is None, 0 up to rounding."""
     far = distances.masked_fill(distances <= slack, 0)
     return far if tau is None else huber(far.sqrt_(), tau, zero)
 
 
 def membership(labels: Tensor, k: int) -> Tensor:
-    """Whether a cluster has a token: labels [B, N] give [B, k, N]."""
+    """Tell [B, k, N] which tokens each cluster has, from labels [B, N]."""
     return labels.unsqueeze(1) == torch.arange(k, device=labels.device).unsqueeze(1)
 
 
 def mean_shares(members: Tensor, weight: Tensor) -> Tensor:
-    """The share [B, k, N] of each token in the weighted mean of its cluster; an empty cluster has zeros."""
+    """Return the share [B, k, N] of each token in the weighted mean of its cluster; an empty cluster has zeros."""
     part = members * weight.unsqueeze(1)
     return part.div_(part.sum(-1, keepdim=True).clamp_(min=LEAST_SUM))
 
 
 def to_means(distances: Tensor, shares: Tensor) -> Tensor:
-    """Squared distances [B, k, N] from the means of the clusters to all tokens; infinite from an empty cluster."""
+    """Return squared distances [B, k, N] from the clusters' means to all tokens; infinite from an empty cluster."""
     mixed = map_images(deterministic_matmul, shares, distances)
     spread = (shares * mixed).sum(-1, keepdim=True).div_(2)
     empty = shares.amax(-1, keepdim=True) == 0
     return mixed.sub_(spread.masked_fill_(empty, -torch.inf)).clamp_(min=0)
 
 
-def nearest(to_centres: Tensor, slack: Tensor) -> Tensor:
-    """The nearest centre [B, N] of each token: the first of those that differ by `slack` [B, 1, N] at most."""
-    k = to_centres.shape[1]
-    limit = to_centres.amin(1, keepdim=True) + slack
+def nearest(to_centers: Tensor, slack: Tensor) -> Tensor:
+    """Return the nearest center [B, N] of each token: the first of those that differ by at most `slack` [B, 1, N]."""
+    k = to_centers.shape[1]
+    limit = to_centers.amin(1, keepdim=True) + slack
     index = torch.arange(k, device=slack.device, dtype=slack.dtype).unsqueeze(1)
-    return torch.where(to_centres <= limit, index, k - 1).amin(1).long()
+    return torch.where(to_centers <= limit, index, k - 1).amin(1).long()
 
 
-def gather_own(to_centres: Tensor, labels: Tensor) -> Tensor:
-    """Of [B, k, N], the entries [B, N] of each token's own cluster."""
-    return to_centres.gather(1, labels.unsqueeze(1)).squeeze(1)
+def gather_own(to_centers: Tensor, labels: Tensor) -> Tensor:
+    """Return the entries [B, N] of [B, k, N] that belong to each token's own cluster."""
+    return to_centers.gather(1, labels.unsqueeze(1)).squeeze(1)
 
 
-def centres(labels: Tensor, to_centres: Tensor, weight: Tensor, huber_tau: float | None) -> Tensor:
-    """Shares [B, k, N] of the tokens in the next centres: weighted means, or a step towards the Huber M-estimates."""
+def centers(labels: Tensor, to_centers: Tensor, weight: Tensor, huber_tau: float | None) -> Tensor:
+    """Return the shares [B, k, N] in the next centers: weighted means, or a step towards the Huber M-estimates."""
     if huber_tau is not None:
-        weight = weight * (huber_tau / gather_own(to_centres, labels).sqrt()).clamp(max=1)
-    return mean_shares(membership(labels, to_centres.shape[1]), weight)
+        weight = weight * (huber_tau / gather_own(to_centers, labels).sqrt()).clamp(max=1)
+    return mean_shares(membership(labels, to_centers.shape[1]), weight)
 
 
 def refine(
@@ -124,27 +204,27 @@ def refine(
     tolerance: float,
     huber_tau: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Lloyd rounds from `seeds`: labels [B, N], and the squared distances [B, k, N] to the centres that gave them.
+    """Run Lloyd rounds from `seeds`; return labels [B, N] and the squared distances [B, k, N] to their centers.
 
     An image is done when fewer than tolerance * N of its tokens changed cluster; its labels then stay.
-    A cluster that lost all its members has no centre, and gets no tokens back.
+    A cluster that lost all its members has no center, and gets no tokens back.
     """
     slack = (ROUNDING * scale).unsqueeze(1)
     few = math.ceil(tolerance * distances.shape[-1])
-    to_centres = gather_tokens(distances, seeds)
-    labels = nearest(to_centres, slack)
+    to_centers = gather_tokens(distances, seeds)
+    labels = nearest(to_centers, slack)
     done = labels.new_zeros(labels.shape[0], 1, dtype=torch.bool)
     for _ in range(iterations - 1):
-        to_centres = to_means(distances, centres(labels, to_centres, weight, huber_tau))
-        update = nearest(to_centres, slack)
+        to_centers = to_means(distances, centers(labels, to_centers, weight, huber_tau))
+        update = nearest(to_centers, slack)
         changed = (update != labels).sum(-1, keepdim=True)
         labels = torch.where(done, labels, update)
         done = done | (changed < few)
-    return labels, to_centres
+    return labels, to_centers
 
 
 def representatives(labels: Tensor, score: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The best-scored member [B, k] of each cluster, and the labels, clusters numbered in raster order of these.
+    """Return the best-scored member [B, k] of each cluster, and labels with clusters numbered in their raster order.
 
     An empty cluster gives its slot to the best token not kept yet, which leaves its old cluster for one of its own.
     """
@@ -153,19 +233,19 @@ def representatives(labels: Tensor, score: Tensor, k: int) -> tuple[Tensor, Tens
 
 
 def medoids(labels: Tensor, distances: Tensor, scale: Tensor, weight: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """As `representatives`, but the member nearest to the weighted mean of its cluster: the first of those that
+    """Return, as `representatives`, the member nearest to the weighted mean of its cluster: the first of those that
     rounding (see `scale` [B, N]) cannot tell from the nearest. Slots of empty clusters go by weight."""
     members = membership(labels, k)
-    to_centres = to_means(distances, mean_shares(members, weight)).masked_fill(~members, torch.inf)
-    limit = to_centres.amin(-1, keepdim=True) + (ROUNDING * scale).unsqueeze(1)
+    to_centers = to_means(distances, mean_shares(members, weight)).masked_fill(~members, torch.inf)
+    limit = to_centers.amin(-1, keepdim=True) + (ROUNDING * scale).unsqueeze(1)
     n = labels.shape[-1]
     index = torch.arange(n, device=labels.device)
-    first = torch.where(members & (to_centres <= limit), index, n).amin(-1)
+    first = torch.where(members & (to_centers <= limit), index, n).amin(-1)
     return renumber(labels, first.clamp(max=n - 1), first < n, weight)
 
 
 def renumber(labels: Tensor, kept: Tensor, alive: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
-    """The token [B, k] of each cluster in raster order, and the labels in that order of the clusters.
+    """Sort the token [B, k] of each cluster in raster order; return it and the labels in that order of clusters.
 
     A cluster that is not `alive` [B, k] has no members: the best-scored token not kept yet becomes its only one.
     """
@@ -174,3 +254,49 @@ def renumber(labels: Tensor, kept: Tensor, alive: Tensor, score: Tensor) -> tupl
     labels = labels.scatter(-1, kept, torch.where(alive, labels.gather(-1, kept), index))
     kept, order = kept.sort(-1)
     return kept, order.argsort(-1).gather(-1, labels)
+
+
+def shrink_factors(residuals: Tensor, kept: Tensor, clusters: Clusters, clip: tuple[float, float]) -> Tensor:
+    """Return how much of each kept token stays [B, k]: alpha = delta^2 / (r^2 + delta^2), within `clip`.
+
+    `residuals` [B, N] are the distances r of all tokens to the centers of their clusters, delta is their median over
+    a cluster. A cluster of one has alpha 1: its token is its center.
+    """
+    noise = medians(clusters, residuals).square()
+    total = residuals.gather(-1, kept).square() + noise
+    alpha = torch.where(total > 0, noise / total, 1).clamp(*clip)
+    return torch.where(clusters.sizes == 1, 1, alpha)
+
+
+def shrink_to_means(
+    tokens: Tensor,
+    indices: Tensor,
+    labels: Tensor,
+    weight: Tensor,
+    distances: Tensor,
+    scale: Tensor,
+    clip: tuple[float, float] | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Move the kept tokens towards the weighted means of their clusters (RRS).
+
+    `tokens` [B, N, D], `indices` [B, k] of the kept ones, `labels` [B, N] of all; `distances` and `scale` as
+    `squared_distances` returns them. Without `clip` nothing moves.
+    Returns the moved tokens [B, k, D], the means [B, k, D], alpha [B, k], and each token's share [B, N] in its mean.
+    """
+    features = upcast_half(tokens)
+    k = indices.shape[-1]
+    with torch.no_grad():
+        clusters = partition(labels, k)
+        shares = mean_shares(membership(labels, k), weight)
+        if clip is None:
+            alpha = torch.ones_like(indices, dtype=features.dtype)
+        else:
+            residuals = gather_own(to_means(distances, shares), labels)
+            residuals = residuals.masked_fill_(residuals <= ROUNDING * scale, 0).sqrt_()
+            alpha = shrink_factors(residuals, indices, clusters, clip)
+        share = gather_own(shares, labels)
+    centroids = weighted_sums(clusters, features, share)
+    kept = gather_tokens(tokens, indices)
+    if clip is not None:
+        kept = upcast_half(kept).lerp_(centroids, 1 - alpha.unsqueeze(-1)).to(tokens.dtype)
+    return kept, centroids.to(tokens.dtype), alpha, share

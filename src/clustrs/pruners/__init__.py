@@ -1,13 +1,12 @@
 """Pruning methods, one file each, and the registry that names them."""
 
 from clustrs.pruners.base import Pruner
+from clustrs.pruners.baselines import Grid, NoPruning, Random
 from clustrs.pruners.clustrs import ClustRS
 from clustrs.pruners.denoise import Denoise
 from clustrs.pruners.divprune import DivPrune
 from clustrs.pruners.fastervlm import FasterVLM
-from clustrs.pruners.grid import Grid
-from clustrs.pruners.none import NoPruning
-from clustrs.pruners.random import Random
+from clustrs.pruners.inputs import EncoderStates, Layout, PrunerInputs, Selection
 from clustrs.pruners.registry import (
     from_dict,
     get_method,
@@ -19,7 +18,6 @@ from clustrs.pruners.registry import (
     split_methods,
     variant_labels,
 )
-from clustrs.pruners.selection import EncoderStates, Layout, PrunerInputs, Selection
 from clustrs.pruners.tome import ToMe
 from clustrs.pruners.visionzip import VisionZip
 from clustrs.pruners.vispruner import VisPruner

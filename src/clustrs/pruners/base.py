@@ -1,4 +1,4 @@
-"""What every method has in common: its budget, its checks, its name in the registry."""
+"""Base class of all methods: budget, checks, attaching, and what a method declares about itself."""
 
 from collections.abc import Mapping
 from copy import copy
@@ -9,31 +9,61 @@ import torch
 from torch import Tensor
 
 from clustrs import validation
-from clustrs.ops.indexing import gather_tokens
-from clustrs.ops.precision import upcast_half
-from clustrs.options import Crops, Deepstack, Positions, Scope
-from clustrs.pruners import checks
-from clustrs.pruners.selection import EncoderStates, Layout, PrunerInputs, Selection
+from clustrs.ops.indexing import gather_tokens, upcast_half
+from clustrs.pruners import inputs as checks
+from clustrs.pruners.inputs import EncoderStates, Layout, PrunerInputs, Selection
+from clustrs.validation import Crops, Deepstack, Positions, Scope
 
 if TYPE_CHECKING:
     from clustrs.models.attach import Handle
 
+SERVED = ("scores", "layout")
+"""Inputs besides the tokens that are there in vLLM, also when a tower's heads are split over ranks."""
+
 
 @dataclass(frozen=True)
 class Pruner:
-    """A way to keep some of an image's visual tokens. `keep` is a count (int) or a fraction of them (float)."""
+    """Base class for visual-token pruning methods.
+
+    A method is a frozen dataclass. It defines `name`, and either `_choose`, which returns the indices to keep, or
+    `_select`, which returns a whole `Selection`. `register` makes it known by its name.
+
+    Args:
+        keep: Budget: a count of tokens (int of at least 1), or a fraction of them (float in (0, 1]).
+
+    Raises:
+        ValueError: A parameter has a bad value.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> import torch
+        >>> from clustrs import Pruner
+        >>> @dataclass(frozen=True)
+        ... class Loudest(Pruner):
+        ...     name = "loudest"
+        ...
+        ...     def _choose(self, inputs, k):
+        ...         return inputs.tokens.norm(dim=-1).topk(k).indices
+        >>> Loudest(keep=2).select(torch.diag(torch.arange(4.0))).indices
+        tensor([2, 3])
+    """
 
     name: ClassVar[str]
+    """Name in the registry, on the command line and in stored runs."""
     label: ClassVar[str]
-    """How reports and figures spell the method; the name of the class unless it says otherwise."""
+    """Name in reports and figures; that of the class unless set."""
     paper: ClassVar[str] = ""
+    """Link to the paper."""
     needs: ClassVar[tuple[str, ...]] = ()
-    """What `select` must be given besides the tokens: "attention", or fields of `EncoderStates`."""
+    """Fields of `PrunerInputs` that must be given besides the tokens."""
     clusters: ClassVar[bool] = False
-    """Whether selections have labels, centroids and alpha."""
+    """True if selections have labels, centroids and alpha."""
     merges: ClassVar[bool] = False
-    """Whether output tokens may be mixtures of input tokens."""
-
+    """True if output tokens may be mixtures of input tokens."""
+    exportable: ClassVar[bool] = False
+    """True if the selection can be exported (ONNX, ExecuTorch): no control flow depends on values."""
+    servable: ClassVar[bool]
+    """True if vLLM can serve it: it needs nothing but `SERVED`. Follows from `needs` unless set."""
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Parameters that have a name of their own: "robust" of the method "clustrs" is known as "clustrs-robust"."""
 
@@ -43,20 +73,22 @@ class Pruner:
         super().__init_subclass__(**options)
         if "label" not in cls.__dict__:
             cls.label = cls.__name__
+        if "servable" not in cls.__dict__:
+            cls.servable = set(cls.needs) <= set(SERVED)
 
     def __post_init__(self) -> None:
         validation.keep(self.keep)
 
     def count(self, n: int) -> int:
-        """How many of n tokens survive."""
+        """Return how many of n tokens survive."""
         return min(n, self.keep if isinstance(self.keep, int) else max(1, round(self.keep * n)))
 
     def requirements(self) -> tuple[str, ...]:
-        """What this method `needs`; a method that wraps another adds what that one needs."""
+        """Return what this method `needs`; a method that wraps another adds what that one needs."""
         return self.needs
 
     def to_dict(self) -> dict[str, Any]:
-        """The method's name and all parameters, ready for JSON; `clustrs.from_dict` is the way back."""
+        """Return the method's name and all parameters, ready for JSON; the inverse of `from_dict`."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {
             "name": self.name,
@@ -65,45 +97,69 @@ class Pruner:
 
     def select(
         self,
-        tokens: Tensor,
-        attention: Tensor | None = None,
+        tokens: Tensor | PrunerInputs,
+        scores: Tensor | None = None,
         states: EncoderStates | None = None,
         *,
         layout: Layout | None = None,
         question: Tensor | None = None,
         check: bool | None = None,
     ) -> Selection:
-        """Keep the tokens that the method chooses, of one image [N, D] or of each in a batch [B, N, D].
+        """Select the tokens of one image, or of each image in a batch.
 
-        `attention` [N] or [B, N] is how much the vision encoder attends to each token; `states` is what else it
-        knows. `layout` says where the tokens lie; `question` [T, D] or [B, T, D] is what is asked, as embeddings.
-        `check` looks for NaN, infinite and negative values, and for indices that no method should return; by default
-        on the CPU only, because elsewhere one has to wait for the device to look.
+        Args:
+            tokens: Visual tokens [N, D] or [B, N, D]; or a `PrunerInputs` with all inputs.
+            scores: Attention [N] or [B, N] of the vision encoder to each token.
+            states: Hidden states, keys and projector of the vision encoder.
+            layout: Positions of the tokens.
+            question: Embeddings [T, D] or [B, T, D] of the question's tokens.
+            check: Look for NaN, infinite and negative values, and for wrong indices. By default on the CPU only:
+                elsewhere one has to wait for the device.
+
+        Returns:
+            The kept tokens, their indices, and what else the method knows.
+
+        Raises:
+            ValueError: An input that the method needs is missing, or one has a wrong shape or bad values.
+
+        Example:
+            >>> import torch
+            >>> from clustrs import ClustRS
+            >>> selection = ClustRS(keep=16).select(torch.rand(576, 64), scores=torch.rand(576))
+            >>> selection.tokens.shape
+            torch.Size([16, 64])
         """
-        checks.tokens(tokens)
+        batched = tokens.tokens if isinstance(tokens, PrunerInputs) else tokens
+        inputs = checks.collect_inputs(tokens, scores, states, layout, question)
+        device = inputs.tokens.device.type
         if check is None:
-            check = tokens.device.type == "cpu" and not torch.compiler.is_compiling()
-        inputs = checks.collect(tokens, attention, states or EncoderStates(), layout, question)
-        checks.requirements(self.name, self.requirements(), inputs)
+            check = device == "cpu" and not torch.compiler.is_compiling()
+        checks.check_needs(self.name, self.requirements(), inputs)
         if check:
-            checks.input_values(inputs, self.requirements())
+            checks.check_inputs(inputs, self.requirements())
         k = self.count(inputs.tokens.shape[1])
-        with torch.autocast(tokens.device.type, enabled=False):
+        with torch.autocast(device, enabled=False):
             if k == inputs.tokens.shape[1]:
                 selection = self._select_all(inputs.tokens, check)
             else:
                 selection = self._select(inputs, k, check)
         if check:
-            checks.selection(self.name, selection, inputs.tokens.shape[1], k)
-        return selection if tokens.dim() == 3 else selection.image(0)
+            checks.check_selection(self.name, selection, inputs.tokens.shape[1], k)
+        return selection if batched.dim() == 3 else selection.image(0)
 
     def compile(self, **options: Any) -> Self:
-        """The same method with `select` compiled by `torch.compile`, for images of one size (static shapes).
+        """Return the method with `select` compiled by `torch.compile`, for images of one size (static shapes).
 
         Attached to a model it selects compiled as well. On CUDA it uses CUDA graphs (mode "reduce-overhead") and copies
-        what they return. `options` go to `torch.compile`. Values are not checked. Every further size of image, batch
-        and budget compiles anew. Beyond torch's `recompile_limit` (8, for all compiled methods together) that is an
-        error; with `fullgraph=False`, selecting continues uncompiled. What `dataclasses.replace` makes is not compiled.
+        what they return. Values are not checked. Every further size of image, batch and budget compiles anew. Beyond
+        torch's `recompile_limit` (8, for all compiled methods together) that is an error; with `fullgraph=False`,
+        selecting continues uncompiled. What `dataclasses.replace` makes is not compiled.
+
+        Args:
+            **options: Passed to `torch.compile`.
+
+        Returns:
+            A copy of the method.
         """
         graphs = torch.cuda.is_available() and not {"mode", "options", "backend"} & options.keys()
         defaults = {"fullgraph": True, "dynamic": False} | ({"mode": "reduce-overhead"} if graphs else {})
@@ -126,24 +182,33 @@ class Pruner:
         positions: Positions = "compact",
         deepstack: Deepstack = "raw",
     ) -> "Handle":
-        """Prune in a transformers model from now on, until `remove()` is called on what this returns.
+        """Prune in a transformers model from now on.
 
-        scope: one budget for a whole "image", or one for each "crop". crops: "all", or the "base" one alone.
-        positions: "compact" (they run on without gaps), or "original" (each survivor keeps the one it had). deepstack:
-        features that a family feeds into later layers stay "raw", or are "shrunk" as the tokens are.
+        Args:
+            model: A vision-language model of a supported family.
+            scope: One budget for a whole "image", or one for each "crop".
+            crops: "all" crops of an image, or the "base" crop alone.
+            positions: "compact" (without gaps), or "original" (each survivor keeps its own).
+            deepstack: Features that a family feeds into later layers: "raw", or "shrunk" as the tokens are.
+
+        Returns:
+            A handle; its `remove()`, or leaving a `with` block, restores the model.
+
+        Raises:
+            ValueError: The model's family is not supported, or an option is unknown.
         """
         from clustrs.models.attach import Handle
 
         return Handle(self, model, scope=scope, crops=crops, positions=positions, deepstack=deepstack)
 
     def __call__(self, model: Any, **options: Any) -> "Handle":
-        """`attach` for a `with` block."""
+        """Attach to a model for a `with` block; see `attach`."""
         return self.attach(model, **options)
 
     def _select_all(self, tokens: Tensor, check: bool) -> Selection:
-        """The selection when nothing has to go."""
+        """Return all tokens: the selection when nothing is dropped."""
         if check:
-            checks.finite("tokens", tokens)
+            checks.check_finite("tokens", tokens)
         indices = torch.arange(tokens.shape[1], device=tokens.device).repeat(tokens.shape[0], 1)
         if not self.clusters:
             return Selection(tokens, indices)
@@ -151,19 +216,19 @@ class Pruner:
         return Selection(tokens, indices, indices, centroids=tokens, alpha=alpha, shares=torch.ones_like(alpha))
 
     def _select(self, inputs: PrunerInputs, k: int, check: bool) -> Selection:
-        """Choose k < N of the tokens [B, N, D].
+        """Select k < N of the tokens [B, N, D].
 
-        What the method `needs` is there, and all is checked but the values of the tokens: it may be cheaper to do
-        that on the way.
+        What the method `needs` is there. All is checked but the values of the tokens: `check` says whether to do that,
+        which may be cheaper on the way.
         """
         if check:
-            checks.finite("tokens", inputs.tokens)
+            checks.check_finite("tokens", inputs.tokens)
         with torch.no_grad():
             indices = self._choose(inputs, k).sort(-1).values
         if check:
-            checks.indices(self.name, indices, inputs.tokens.shape[1], k)
+            checks.check_indices(self.name, indices, inputs.tokens.shape[1], k)
         return Selection(gather_tokens(inputs.tokens, indices), indices)
 
     def _choose(self, inputs: PrunerInputs, k: int) -> Tensor:
-        """The indices [B, k], in any order: all that a method which only drops tokens has to say."""
+        """Return the indices [B, k] to keep, in any order."""
         raise NotImplementedError(f"{type(self).__name__} must define _choose or _select")

@@ -3,44 +3,61 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
 from clustrs import validation
-from clustrs.ops import fused, kmeans, plain
-from clustrs.ops.geometry import is_tiny, multiply_power, spread_exponent
-from clustrs.ops.precision import upcast_half, values_are_free
-from clustrs.ops.salience import salience
-from clustrs.pruners import checks
+from clustrs.ops import kmeans
+from clustrs.ops.dispatch import PLAIN, Steps, steps
+from clustrs.ops.distances import is_tiny, multiply_power, spread_exponent
+from clustrs.ops.indexing import can_read_without_sync, upcast_half
 from clustrs.pruners.base import Pruner
+from clustrs.pruners.inputs import PrunerInputs, Selection, check_finite
 from clustrs.pruners.registry import register
-from clustrs.pruners.selection import PrunerInputs, Selection
 
 SWITCHES = ("representative", "attention_power")
-"""What goes beyond the paper: off at its defaults."""
+"""Parameters beyond the paper, off at their defaults."""
 
 
 @register
 @dataclass(frozen=True)
 class ClustRS(Pruner):
-    """Cluster the tokens, keep the most attended of each cluster, pull it towards the cluster's centre.
+    """Cluster the tokens, keep the most attended of each cluster, and pull it towards the cluster's center.
 
-    tau: Huber threshold. iterations: rounds of refinement at most. tolerance: stop when a smaller share of the
-    tokens changes cluster. distance: "huber" or "euclidean" cost in the seeding. centroid: "mean", or one step of
-    the "huber" M-estimate a round. shrink: apply RRS. clip: bounds of the shrink factor alpha. salience: add the
-    norm to the attention; None means only for encoders without a CLS token. seed: of the draws in the seeding.
+    The paper's method: attention-weighted Huber k-means++ (C+H), then residual shrinkage (RRS). Seeds are drawn with
+    probability ~ a_i min_j h_tau(|v_i - c_j|). A kept token v of a cluster with center c becomes alpha v + (1 - alpha)
+    c, alpha = delta^2 / (|v - c|^2 + delta^2), delta the median distance to the center in the cluster.
 
-    Beyond the paper, off by default. representative: keep the member with the most "attention", or the "medoid", which
-    is the one nearest to the centre. attention_power: attention to this power is the weight of a token.
+    Args:
+        keep: Budget, a count (int) or a fraction (float).
+        tau: Huber threshold.
+        iterations: Rounds of refinement at most.
+        tolerance: Stop when a smaller share of the tokens changes cluster.
+        distance: Cost in the seeding, "huber" or "euclidean".
+        centroid: "mean", or one step of the "huber" M-estimate a round.
+        shrink: Apply RRS.
+        clip: Bounds of the shrink factor alpha.
+        salience: Add the norm to the attention; None means only for encoders without a CLS token.
+        seed: Seed of the draws in the seeding.
+        representative: Keep the member with the most "attention", or the "medoid", which is nearest to the center.
+            Beyond the paper.
+        attention_power: Weight of a token: its attention to this power. Beyond the paper.
+
+    Example:
+        >>> import torch
+        >>> from clustrs import ClustRS
+        >>> selection = ClustRS(keep=16).select(torch.rand(2, 576, 64), torch.rand(2, 576))
+        >>> selection.tokens.shape, selection.alpha.shape
+        (torch.Size([2, 16, 64]), torch.Size([2, 16]))
     """
 
     name = "clustrs"
     paper = "Clustering and Token Denoising for Faster and More Robust VLMs"
-    needs = ("attention",)
+    needs = ("scores",)
     clusters = True
+    exportable = True
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "robust": {"attention_power": 0.5, "clip": [0.0, 0.0]},
         "no-rrs": {"shrink": False},
@@ -76,15 +93,14 @@ class ClustRS(Pruner):
 
     @classmethod
     def robust(cls, keep: int | float, **others: Any) -> Self:
-        """Keep the centres of the clusters, weighted by the square root of the attention.
+        """Return the preset that keeps the centers of the clusters, weighted by the square root of the attention.
 
         Of what goes beyond the paper this gained most on photographs (docs/studies.md, Variants).
         """
         return cls(keep=keep, **{**cls.presets["robust"], **others})
 
     def to_dict(self) -> dict[str, Any]:
-        """As of any method, without the switches beyond the paper that are off: runs that were stored before there were
-        any stay the same runs."""
+        """Return the method as a dict, without parameters beyond the paper that are off, so that older runs match."""
         off = {name for name in SWITCHES if getattr(self, name) == getattr(ClustRS, name)}
         return {key: value for key, value in super().to_dict().items() if key not in off}
 
@@ -95,12 +111,12 @@ class ClustRS(Pruner):
 
     def _select_weighted(self, tokens: Tensor, weight: Tensor, k: int, check: bool, rescale: bool = True) -> Selection:
         """Select, given the weights [B, N] of the tokens; `rescale` images whose distances are too small to square."""
-        steps = fused.steps(tokens) if self.representative == "attention" else plain
+        implementation = steps(tokens) if self.representative == "attention" else PLAIN
         with torch.no_grad():
-            distances, scale = steps.squared_distances(upcast_half(tokens))
+            distances, scale = implementation.squared_distances(upcast_half(tokens))
             if check:
-                checks.finite("tokens", tokens, norms=scale.sqrt())
-        if rescale and values_are_free(scale) and (tiny := is_tiny(scale)).any():
+                check_finite("tokens", tokens, norms=scale.sqrt())
+        if rescale and implementation is PLAIN and can_read_without_sync(scale) and (tiny := is_tiny(scale)).any():
 
             def select(image: int, scaled: Tensor, exponent: int) -> Selection:
                 largest = math.ldexp(1.0, exponent + 60)  # beyond all distances, so that tau cannot overflow
@@ -109,21 +125,21 @@ class ClustRS(Pruner):
 
             return select_rescaled(tokens, tiny, select)
         with torch.no_grad():
-            labels = self._cluster(steps, distances, scale, weight, k)
+            labels = self._cluster(implementation, distances, scale, weight, k)
             if self.representative == "medoid":
                 indices, labels = kmeans.medoids(labels, distances, scale, weight, k)
             else:
-                indices, labels = steps.representatives(labels, weight, k)
+                indices, labels = implementation.representatives(labels, weight, k)
         clip = self.clip if self.shrink else None
-        moved = steps.shrink_to_means(tokens, indices, labels, weight, distances, scale, clip)
+        moved = implementation.shrink_to_means(tokens, indices, labels, weight, distances, scale, clip)
         kept, centroids, alpha, shares = moved
         return Selection(kept, indices, labels, centroids, alpha, shares=shares)
 
-    def _cluster(self, steps: ModuleType, distances: Tensor, scale: Tensor, weight: Tensor, k: int) -> Tensor:
-        """The cluster [B, N] of each token."""
+    def _cluster(self, implementation: Steps, distances: Tensor, scale: Tensor, weight: Tensor, k: int) -> Tensor:
+        """Return the cluster [B, N] of each token."""
         tau = self.tau if self.distance == "huber" else None
-        seeds = steps.seeding(distances, scale, weight, k, tau=tau, seed=self.seed)
-        labels: Tensor = steps.refine(
+        seeds = implementation.seeding(distances, scale, weight, k, tau=tau, seed=self.seed)
+        labels, _ = implementation.refine(
             distances,
             scale,
             weight,
@@ -131,7 +147,7 @@ class ClustRS(Pruner):
             iterations=self.iterations,
             tolerance=self.tolerance,
             huber_tau=self.tau if self.centroid == "huber" else None,
-        )[0]
+        )
         return labels
 
 
@@ -152,12 +168,11 @@ def select_rescaled(tokens: Tensor, tiny: Tensor, select: Callable[[int, Tensor,
 
 
 def token_weights(inputs: PrunerInputs, with_salience: bool | None, power: float = 1.0) -> Tensor:
-    """How much each token counts, [B, N]: its attention, with salience if asked for (None: if there is no CLS), to a
-    power."""
+    """Return the weight [B, N] of each token: its attention, with salience (None: if there is no CLS), to a power."""
     assert inputs.scores is not None
     features = upcast_half(inputs.tokens)
     weight = inputs.scores.to(features.dtype)
     if with_salience or (with_salience is None and not inputs.cls):
-        weight = salience(features, weight)
+        weight = kmeans.salience(features, weight)
     weight = kmeans.unit_scale(weight)
     return weight if power == 1 else kmeans.pow_weights(weight, power)

@@ -6,18 +6,31 @@ from torch import Tensor
 
 from clustrs.ops.indexing import stable_topk
 from clustrs.pruners.base import Pruner
+from clustrs.pruners.inputs import PrunerInputs
 from clustrs.pruners.registry import register
-from clustrs.pruners.selection import PrunerInputs
 
 
 @register
 @dataclass(frozen=True)
 class FasterVLM(Pruner):
-    """Keep the k tokens with the largest attention."""
+    """Keep the k tokens with the largest attention.
+
+    FasterVLM (https://arxiv.org/abs/2412.01818): the top k of the scores a_i, in raster order.
+
+    Args:
+        keep: Budget, a count (int) or a fraction (float).
+
+    Example:
+        >>> import torch
+        >>> from clustrs import FasterVLM
+        >>> FasterVLM(keep=2).select(torch.rand(4, 8), torch.tensor([0.1, 0.4, 0.2, 0.3])).indices
+        tensor([1, 3])
+    """
 
     name = "fastervlm"
     paper = "https://arxiv.org/abs/2412.01818"
-    needs = ("attention",)
+    needs = ("scores",)
+    exportable = True
 
     def _choose(self, inputs: PrunerInputs, k: int) -> Tensor:
         assert inputs.scores is not None

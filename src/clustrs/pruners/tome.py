@@ -5,14 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clustrs.ops.clusters import partition, weighted_sums
-from clustrs.ops.cosines import cosines
-from clustrs.ops.indexing import stable_topk
-from clustrs.ops.precision import upcast_half
-from clustrs.pruners import checks
+from clustrs.ops.diversity import cosines
+from clustrs.ops.indexing import stable_topk, upcast_half
+from clustrs.ops.kmeans import partition, weighted_sums
 from clustrs.pruners.base import Pruner
+from clustrs.pruners.inputs import PrunerInputs, Selection, check_finite
 from clustrs.pruners.registry import register
-from clustrs.pruners.selection import PrunerInputs, Selection
 
 
 @register
@@ -20,7 +18,19 @@ from clustrs.pruners.selection import PrunerInputs, Selection
 class ToMe(Pruner):
     """Merge the most similar tokens into their means, in rounds of pairs, until k are left.
 
-    Similar means a large cosine of the keys, or of the tokens where there are no keys.
+    Token Merging (https://arxiv.org/abs/2210.09461). Each round links every token at an even position to its most
+    similar one at an odd position, by the cosine of the keys, or of the tokens where there are no keys, and merges the
+    most similar pairs: at most half of what is left.
+
+    Args:
+        keep: Budget, a count (int) or a fraction (float).
+
+    Example:
+        >>> import torch
+        >>> from clustrs import ToMe
+        >>> selection = ToMe(keep=2).select(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]))
+        >>> selection.labels.tolist(), selection.merged.tolist()
+        ([0, 0, 1], [True, False])
     """
 
     name = "tome"
@@ -29,9 +39,9 @@ class ToMe(Pruner):
 
     def _select(self, inputs: PrunerInputs, k: int, check: bool) -> Selection:
         if check:
-            checks.finite("tokens", inputs.tokens)
+            check_finite("tokens", inputs.tokens)
             if inputs.keys is not None:
-                checks.finite("states.keys", inputs.keys)
+                check_finite("keys", inputs.keys)
         batch, n, _ = inputs.tokens.shape
         features = (inputs.tokens if inputs.patch_keys is None else inputs.patch_keys).double()
         labels = torch.arange(n, device=features.device).repeat(batch, 1)

@@ -5,13 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clustrs.ops.cosines import cosines
-from clustrs.ops.indexing import gather_tokens, stable_topk
-from clustrs.ops.precision import upcast_half
-from clustrs.pruners import checks
+from clustrs.ops.diversity import cosines
+from clustrs.ops.indexing import gather_tokens, stable_topk, upcast_half
 from clustrs.pruners.base import Pruner
+from clustrs.pruners.inputs import PrunerInputs, Selection, check_finite
 from clustrs.pruners.registry import register
-from clustrs.pruners.selection import PrunerInputs, Selection
 
 
 @register
@@ -19,23 +17,35 @@ from clustrs.pruners.selection import PrunerInputs, Selection
 class VisionZip(Pruner):
     """Keep the CLS token and the most attended patches; add the others up around evenly spaced targets.
 
-    Works before the projector. The tokens come in the order [CLS,] dominant, contextual.
+    VisionZip (https://arxiv.org/abs/2412.04467). Works before the projector. Of k tokens, 10 in 64 are contextual: a
+    target plus the mean of the remaining tokens whose keys have the largest cosine with the target's. The tokens come
+    in the order [CLS,] dominant, contextual.
+
+    Args:
+        keep: Budget, a count (int) or a fraction (float).
+
+    Example:
+        >>> import torch
+        >>> from clustrs import EncoderStates, VisionZip
+        >>> states = EncoderStates(torch.rand(1 + 9, 4), torch.rand(1 + 9, 2), projector=torch.nn.Linear(4, 8))
+        >>> VisionZip(keep=4).select(torch.rand(9, 8), torch.rand(9), states).indices[0]  # the CLS token
+        tensor(-1)
     """
 
     name = "visionzip"
     paper = "https://arxiv.org/abs/2412.04467"
-    needs = ("attention", "hidden", "keys", "projector")
+    needs = ("scores", "hidden", "keys", "projector")
     merges = True
 
     @staticmethod
     def split(k: int) -> tuple[int, int]:
-        """How many of k tokens are dominant (the CLS token among them), and how many contextual."""
+        """Return how many of k tokens are dominant (the CLS token among them), and how many contextual."""
         contextual = max(1, 10 * k // 64) if k > 1 else 0
         return k - contextual, contextual
 
     def _select(self, inputs: PrunerInputs, k: int, check: bool) -> Selection:
         if check:
-            checks.finite("tokens", inputs.tokens)
+            check_finite("tokens", inputs.tokens)
         hidden, keys = inputs.patch_hidden, inputs.patch_keys
         assert inputs.scores is not None
         assert inputs.hidden is not None
@@ -80,7 +90,7 @@ def evenly_spaced(rest: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def add_means(targets: Tensor, others: Tensor, goal: Tensor) -> Tensor:
-    """Each target [B, C, H] plus the mean of the others [B, M, H] whose `goal` [B, M] it is (plus 0 if none)."""
+    """Add to each target [B, C, H] the mean of the others [B, M, H] whose `goal` [B, M] it is (0 if none)."""
     hits = goal[:, None] == torch.arange(targets.shape[1], device=goal.device)[:, None]
     share = hits.to(upcast_half(targets).dtype)
     share = share / share.sum(-1, keepdim=True).clamp(min=1)

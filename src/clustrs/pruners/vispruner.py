@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 
 from clustrs import validation
-from clustrs.ops.cosines import cosines
+from clustrs.ops.diversity import cosines, thin
 from clustrs.ops.indexing import stable_topk
-from clustrs.ops.thinning import thin
 from clustrs.pruners.base import Pruner
+from clustrs.pruners.inputs import PrunerInputs
 from clustrs.pruners.registry import register
-from clustrs.pruners.selection import PrunerInputs
 
 
 @register
@@ -19,12 +18,24 @@ from clustrs.pruners.selection import PrunerInputs
 class VisPruner(Pruner):
     """Keep the most attended tokens, and of the others those that resemble each other least.
 
-    important: share of the budget that goes by attention.
+    VisPruner (https://arxiv.org/abs/2412.01818), the successor of FasterVLM: int(k r) tokens by attention; the rest is
+    thinned, at most 8 tokens a round, by the cosines of the hidden states.
+
+    Args:
+        keep: Budget, a count (int) or a fraction (float).
+        important: Share r of the budget that goes by attention.
+
+    Example:
+        >>> import torch
+        >>> from clustrs import EncoderStates, VisPruner
+        >>> VisPruner(keep=4).select(torch.rand(9, 8), torch.rand(9), EncoderStates(torch.rand(1 + 9, 4))).indices.shape
+        torch.Size([4])
     """
 
     name = "vispruner"
     paper = "https://arxiv.org/abs/2412.01818"
-    needs = ("attention", "hidden")
+    needs = ("scores", "hidden")
+    exportable = True
 
     important: float = 0.5
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clustrs import validation
-from clustrs.pruners.base import Pruner
+from clustrs.pruners.base import SERVED, Pruner
 from clustrs.pruners.registry import get_method
 
 KEY = "clustrs"
@@ -24,8 +24,6 @@ TOWERS = {"clip_vision_model": "default", "siglip_vision_model": "full"}
 """Vision towers of LLaVA that have scores, and the `vision_feature_select_strategy` that suits them."""
 TOWERS_CHECKED = ("LlavaForConditionalGeneration", "LlavaOnevisionForConditionalGeneration")
 """The architectures with one of these towers."""
-AVAILABLE = ("attention", "layout")
-"""Inputs besides the tokens that are available when a tower's heads are split over ranks."""
 TESTED = (0, 32)
 """Major and minor number of the vLLM releases that are tested."""
 
@@ -42,11 +40,11 @@ def read_method(settings: Any) -> Pruner:
         raise ValueError("keep is missing (a count such as 64, or a fraction such as 0.25 of the visual tokens)")
     validation.keep(parameters["keep"])
     method = get_method(name, **parameters)
-    missing = [need for need in method.requirements() if need not in AVAILABLE]
-    if missing:
+    if not method.servable:
+        missing = [need for need in method.requirements() if need not in SERVED]
         raise ValueError(
             f"method {name!r} cannot be served: it needs {' and '.join(missing)} of the vision tower "
-            f"(servable methods need only tokens, {' and '.join(AVAILABLE)})"
+            f"(servable methods need only tokens, {' and '.join(SERVED)})"
         )
     return method
 

@@ -23,7 +23,7 @@ from vllm.model_executor.models.qwen3_vl import (
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from clustrs.models.scoring import attention_scores
-from clustrs.pruners.selection import EncoderStates, Layout
+from clustrs.pruners.inputs import EncoderStates, Layout
 from clustrs.serving import pruning
 from clustrs.serving.pruning import PrunedInfo, PrunedProcessor, mean_over_ranks, pruned_method
 

@@ -15,7 +15,7 @@ from torch.nn.functional import embedding, linear
 
 from clustrs import EncoderStates, Pruner, Selection
 from clustrs.models.gemma4_processor import Gemma4Processor
-from clustrs.pruners.selection import Layout
+from clustrs.pruners.inputs import Layout
 
 PATCH, KERNEL = 2, 3
 SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<image>", "<boi>", "<eoi>", "<audio>", "<boa>", "<eoa>", "<|video|>"]

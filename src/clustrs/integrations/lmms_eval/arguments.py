@@ -8,9 +8,9 @@ from typing import Any, get_type_hints
 from clustrs import __version__, validation
 from clustrs.corruptions import Corruption
 from clustrs.evaluation.config import CLEAN, LARGEST, convert, parse_corruption
-from clustrs.options import Crops, ImagePadding, LoadOptions, Positions, PromptTemplate, Scope
 from clustrs.pruners import Pruner, from_dict
 from clustrs.pruners.registry import method_class, parse_method
+from clustrs.validation import Crops, ImagePadding, LoadOptions, Positions, PromptTemplate, Scope
 
 DEFAULT_METHOD = "clustrs"
 

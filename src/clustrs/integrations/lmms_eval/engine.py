@@ -15,7 +15,7 @@ from clustrs.integrations.lmms_eval.arguments import ModelArguments
 from clustrs.models.load import load_model
 from clustrs.models.prompts import messages_prompt
 from clustrs.models.protocol import apply_image_padding
-from clustrs.options import PromptTemplate
+from clustrs.validation import PromptTemplate
 
 Messages = list[dict[str, Any]]
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from clustrs.models.clock import Clock
 from clustrs.models.compaction import Compaction, KeptTokens
 from clustrs.models.flops import PatchGrid
-from clustrs.options import Crops
-from clustrs.pruners.selection import Layout
+from clustrs.pruners.inputs import Layout
+from clustrs.validation import Crops
 
 Modality = Literal["image", "video"]
 

@@ -16,8 +16,8 @@ from clustrs.models.adapters.base import Adapter, Modality, VisualTokens
 from clustrs.models.adapters.registry import register_adapter
 from clustrs.models.clock import Clock
 from clustrs.models.flops import PatchGrid, attention_flops
-from clustrs.options import Crops
-from clustrs.pruners.selection import Layout
+from clustrs.pruners.inputs import Layout
+from clustrs.validation import Crops
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from clustrs.models.adapters.base import Modality, VisualTokens
 from clustrs.models.adapters.llava import EncodedCrops, LlavaAdapter
 from clustrs.models.adapters.registry import register_adapter
 from clustrs.models.clock import Clock
-from clustrs.options import Crops
-from clustrs.pruners.selection import Layout
+from clustrs.pruners.inputs import Layout
+from clustrs.validation import Crops
 
 REAL, BASE, Y, X, SCORE = range(5)
 """Channels before the hidden states and keys: a token or a newline, of the base crop or not, its place, its score."""

@@ -13,8 +13,8 @@ from clustrs.models.adapters.registry import register_adapter
 from clustrs.models.clock import Clock
 from clustrs.models.compaction import KeptTokens
 from clustrs.models.flops import PatchGrid
-from clustrs.options import Crops
-from clustrs.pruners.selection import Layout
+from clustrs.pruners.inputs import Layout
+from clustrs.validation import Crops
 
 
 @register_adapter

@@ -15,8 +15,8 @@ from clustrs.models import scoring
 from clustrs.models.adapters.base import Adapter, Modality, VisualTokens, token_rows
 from clustrs.models.clock import Clock
 from clustrs.models.compaction import KeptTokens, mismatch
-from clustrs.options import Crops
-from clustrs.pruners.selection import Layout
+from clustrs.pruners.inputs import Layout
+from clustrs.validation import Crops
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def run(config: GeometryConfig) -> StudyResult:
 
 def describe(encoded: "EncodedImage", selection: "Selection", tau: float) -> dict[str, float]:
     """The numbers of one image."""
-    from clustrs.ops.salience import salience
+    from clustrs.ops.kmeans import salience
 
     tokens, scores = to_numpy(encoded.tokens), to_numpy(encoded.scores)
     norms = np.linalg.norm(tokens, axis=1)

@@ -11,8 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from clustrs import validation
 from clustrs.embedded import DEFAULT, model_and_task
-from clustrs.options import ImagePadding, LoadOptions, PromptTemplate
-from clustrs.validation import plain_hint
+from clustrs.validation import ImagePadding, LoadOptions, PromptTemplate, plain_hint
 
 Keep = int | float
 """A count (int) or a fraction (float) of the visual tokens."""

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustrs.ops.matmul import deterministic_matmul, gram
+from clustrs.ops.distances import deterministic_matmul, gram
 
 sizes = st.integers(1, 400)
 
@@ -32,7 +32,7 @@ def test_gram(n: int, length: int, dtype: torch.dtype) -> None:
 
 THREADS = """
 import hashlib, torch
-from clustrs.ops.matmul import deterministic_matmul, gram
+from clustrs.ops.distances import deterministic_matmul, gram
 torch.manual_seed(0)
 cases = [(576, 4096, 16), (729, 3584, 180), (37, 1000, 5), (100, 64, 1), (1440, 256, 144), (5, 3000, 4), (333, 777, 50)]
 inputs = [(torch.randn(n, width), torch.rand(n, k)) for n, width, k in cases]

@@ -1,4 +1,4 @@
-"""Cosines: right to the last bits, and the same whatever the batch, the strides, the threads and the position."""
+"""Exact cosines, max-min diversity and thinning."""
 
 import os
 import subprocess
@@ -9,8 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from clustrs.ops.cosines import cosines, fixed_point, paired_cosines
+from clustrs.ops import diversity
+from clustrs.ops.diversity import cosines, fixed_point, paired_cosines
 
 sizes = st.integers(1, 30)
 
@@ -67,7 +69,7 @@ def test_pairs_and_blocks_have_the_same_bits() -> None:
 
 THREADS = """
 import hashlib, torch
-from clustrs.ops.cosines import cosines
+from clustrs.ops.diversity import cosines
 generator = torch.Generator().manual_seed(0)
 inputs = [torch.randn(1, *size, generator=generator) for size in ((37, 1000), (100, 64), (333, 777), (5, 3000))]
 for threads in (1, 2, 3, 5):
@@ -84,3 +86,55 @@ def test_the_same_bits_with_any_threads_and_kernels(kernels: str) -> None:
     )
     assert len(run.stdout.split()) == 4
     assert len(set(run.stdout.split())) == 1
+
+
+def tokens(kind: str, n: int, width: int) -> Tensor:
+    generator = torch.Generator().manual_seed(n + width)
+    rows = torch.randn(n, width, generator=generator)
+    clumps = torch.randn(9, width, generator=generator)[torch.randint(9, (n,), generator=generator)]
+    return {"noise": rows, "clumps": clumps + 0.05 * rows, "tight": clumps + 1e-4 * rows, "duplicates": clumps}[kind]
+
+
+@pytest.mark.parametrize("kind", ["noise", "clumps", "tight", "duplicates"])
+@pytest.mark.parametrize(("n", "width"), [(300, 700), (576, 64)])
+def test_diversity_with_bounds_is_diversity_by_exact_cosines(kind: str, n: int, width: int) -> None:
+    rows = tokens(kind, n, width)[None]
+    assert rows[0].numel() > diversity.SMALL
+    expected = diversity.max_min(cosines(rows), 60)
+    assert torch.equal(diversity.most_diverse(rows, 60), expected)
+    assert expected.unique().numel() == 60
+
+
+@pytest.mark.parametrize("kind", ["noise", "clumps", "tight", "duplicates"])
+def test_rough_cosines_keep_their_bound(kind: str) -> None:
+    rows = tokens(kind, 200, 1500)
+    rough, error = diversity.rough_cosines(rows)
+    assert (rough - cosines(rows[None])[0]).abs().max() <= error
+
+
+def test_most_choices_need_no_exact_cosines_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Tensor) -> Tensor:
+        raise AssertionError("all cosines were computed exactly")
+
+    monkeypatch.setattr(diversity, "cosines", refuse)
+    assert diversity.most_diverse(tokens("clumps", 576, 256)[None], 50).unique().numel() == 50
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("n", [30, 400])
+def test_diversity_never_repeats_a_token(value: float, n: int) -> None:
+    rows = torch.randn(1, n, 100, generator=torch.Generator().manual_seed(0))
+    rows[0, [3, 5, 6], 2] = value
+    assert diversity.most_diverse(rows, n - 2).unique().numel() == n - 2
+    assert diversity.most_diverse(torch.full_like(rows, value), n - 2).unique().numel() == n - 2
+
+
+@pytest.mark.parametrize("kind", ["noise", "tight", "duplicates"])
+@pytest.mark.parametrize("window", [3, diversity.WINDOW])
+def test_thinning_by_neighbours_is_thinning(kind: str, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    similarity = cosines(tokens(kind, 201, 20)[None])
+    order = torch.randperm(201, generator=torch.Generator().manual_seed(1))[None, 4:]
+    expected = diversity.thin(similarity, order, 9)
+    monkeypatch.setattr(diversity, "DIRECT", 10)
+    monkeypatch.setattr(diversity, "WINDOW", window)
+    assert torch.equal(diversity.thin(similarity, order, 9), expected)

@@ -1,19 +1,20 @@
-"""The steps of the clustering in a few launches on an accelerator: the same choices as the operations of `plain`.
+"""The steps of the clustering as plain torch operations, or as a few launches of Triton kernels on an accelerator.
 
 There the time of a selection is the number of launches, and every seed costs several. With Triton one launch draws all
-seeds, and two with a matrix product make a round of refinement. A batch has a launch for each kernel, and one for each
-image in a matrix product: batched products may round differently from one size of the batch to another.
+seeds, and two with a matrix product make a round of refinement. A batch has one launch for each kernel, and one for
+each image in a matrix product: batched products may round differently from one batch size to another.
 
-Used on CUDA and ROCm when Triton is installed, in float32 (half precision is computed in it, too) and for up to
-`LARGEST` tokens; `CLUSTRS_FUSED=0` in the environment, or `with fused.switch("off")`, turns it off.
+The kernels choose what the plain operations choose. They are used on CUDA and ROCm when Triton is installed, in float32
+(half precision is computed in it, too) and for up to `LARGEST` tokens; `CLUSTRS_FUSED=0` in the environment, or
+`with dispatch.switch("off")`, turns them off.
 """
 
 import math
 import os
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
@@ -22,12 +23,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from clustrs.ops import plain
-from clustrs.ops.geometry import centre, map_images
-from clustrs.ops.indexing import gather_tokens
+from clustrs.ops import kmeans
+from clustrs.ops.distances import center, deterministic_matmul, squared_distances
+from clustrs.ops.indexing import gather_tokens, is_ordinary, map_images, upcast_half
 from clustrs.ops.kmeans import LEAST_SUM, LIGHTEST, gather_own
-from clustrs.ops.matmul import deterministic_matmul
-from clustrs.ops.precision import is_ordinary, upcast_half
 
 Mode = Literal["auto", "off", "on"]
 LARGEST = 8192
@@ -37,12 +36,12 @@ _mode: ContextVar[Mode] = ContextVar("fused", default="off" if os.environ.get("C
 
 @contextmanager
 def switch(mode: Mode) -> Iterator[None]:
-    """Within the block use the kernels where they can run ("auto"), never ("off"), or on every device ("on").
+    """Use the kernels within the block where they can run ("auto"), never ("off"), or on every device ("on").
 
     "on" is for Triton's interpreter, which runs them on a CPU: set TRITON_INTERPRET=1 before Triton is imported.
     """
     if mode not in ("auto", "off", "on"):
-        raise ValueError(f"mode {mode!r}: give 'auto', 'off' or 'on'")
+        raise ValueError(f"mode must be 'auto', 'off' or 'on', got {mode!r}")
     token = _mode.set(mode)
     try:
         yield
@@ -50,13 +49,8 @@ def switch(mode: Mode) -> Iterator[None]:
         _mode.reset(token)
 
 
-def steps(tokens: Tensor) -> ModuleType:
-    """The module whose functions do the steps for `tokens` [B, N, D]: this one or `plain`."""
-    return sys.modules[__name__] if usable(tokens) else plain
-
-
 def usable(tokens: Tensor) -> bool:
-    """Whether the kernels can take over. A compiler gets the plain operations, which it fuses by itself."""
+    """Tell if the kernels can take over. A compiler gets the plain operations, which it fuses by itself."""
     if not is_ordinary(tokens) or tokens.dtype == torch.float64 or tokens.shape[1] > LARGEST:
         return False
     mode = _mode.get()
@@ -75,15 +69,15 @@ def _kernels() -> ModuleType:
 
 
 def block(n: int) -> int:
-    """The power of two that a program computes with."""
+    """Return the power of two that a program computes with."""
     return max(16, 1 << (n - 1).bit_length())
 
 
-def squared_distances(tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """See `geometry.squared_distances`."""
+def fused_squared_distances(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """See `distances.squared_distances`."""
     batch, n, _ = tokens.shape
-    centred = tokens - centre(tokens)
-    gram = map_images(deterministic_matmul, centred, centred)
+    centered = tokens - center(tokens)
+    gram = map_images(deterministic_matmul, centered, centered)
     out = torch.empty_like(gram)
     rows = 1 if tokens.device.type == "cuda" else 64  # the interpreter pays for programs, not for numbers
     _kernels().distances_kernel[(-(-n // rows), batch)](gram, out, n, ROWS=rows, BLOCK=block(n))
@@ -91,14 +85,14 @@ def squared_distances(tokens: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def log_uniform(seed: int, draws: int, n: int, like: Tensor) -> Tensor:
-    """The logarithms of `noise.uniform`: waiting times with the other sign."""
+    """Return the logarithms of `indexing.uniform`: `exponential_noise` with the other sign."""
     out = torch.empty(draws, n, dtype=like.dtype, device=like.device)
     if draws:
         _kernels().uniform_kernel[(draws,)](out, seed & 0xFFFFFFFF, seed >> 32, n, BLOCK=block(n))
     return out.log_()
 
 
-def seeding(distances: Tensor, scale: Tensor, weight: Tensor, k: int, *, tau: float | None, seed: int) -> Tensor:
+def fused_seeding(distances: Tensor, scale: Tensor, weight: Tensor, k: int, *, tau: float | None, seed: int) -> Tensor:
     """See `kmeans.seeding`."""
     batch, n = weight.shape
     logs = log_uniform(seed, k - 1, n, weight)
@@ -108,7 +102,7 @@ def seeding(distances: Tensor, scale: Tensor, weight: Tensor, k: int, *, tau: fl
     return seeds
 
 
-def refine(
+def fused_refine(
     distances: Tensor,
     scale: Tensor,
     weight: Tensor,
@@ -131,12 +125,12 @@ def refine(
         return labels, gather_tokens(distances, seeds)
     for _ in range(iterations - 1):
         share = _shares(labels, weight, k, own, huber_tau)
-        to_centres = map_images(deterministic_matmul, share, distances)
-        assign(to_centres, seeds, share, *tail, FIRST=False, BLOCK=block(n))
-    return labels, to_centres
+        to_centers = map_images(deterministic_matmul, share, distances)
+        assign(to_centers, seeds, share, *tail, FIRST=False, BLOCK=block(n))
+    return labels, to_centers
 
 
-def representatives(labels: Tensor, score: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def fused_representatives(labels: Tensor, score: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """See `kmeans.representatives`."""
     batch, n = labels.shape
     kept, slots = (torch.empty(batch, k, dtype=torch.long, device=labels.device) for _ in range(2))
@@ -145,7 +139,7 @@ def representatives(labels: Tensor, score: Tensor, k: int) -> tuple[Tensor, Tens
     return kept, numbered
 
 
-def shrink_to_means(
+def fused_shrink_to_means(
     tokens: Tensor,
     indices: Tensor,
     labels: Tensor,
@@ -154,7 +148,7 @@ def shrink_to_means(
     scale: Tensor,
     clip: tuple[float, float] | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `shrinkage.shrink_to_means`. The means are one matrix product, and round otherwise in their last bits."""
+    """See `kmeans.shrink_to_means`. The means are one matrix product, and round otherwise in their last bits."""
     features = upcast_half(tokens)
     with torch.no_grad():
         share = _shares(labels, weight, indices.shape[1], weight, None)
@@ -170,7 +164,7 @@ def shrink_to_means(
 
 
 def _shares(labels: Tensor, weight: Tensor, k: int, own: Tensor, huber_tau: float | None) -> Tensor:
-    """The shares [B, k, N] of the tokens in the centres; `own` are the squared distances to the centres before."""
+    """Return the shares [B, k, N] of the tokens in the centers, given the squared distances `own` to the last ones."""
     batch, n = weight.shape
     out = torch.empty(batch, k, n, dtype=weight.dtype, device=weight.device)
     arguments = (labels, weight, own, out, n, k, huber_tau or 1.0, LEAST_SUM)
@@ -188,3 +182,25 @@ def _shrink_factors(
     arguments = (mixed, share, labels, kept, scale, alpha, n, k, *clip)
     _kernels().alpha_kernel[(k, batch)](*arguments, BLOCK=block(n))
     return alpha
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of a selection by clustering, in one implementation."""
+
+    squared_distances: Callable[[Tensor], tuple[Tensor, Tensor]]
+    seeding: Callable[..., Tensor]
+    refine: Callable[..., tuple[Tensor, Tensor]]
+    representatives: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+    shrink_to_means: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
+
+
+PLAIN = Steps(squared_distances, kmeans.seeding, kmeans.refine, kmeans.representatives, kmeans.shrink_to_means)
+"""Plain torch operations, for every device and compiler."""
+FUSED = Steps(fused_squared_distances, fused_seeding, fused_refine, fused_representatives, fused_shrink_to_means)
+"""Triton kernels."""
+
+
+def steps(tokens: Tensor) -> Steps:
+    """Return the implementation of the steps for `tokens` [B, N, D]."""
+    return FUSED if usable(tokens) else PLAIN

@@ -1,4 +1,4 @@
-"""Grid: evenly spaced tokens, the other floor."""
+"""Baselines: no pruning, a random choice, and an evenly spaced one."""
 
 import math
 from dataclasses import dataclass
@@ -7,9 +7,67 @@ import torch
 from torch import Tensor
 
 from clustrs import validation
+from clustrs.ops.indexing import stable_topk, uniform, upcast_half
 from clustrs.pruners.base import Pruner
+from clustrs.pruners.inputs import Layout, PrunerInputs
 from clustrs.pruners.registry import register
-from clustrs.pruners.selection import Layout, PrunerInputs
+
+
+@register
+@dataclass(frozen=True)
+class NoPruning(Pruner):
+    """Keep every token: what every method is compared with.
+
+    Args:
+        keep: Always 1.0; leave it out.
+
+    Example:
+        >>> import torch
+        >>> from clustrs import NoPruning
+        >>> NoPruning().select(torch.rand(9, 4)).tokens.shape
+        torch.Size([9, 4])
+    """
+
+    name = "none"
+    label = "no pruning"
+    exportable = True
+
+    keep: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.keep != 1.0 or not isinstance(self.keep, float):
+            raise ValueError(f"keep must be 1.0 or left out (this method keeps every token), got {self.keep!r}")
+
+
+@register
+@dataclass(frozen=True)
+class Random(Pruner):
+    """Keep k tokens drawn uniformly without replacement: the same positions in every image, for one seed.
+
+    Args:
+        keep: Budget, a count (int) or a fraction (float).
+        seed: Seed of the draw.
+
+    Example:
+        >>> import torch
+        >>> from clustrs import Random
+        >>> Random(keep=3).select(torch.rand(9, 4)).indices.shape
+        torch.Size([3])
+    """
+
+    name = "random"
+    exportable = True
+
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validation.integer("seed", self.seed, 0)
+
+    def _choose(self, inputs: PrunerInputs, k: int) -> Tensor:
+        batch, n, _ = inputs.tokens.shape
+        draws = uniform(self.seed, 1, n, like=upcast_half(inputs.tokens[:, :1]))
+        return stable_topk(draws, k).repeat(batch, 1)
 
 
 @register
@@ -17,11 +75,20 @@ from clustrs.pruners.selection import Layout, PrunerInputs
 class Grid(Pruner):
     """Keep k tokens spread evenly over the image.
 
-    columns: how many tokens a line of the image has. None means: what the layout says, tile by tile; without a layout
-    a square image, or one line if N is no square.
+    Args:
+        keep: Budget, a count (int) or a fraction (float).
+        columns: Tokens in a line of the image. None: as the layout says, tile by tile; without a layout a square image,
+            or one line if N is not a square.
+
+    Example:
+        >>> import torch
+        >>> from clustrs import Grid
+        >>> Grid(keep=4).select(torch.rand(16, 4)).indices
+        tensor([ 5,  7, 13, 15])
     """
 
     name = "grid"
+    exportable = True
 
     columns: int | None = None
 
@@ -37,14 +104,14 @@ class Grid(Pruner):
         side = math.isqrt(n)
         width = self.columns or (side if side * side == n else n)
         if n % width:
-            raise ValueError(f"columns={width}: {n} tokens do not fill lines of that many")
+            raise ValueError(f"columns must divide the number of tokens, {n}, got {width}")
         slot = torch.arange(k, device=inputs.tokens.device)
         sizes = (torch.full_like(slot, size) for size in (k, n // width, width))
         return spread(slot, *sizes).repeat(batch, 1)
 
 
 def spread(slot: Tensor, k: Tensor, height: Tensor, width: Tensor) -> Tensor:
-    """Raster positions of the slots 0 .. k-1 on a grid of `height` x `width`, as evenly spaced as integers allow.
+    """Return raster positions of the slots 0 .. k-1 on a grid of `height` x `width`, as even as integers allow.
 
     Lines at even distances, about as many as make the spacing the same both ways, and on each of them columns at even
     distances. Elementwise: every slot may lie on a grid of its own.
@@ -60,7 +127,7 @@ def spread(slot: Tensor, k: Tensor, height: Tensor, width: Tensor) -> Tensor:
 
 
 def spread_over_tiles(layout: Layout, k: int) -> Tensor:
-    """Indices [B, k]: each tile gets its part of the budget, spread over the rectangle that its tokens fill.
+    """Return indices [B, k]: each tile gets its part of the budget, spread over the rectangle that its tokens fill.
 
     Parts are in proportion to the tiles' tokens, rounded so that the tiles up to each have k * (their tokens) // N.
     Tokens that do not fill a rectangle count as one line.
@@ -85,7 +152,7 @@ def spread_over_tiles(layout: Layout, k: int) -> Tensor:
 
 
 def raster_order(layout: Layout) -> Tensor:
-    """The tokens [B, N] by tile, then y, then x."""
+    """Return the tokens [B, N] by tile, then y, then x."""
     order = layout.x.argsort(dim=-1, stable=True)
     for key in (layout.y, layout.tile):
         order = order.gather(-1, key.gather(-1, order).argsort(dim=-1, stable=True))
@@ -93,7 +160,7 @@ def raster_order(layout: Layout) -> Tensor:
 
 
 def extent(position: Tensor, tile: Tensor) -> Tensor:
-    """How far the tokens of each tile reach in one direction, [B, N]; 1 for tiles that do not exist."""
+    """Return how far the tokens of each tile reach in one direction, [B, N]; 1 for tiles that do not exist."""
     low = torch.zeros_like(tile).scatter_reduce(-1, tile, position, "amin", include_self=False)
     high = torch.zeros_like(tile).scatter_reduce(-1, tile, position, "amax", include_self=False)
     return high - low + 1

@@ -17,7 +17,8 @@ from method_cases import draw_image, rounded, tensors
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from clustrs import ClustRS, Denoise, DivPrune, Pruner, Selection
-from clustrs.ops import fused, geometry, noise, plain
+from clustrs.ops import dispatch, distances, indexing
+from clustrs.ops.dispatch import FUSED, PLAIN
 
 pytest.importorskip("triton", reason="the kernels need Triton: pip install triton")
 from clustrs.ops import kernels
@@ -26,9 +27,9 @@ DTYPES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 
 def both(method: Pruner, tokens: torch.Tensor, attention: torch.Tensor) -> tuple[Selection, Selection]:
-    with fused.switch("off"):
+    with dispatch.switch("off"):
         expected = method.select(tokens, attention)
-    with fused.switch("on"):
+    with dispatch.switch("on"):
         return expected, method.select(tokens, attention)
 
 
@@ -102,24 +103,24 @@ def test_denoise_uses_the_kernels() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 7, 2**32 + 1, 2**63 + 12345678901])
-def test_waiting_times(seed: int) -> None:
+def test_exponential_noise(seed: int) -> None:
     like = torch.zeros(())
-    assert torch.equal(-fused.log_uniform(seed, 5, 40, like), noise.waiting_times(seed, 5, 40, like))
-    assert kernels.ROUNDING.value == geometry.ROUNDING
+    assert torch.equal(-dispatch.log_uniform(seed, 5, 40, like), indexing.exponential_noise(seed, 5, 40, like))
+    assert kernels.ROUNDING.value == distances.ROUNDING
 
 
 def test_when_the_kernels_are_used() -> None:
     tokens = torch.zeros(1, 4, 2)
-    assert fused.steps(tokens) is plain  # a CPU
-    with fused.switch("on"):
-        assert fused.steps(tokens) is fused
-        assert fused.steps(tokens.half()) is fused
-        assert fused.steps(tokens.double()) is plain
-        assert fused.steps(torch.zeros(1, fused.LARGEST + 1, 1)) is plain
-        assert fused.steps(tokens.to("meta")) is plain
-        with fused.switch("off"):
-            assert fused.steps(tokens) is plain
-    with pytest.raises(ValueError, match="mode 'fast': give 'auto', 'off' or 'on'"), fused.switch("fast"):  # type: ignore[arg-type]
+    assert dispatch.steps(tokens) is PLAIN  # a CPU
+    with dispatch.switch("on"):
+        assert dispatch.steps(tokens) is FUSED
+        assert dispatch.steps(tokens.half()) is FUSED
+        assert dispatch.steps(tokens.double()) is PLAIN
+        assert dispatch.steps(torch.zeros(1, dispatch.LARGEST + 1, 1)) is PLAIN
+        assert dispatch.steps(tokens.to("meta")) is PLAIN
+        with dispatch.switch("off"):
+            assert dispatch.steps(tokens) is PLAIN
+    with pytest.raises(ValueError, match="mode must be 'auto', 'off' or 'on', got 'fast'"), dispatch.switch("fast"):  # type: ignore[arg-type]
         pass
 
 
@@ -131,47 +132,47 @@ def on_cuda(dtype: torch.dtype = torch.float32, n: int = 4) -> Any:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """`on_cuda` passes for a tensor with values."""
-    monkeypatch.setattr(fused, "is_ordinary", lambda tokens: True)
+    monkeypatch.setattr(dispatch, "is_ordinary", lambda tokens: True)
 
 
 @pytest.mark.usefixtures("cuda")
 def test_the_kernels_are_chosen_on_cuda_where_triton_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "_triton_is_installed", lambda: True)
-    assert fused.steps(on_cuda()) is fused
-    assert fused.steps(on_cuda(torch.bfloat16)) is fused
-    assert fused.steps(on_cuda(torch.float64)) is plain
-    assert fused.steps(on_cuda(n=fused.LARGEST + 1)) is plain
-    with fused.switch("off"):
-        assert fused.steps(on_cuda()) is plain
-    monkeypatch.setattr(fused, "is_ordinary", lambda tokens: False)  # a compiler traces
-    assert fused.steps(on_cuda()) is plain
+    monkeypatch.setattr(dispatch, "_triton_is_installed", lambda: True)
+    assert dispatch.steps(on_cuda()) is FUSED
+    assert dispatch.steps(on_cuda(torch.bfloat16)) is FUSED
+    assert dispatch.steps(on_cuda(torch.float64)) is PLAIN
+    assert dispatch.steps(on_cuda(n=dispatch.LARGEST + 1)) is PLAIN
+    with dispatch.switch("off"):
+        assert dispatch.steps(on_cuda()) is PLAIN
+    monkeypatch.setattr(dispatch, "is_ordinary", lambda tokens: False)  # a compiler traces
+    assert dispatch.steps(on_cuda()) is PLAIN
     monkeypatch.undo()
-    assert fused.steps(torch.zeros(1, 4, 2)) is plain
+    assert dispatch.steps(torch.zeros(1, 4, 2)) is PLAIN
 
 
 @pytest.mark.usefixtures("cuda")
 def test_without_triton_the_plain_operations_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    fused._triton_is_installed.cache_clear()
-    monkeypatch.setattr(fused, "find_spec", lambda name: None)
-    assert fused.steps(on_cuda()) is plain
-    fused._triton_is_installed.cache_clear()
-    monkeypatch.setattr(fused, "find_spec", lambda name: name == "triton" or None)
-    assert fused.steps(on_cuda()) is fused
-    fused._triton_is_installed.cache_clear()
+    dispatch._triton_is_installed.cache_clear()
+    monkeypatch.setattr(dispatch, "find_spec", lambda name: None)
+    assert dispatch.steps(on_cuda()) is PLAIN
+    dispatch._triton_is_installed.cache_clear()
+    monkeypatch.setattr(dispatch, "find_spec", lambda name: name == "triton" or None)
+    assert dispatch.steps(on_cuda()) is FUSED
+    dispatch._triton_is_installed.cache_clear()
 
 
-@pytest.mark.parametrize(("value", "chosen"), [("0", "plain"), (None, "fused")])
-def test_the_environment_turns_the_kernels_off(value: str | None, chosen: str) -> None:
+@pytest.mark.parametrize(("value", "chosen"), [("0", False), (None, True)])
+def test_the_environment_turns_the_kernels_off(value: str | None, chosen: bool) -> None:
     code = (
-        "import torch; from types import SimpleNamespace; from clustrs.ops import fused;"
-        "fused.is_ordinary = lambda tokens: True; fused._triton_is_installed = lambda: True;"
+        "import torch; from types import SimpleNamespace; from clustrs.ops import dispatch;"
+        "dispatch.is_ordinary = lambda tokens: True; dispatch._triton_is_installed = lambda: True;"
         "tokens = SimpleNamespace(device=torch.device('cuda'), dtype=torch.float32, shape=(1, 4, 2));"
-        "print(fused.steps(tokens).__name__)"
+        "print(dispatch.steps(tokens) is dispatch.FUSED)"
     )
     environment = {name: text for name, text in os.environ.items() if name != "CLUSTRS_FUSED"}
     environment |= {"CLUSTRS_FUSED": value} if value else {}
     told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert told.stdout == f"clustrs.ops.{chosen}\n"
+    assert told.stdout == f"{chosen}\n"
 
 
 class Launches(TorchDispatchMode):
@@ -208,7 +209,7 @@ def counted_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def launches(monkeypatch: pytest.MonkeyPatch, images: int, k: int) -> tuple[int, list[str]]:
     """How many launches a selection of k tokens is, and the kernels among them; it equals the plain operations'."""
     tokens, attention, _ = tensors([draw_image(seed, 160, 8) for seed in range(images)])
-    with counted_kernels(monkeypatch) as launched, fused.switch("on"), Launches() as operations:
+    with counted_kernels(monkeypatch) as launched, dispatch.switch("on"), Launches() as operations:
         ours = ClustRS(keep=k).select(tokens, attention, check=False)
     assert_same(ClustRS(keep=k).select(tokens, attention), ours, 1e-5)
     return len(launched) + len(operations.names), launched

@@ -1,0 +1,296 @@
+"""Inputs to a pruner and its output, with their checks.
+
+Every error names the argument, what is accepted, and what was given.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LARGEST = 1e15
+"""Largest magnitude accepted: the squares of much larger numbers leave float32."""
+
+
+@dataclass(frozen=True)
+class EncoderStates:
+    """States of a vision encoder beyond the projected tokens, as arguments of `Pruner.select`.
+
+    For one image without a batch dimension, leave it out here too.
+
+    Args:
+        hidden: Hidden states [B, N, H] of the layer that the projector reads.
+        keys: Its k-projection [B, N, K], mean over heads.
+        projector: Maps hidden states [B, k, H] to tokens [B, k, D].
+        cls: True if `hidden` and `keys` have one token more, in front: the CLS token.
+
+    Example:
+        >>> import torch
+        >>> from clustrs import EncoderStates, VisPruner
+        >>> states = EncoderStates(hidden=torch.rand(1 + 9, 4))
+        >>> VisPruner(keep=4).select(torch.rand(9, 8), torch.rand(9), states).tokens.shape
+        torch.Size([4, 8])
+    """
+
+    hidden: Tensor | None = None
+    keys: Tensor | None = None
+    projector: Callable[[Tensor], Tensor] | None = None
+    cls: bool = True
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Positions of the tokens in an image, as integers, each [N] or [B, N].
+
+    Args:
+        tile: The crop or frame that a token belongs to; 0 is the base.
+        y: Its line in the grid of that tile.
+        x: Its column there.
+
+    Example:
+        >>> import torch
+        >>> from clustrs import Grid, Layout
+        >>> n = torch.arange(16)
+        >>> layout = Layout(tile=torch.zeros_like(n), y=n // 4, x=n % 4)
+        >>> Grid(keep=4).select(torch.rand(16, 8), layout=layout).indices
+        tensor([ 5,  7, 13, 15])
+    """
+
+    tile: Tensor
+    y: Tensor
+    x: Tensor
+
+
+@dataclass(frozen=True)
+class PrunerInputs:
+    """Inputs to a pruner: all that is known of a batch of images. Absent ones are None.
+
+    Args:
+        tokens: Visual tokens [B, N, D], after the projector.
+        scores: Attention [B, N] of the vision encoder to each of them.
+        layout: Their positions, [B, N] each.
+        hidden: Hidden states [B, N, H], or [B, 1 + N, H] with a CLS token.
+        keys: Keys [B, N, K], or [B, 1 + N, K] with a CLS token.
+        projector: Maps hidden states [B, k, H] to tokens [B, k, D].
+        cls: True if the encoder has a CLS token: the first of `hidden` and `keys`.
+        question: Embeddings [B, T, D] of the question's tokens.
+
+    Example:
+        >>> import torch
+        >>> from clustrs import FasterVLM, PrunerInputs
+        >>> inputs = PrunerInputs(tokens=torch.rand(1, 4, 8), scores=torch.tensor([[0.1, 0.4, 0.2, 0.3]]))
+        >>> FasterVLM(keep=2).select(inputs).indices
+        tensor([[1, 3]])
+    """
+
+    tokens: Tensor
+    scores: Tensor | None = None
+    layout: Layout | None = None
+    hidden: Tensor | None = None
+    keys: Tensor | None = None
+    projector: Callable[[Tensor], Tensor] | None = None
+    cls: bool = True
+    question: Tensor | None = None
+
+    @property
+    def patch_hidden(self) -> Tensor | None:
+        """Hidden states [B, N, H] without the CLS token."""
+        return None if self.hidden is None else self.hidden[:, int(self.cls) :]
+
+    @property
+    def patch_keys(self) -> Tensor | None:
+        """Keys [B, N, K] without the CLS token."""
+        return None if self.keys is None else self.keys[:, int(self.cls) :]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Output of a pruner. For one image without a batch dimension there is none here: [k, D] instead of [B, k, D].
+
+    Args:
+        tokens: Kept tokens [B, k, D], as the language model gets them.
+        indices: The input token [B, k] that each of these stands for, ascending. VisionZip's are in its authors' order,
+            and -1 stands for the CLS token.
+        labels: The output token [B, N] that each input token belongs to, for methods that group tokens (-1: none).
+        centroids: Cluster centers [B, k, D].
+        alpha: Shrink factors [B, k]; 1 means unchanged.
+        merged: True [B, k] for output tokens that are a mixture of input tokens.
+        shares: Contribution [B, N] of each input token to the center of its cluster; a cluster's sum to 1.
+
+    Example:
+        >>> import torch
+        >>> from clustrs import ClustRS
+        >>> selection = ClustRS(keep=4).select(torch.rand(2, 9, 8), torch.rand(2, 9))
+        >>> selection.tokens.shape, selection.labels.shape
+        (torch.Size([2, 4, 8]), torch.Size([2, 9]))
+        >>> selection.image(0).tokens.shape
+        torch.Size([4, 8])
+    """
+
+    tokens: Tensor
+    indices: Tensor
+    labels: Tensor | None = None
+    centroids: Tensor | None = None
+    alpha: Tensor | None = None
+    merged: Tensor | None = None
+    shares: Tensor | None = None
+
+    def map(self, function: Callable[..., Tensor], *others: "Selection") -> "Selection":
+        """Return a selection with `function` applied to every tensor, together with the same ones of `others`."""
+        names = [field.name for field in fields(self) if getattr(self, field.name) is not None]
+        return replace(self, **{name: function(*(getattr(one, name) for one in (self, *others))) for name in names})
+
+    def image(self, index: int) -> "Selection":
+        """Return one image of a batch, without the batch dimension."""
+        return self.map(lambda part: part[index])
+
+
+def collect_inputs(
+    tokens: Any,
+    scores: Tensor | None = None,
+    states: EncoderStates | None = None,
+    layout: Layout | None = None,
+    question: Tensor | None = None,
+) -> PrunerInputs:
+    """Check the shapes of all that `select` was given, and add a batch dimension if there is none."""
+    if isinstance(tokens, PrunerInputs):
+        if not all(other is None for other in (scores, states, layout, question)):
+            raise ValueError("select takes a PrunerInputs alone, or tokens and keywords, got both")
+        given = tokens
+        states = EncoderStates(given.hidden, given.keys, given.projector, given.cls)
+        return collect_inputs(given.tokens, given.scores, states, given.layout, given.question)
+    check_tokens(tokens)
+    states = states or EncoderStates()
+    *batch, n, _ = tokens.shape
+    if scores is not None:
+        check_shape("scores", scores, (*batch, n), tokens)
+    for name, state in (("hidden", states.hidden), ("keys", states.keys)):
+        if state is not None:
+            check_shape(name, state, (*batch, n + states.cls, -1), tokens)
+    if question is not None:
+        check_shape("question", question, (*batch, -1, -1), tokens)
+
+    def batched(part: Tensor | None) -> Tensor | None:
+        return part if batch or part is None else part[None]
+
+    return PrunerInputs(
+        # Kernels add in another order along other strides: one memory layout gives one result.
+        tokens=(tokens if batch else tokens[None]).contiguous(),
+        scores=None if scores is None else (scores if batch else scores[None]).contiguous(),
+        layout=None if layout is None else _batched_layout(layout, tokens),
+        hidden=batched(states.hidden),
+        keys=batched(states.keys),
+        projector=states.projector,
+        cls=states.cls,
+        question=batched(question),
+    )
+
+
+def _batched_layout(layout: Layout, tokens: Tensor) -> Layout:
+    """Return the layout with [B, N] everywhere; one [N] serves every image of a batch."""
+    batch, n = (tokens.shape[0] if tokens.dim() == 3 else 1), tokens.shape[-2]
+    parts = []
+    for name in ("tile", "y", "x"):
+        value = getattr(layout, name)
+        if not isinstance(value, Tensor) or value.is_floating_point() or value.dtype == torch.bool:
+            raise ValueError(f"layout.{name} must be a tensor of integers, got {_kind(value)}")
+        if value.shape not in ((n,), tokens.shape[:-1]):
+            expected = f"[{n}] for tokens of shape {_shape(tokens)}"
+            raise ValueError(f"layout.{name} must have shape {expected}, got {_shape(value)}")
+        _check_device(f"layout.{name}", value, tokens)
+        parts.append(value.long().expand(batch, n))
+    return Layout(*parts)
+
+
+def check_tokens(value: Any) -> None:
+    """Check for a floating-point tensor [N, D] or [B, N, D] that is not empty."""
+    _check_floating_point("tokens", value)
+    if value.dim() not in (2, 3):
+        raise ValueError(f"tokens must have shape [N, D], or [B, N, D] for a batch, got {_shape(value)}")
+    if value.numel() == 0:
+        raise ValueError(f"tokens must have at least one image of at least one token, got shape {_shape(value)}")
+
+
+def check_shape(name: str, value: Any, expected: tuple[int, ...], tokens: Tensor) -> None:
+    """Check for a tensor of shape `expected` (-1: any size) on the device of the tokens."""
+    _check_floating_point(name, value)
+    fits = value.dim() == len(expected) and all(e in (-1, s) for e, s in zip(expected, value.shape, strict=True))
+    if not fits:
+        wanted = ", ".join("any" if size == -1 else str(size) for size in expected)
+        raise ValueError(f"{name} must have shape [{wanted}] for tokens of shape {_shape(tokens)}, got {_shape(value)}")
+    _check_device(name, value, tokens)
+
+
+def check_needs(method: str, needs: tuple[str, ...], inputs: PrunerInputs) -> None:
+    """Check that all inputs are there that a method needs."""
+    for need in needs:
+        if getattr(inputs, need) is None:
+            arguments = {"scores": "scores=...", "layout": "layout=Layout(...)", "question": "question=..."}
+            form = arguments.get(need, f"states=EncoderStates({need}=...)")
+            raise ValueError(f"{need} is missing: {method} needs it (write select(tokens, {form}))")
+
+
+def check_inputs(inputs: PrunerInputs, needs: tuple[str, ...]) -> None:
+    """Check the values of the scores, and of the states that a method needs."""
+    if inputs.scores is not None:
+        check_values("scores", inputs.scores, 0, LARGEST)
+    for name, state in (("hidden", inputs.hidden), ("keys", inputs.keys)):
+        if state is not None and name in needs:
+            check_finite(name, state)
+
+
+def check_values(name: str, value: Tensor, low: float, high: float) -> None:
+    """Check that all values are finite and in [low, high]. Reads the tensor, so an accelerator has to be waited for."""
+    least, most = (bound.item() for bound in torch.aminmax(value.detach()))
+    if not (low <= least and most <= high):  # also where either is NaN
+        found = "NaN" if math.isnan(least) or math.isnan(most) else f"values from {least:g} to {most:g}"
+        raise ValueError(f"{name} must be finite, from {low:g} to {high:g}, got {found}")
+
+
+def check_finite(name: str, value: Tensor, norms: Tensor | None = None) -> None:
+    """Check that all values are finite, and none so large that squares overflow, by their norm or by known norms."""
+    if norms is None:
+        norms = torch.linalg.vector_norm(value.detach(), dtype=torch.promote_types(value.dtype, torch.float32))
+    if not norms.amax().item() <= LARGEST:
+        check_values(name, value, -LARGEST, LARGEST)
+
+
+def check_indices(method: str, value: Tensor, n: int, k: int) -> None:
+    """Check for exactly k distinct indices of n tokens for each image, sorted; -1 stands for the CLS token."""
+    if value.shape[-1] != k:
+        raise ValueError(f"{method} must return {k} indices for each image, got {value.shape[-1]}")
+    if value.amin().item() < -1 or value.amax().item() >= n:
+        found = f"from {value.amin().item()} to {value.amax().item()}"
+        raise ValueError(f"{method} must return indices from 0 to {n - 1}, got indices {found}")
+    repeats = int((value[:, 1:] == value[:, :-1]).sum().item())
+    if repeats:
+        raise ValueError(f"{method} must return {k} distinct indices, got {repeats} duplicates of {value.numel()}")
+
+
+def check_selection(method: str, chosen: Selection, n: int, k: int) -> None:
+    """Check a selection of k tokens for each image."""
+    check_indices(method, chosen.indices.sort(-1).values, n, k)
+    if chosen.tokens.shape[:2] != chosen.indices.shape:
+        expected = f"[{len(chosen.indices)}, {k}, any]"
+        raise ValueError(f"{method} must return tokens of shape {expected}, got {_shape(chosen.tokens)}")
+
+
+def _check_floating_point(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        raise ValueError(f"{name} must be a floating-point tensor, got {_kind(value)}")
+
+
+def _check_device(name: str, value: Tensor, tokens: Tensor) -> None:
+    if value.device != tokens.device:
+        raise ValueError(f"{name} must be on {tokens.device}, the device of the tokens, got {value.device}")
+
+
+def _kind(value: Any) -> str:
+    return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"[{', '.join(map(str, tensor.shape))}]"
