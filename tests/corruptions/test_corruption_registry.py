@@ -58,7 +58,7 @@ def test_a_registered_corruption_is_like_our_own(run: Run, monkeypatch: pytest.M
 
 
 def test_studies_know_its_levels() -> None:
-    from clustrs_paper.studies.inputs import resolve_corruptions, strongest
+    from clustrs_paper.studies.settings import resolve_corruptions, strongest
 
     register_corruption("acme/invert", levels=[0.5, 1], low=0, high=1)(invert)
     assert list(map(str, resolve_corruptions("acme/invert", None))) == ["acme/invert:0.5", "acme/invert:1"]

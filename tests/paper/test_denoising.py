@@ -14,7 +14,7 @@ from paper.study_command import parts
 from clustrs import ClustRS
 from clustrs.corruptions import Corruption
 from clustrs.corruptions.images import open_image
-from clustrs_paper.studies import StudyPart, closeness, denoising
+from clustrs_paper.studies import StudyPart, denoising
 from clustrs_paper.studies.images import EncodedImage, StudyImage, VisionEncoder
 
 Folders = Callable[[str, str], Path]
@@ -115,7 +115,7 @@ def test_files(folder_of: Folders, images: list[Path], tmp_path: Path) -> None:
 def test_best_alpha() -> None:
     """Inside [0, 1]: beyond the centre, beyond the token, and where both are one."""
     dd, de = np.array([4.0, 4.0, 4.0, 0.0]), np.array([1.0, -1.0, 9.0, 0.0])
-    assert closeness.best_alpha(dd, de).tolist() == [0.25, 0.0, 1.0, 1.0]
+    assert denoising.best_alpha(dd, de).tolist() == [0.25, 0.0, 1.0, 1.0]
 
 
 def test_findings_says_where_it_does_not_help() -> None:

@@ -15,10 +15,11 @@ from clustrs.evaluation.metrics import Estimate, estimates
 from clustrs.evaluation.results import Condition, load_run
 from clustrs_paper.evidence import __main__ as command
 from clustrs_paper.evidence import paper
-from clustrs_paper.evidence.checks import RIVALS, Check, Claim, compared
+from clustrs_paper.evidence.checks import RIVALS, Above, Below, Check, Claim, Verdict, Within, combine, compared, judge
 from clustrs_paper.evidence.claims import CLAIMS
 from clustrs_paper.evidence.page import (
     DETAILS_PAGE,
+    KEEP,
     MEASURES,
     MODELS,
     PAGE,
@@ -26,11 +27,11 @@ from clustrs_paper.evidence.page import (
     build,
     build_details,
     claim_verdict,
+    first_table,
     measured_text,
     shown_methods,
     stored_models,
 )
-from clustrs_paper.evidence.readme import KEEP, first_table
 from clustrs_paper.evidence.results import (
     STORED,
     Answers,
@@ -43,7 +44,6 @@ from clustrs_paper.evidence.results import (
     read_rows,
     write_rows,
 )
-from clustrs_paper.evidence.verdicts import Above, Below, Verdict, Within, combine, judge
 
 MEASURED = [{"name": name, "keep": 1.0 if name == "none" else 16} for name in ("none", "clustrs", "tome", "random")]
 CLEAN, MILD, SEVERE = Condition("clean"), Condition("gaussian", 0.1), Condition("gaussian", 0.4)

@@ -118,7 +118,7 @@ def test_what_is_drawn(result: StudyPart) -> None:
 
 UMAP = """
 import numpy, umap
-from clustrs_paper.studies.projection import umap_coordinates
+from clustrs_paper.studies.manifold import umap_coordinates
 
 tokens = numpy.random.default_rng(0).normal(size=(8, 5))
 placed = umap_coordinates(tokens, seed=2)

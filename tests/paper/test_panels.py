@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from clustrs_paper.studies.panels import draw_panel, series
-from clustrs_paper.studies.result import pyplot, share_text
+from clustrs_paper.studies.result import draw_panel, pyplot, series, share_text
 
 
 @pytest.mark.parametrize(

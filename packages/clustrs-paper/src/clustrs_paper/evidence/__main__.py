@@ -10,8 +10,17 @@ import yaml
 
 from clustrs.cli import main as clustrs
 from clustrs.evaluation.results import load_run
-from clustrs_paper.evidence.page import DETAILS_PAGE, MODELS, PAGE, build, build_details, stored_models
-from clustrs_paper.evidence.readme import README, filled, first_table
+from clustrs_paper.evidence.page import (
+    DETAILS_PAGE,
+    MODELS,
+    PAGE,
+    README,
+    build,
+    build_details,
+    filled,
+    first_table,
+    stored_models,
+)
 from clustrs_paper.evidence.results import STORED, compact_rows, read_rows, write_rows
 
 HERE = Path(__file__).parent

@@ -14,7 +14,10 @@ from clustrs_paper.evidence.checks import (
     SAME,
     SIGLIP,
     TAU,
+    Above,
+    Below,
     Claim,
+    Within,
     changed,
     compared,
     cost,
@@ -30,7 +33,6 @@ from clustrs_paper.evidence.checks import (
     varied,
 )
 from clustrs_paper.evidence.results import lead
-from clustrs_paper.evidence.verdicts import Above, Below, Within
 
 CLAIMS = (
     Claim(

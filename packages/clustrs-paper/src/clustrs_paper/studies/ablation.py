@@ -6,11 +6,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clustrs import palette
-from clustrs_paper.studies.inputs import resolve_corruptions
-from clustrs_paper.studies.intervals import count_clear, signed
-from clustrs_paper.studies.panels import PAPER, draw_panel, series, shared_legend
-from clustrs_paper.studies.result import StudyPart, StudyResult, pyplot
-from clustrs_paper.studies.settings import GridStudyConfig, LossSettings, setting
+from clustrs_paper.studies.result import (
+    PAPER,
+    StudyPart,
+    StudyResult,
+    count_clear,
+    draw_panel,
+    pyplot,
+    series,
+    shared_legend,
+    signed,
+)
+from clustrs_paper.studies.settings import GridStudyConfig, LossSettings, resolve_corruptions, setting
 
 if TYPE_CHECKING:
     from clustrs.corruptions import Corruption

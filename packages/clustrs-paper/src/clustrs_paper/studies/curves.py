@@ -7,8 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from clustrs_paper.studies.inputs import resolve_corruptions
-from clustrs_paper.studies.settings import ImageStudyConfig, TaskStudyConfig
+from clustrs_paper.studies.settings import ImageStudyConfig, TaskStudyConfig, resolve_corruptions
 
 if TYPE_CHECKING:
     from clustrs.corruptions import Corruption

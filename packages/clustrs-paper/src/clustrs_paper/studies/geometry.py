@@ -12,8 +12,7 @@ import numpy as np
 
 from clustrs import palette
 from clustrs.app.projection import Values, principal_plane, to_numpy
-from clustrs_paper.studies.projection import distances
-from clustrs_paper.studies.result import StudyResult, pyplot, single
+from clustrs_paper.studies.result import StudyResult, distances, pyplot, single
 from clustrs_paper.studies.settings import ImageStudyConfig, setting
 
 if TYPE_CHECKING:

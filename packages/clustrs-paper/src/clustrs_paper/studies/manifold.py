@@ -7,6 +7,8 @@ or shrunk; VisionZip's CLS token is not among the tokens and is not drawn.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,10 +16,17 @@ from numpy.typing import NDArray
 
 from clustrs import palette
 from clustrs.app.projection import Values, principal_plane, to_numpy
-from clustrs_paper.studies.inputs import methods_by_label, part_names, resolve_corruptions, strongest
-from clustrs_paper.studies.projection import check_umap, distances, spread, umap_coordinates
-from clustrs_paper.studies.result import StudyPart, StudyResult, pyplot, share_text
-from clustrs_paper.studies.settings import ImageStudyConfig, seed_setting, setting
+from clustrs.plugins import install_hint
+from clustrs_paper.studies.result import StudyPart, StudyResult, distances, pyplot, share_text, token_spread
+from clustrs_paper.studies.settings import (
+    ImageStudyConfig,
+    methods_by_label,
+    part_names,
+    resolve_corruptions,
+    seed_setting,
+    setting,
+    strongest,
+)
 
 if TYPE_CHECKING:
     from clustrs.corruptions import Corruption
@@ -28,6 +37,8 @@ CLEAN = "clean"
 UMAP_SEEDS = 2**32 - 1
 """The largest seed that UMAP takes."""
 Rows = Sequence[Mapping[str, Any]]
+NEIGHBORS = 15
+"""Neighbors of a token that UMAP tries to keep: its own default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +91,7 @@ def coordinates(
 
     encoded = encoder.encode([image, *(image.corrupted(corruption, config.seed) for corruption in corruptions)])
     panels = [to_numpy(one.tokens) for one in encoded]
-    plane, unit = principal_plane(panels[0]), spread(panels[0]) or 1.0
+    plane, unit = principal_plane(panels[0]), token_spread(panels[0]) or 1.0
     kept = {
         label: [
             sorted({i for i in selection.indices.tolist() if i >= 0}) for selection in encoder.select(method, encoded)
@@ -185,3 +196,18 @@ def findings(rows: Rows, shares: tuple[float, float], name: str) -> str:
         told = ", ".join(f"{method} {reach[method]:.2f}" for method in sorted(reach, key=lambda method: reach[method]))
         lines.append(f"Mean distance to the nearest kept token, in spreads of the clean tokens, {title}: {told}.")
     return "\n".join(lines)
+
+
+def umap_coordinates(tokens: Values, seed: int) -> Values:
+    """UMAP of tokens [N, D]: [N, 2]. One thread and a fixed seed, so that it comes out the same again."""
+    check_umap()
+    umap = import_module("umap")
+    fit = umap.UMAP(n_neighbors=min(NEIGHBORS, len(tokens) - 1), random_state=seed, n_jobs=1)
+    return np.asarray(fit.fit_transform(tokens), dtype=np.float64)
+
+
+def check_umap() -> None:
+    """Raise a ValueError that says how to get UMAP, if it is missing."""
+    if find_spec("umap") is None:
+        hint = install_hint("studies", package="clustrs-paper")
+        raise ValueError(f"umap-learn is not installed: {hint}; --no-umap draws PCA alone")

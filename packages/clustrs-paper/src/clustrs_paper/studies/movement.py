@@ -12,10 +12,15 @@ import numpy as np
 
 from clustrs import palette
 from clustrs.app.projection import Plane, Values, principal_plane, to_numpy
-from clustrs_paper.studies.inputs import part_names, resolve_corruptions, strongest
-from clustrs_paper.studies.projection import spread
-from clustrs_paper.studies.result import StudyPart, StudyResult, pyplot, share_text
-from clustrs_paper.studies.settings import ImageStudyConfig, seed_setting, setting
+from clustrs_paper.studies.result import StudyPart, StudyResult, pyplot, share_text, token_spread
+from clustrs_paper.studies.settings import (
+    ImageStudyConfig,
+    part_names,
+    resolve_corruptions,
+    seed_setting,
+    setting,
+    strongest,
+)
 
 if TYPE_CHECKING:
     from clustrs.corruptions import Corruption
@@ -178,7 +183,7 @@ def _draw_moves(axis: Any, plane: Plane, moves: Moves, tokens: Values, clusters:
 
 def findings(rows: Sequence[Mapping[str, Any]], moves: Moves, about: str) -> str:
     """How far the kept tokens move, and how many of the factors are at the bounds."""
-    unit = spread(moves.tokens) or 1.0
+    unit = token_spread(moves.tokens) or 1.0
     alpha = np.array([row["alpha"] for row in rows])
     moved, before = (np.array([row[key] for row in rows]) for key in ("moved", "to_centroid_before"))
     alone = sum(row["cluster_size"] == 1 for row in rows)

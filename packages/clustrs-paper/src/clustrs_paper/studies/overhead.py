@@ -6,9 +6,8 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any, Literal
 
 from clustrs import palette
-from clustrs_paper.studies.inputs import resolve_methods
 from clustrs_paper.studies.result import StudyResult, pyplot, single
-from clustrs_paper.studies.settings import ImageStudyConfig, Keep, setting
+from clustrs_paper.studies.settings import ImageStudyConfig, Keep, resolve_methods, setting
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,4 @@
-"""What a study gives: figures, the tables behind them, and what they show in words."""
+"""Results of a study: figures, the tables behind them, findings in words, and what drawing and wording them needs."""
 
 import csv
 import os
@@ -6,6 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+from clustrs.app.projection import Values
 
 
 @dataclass(frozen=True)
@@ -78,3 +82,93 @@ def pyplot() -> Any:
     from matplotlib import pyplot as plt
 
     return plt
+
+
+PAPER = "LLaVA-1.5-7B on MM-Vet"
+"""What the paper's ablation and sensitivity were measured on."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values over the labels of a panel (None: there is none), perhaps with bounds; hollow ones are the paper's."""
+
+    label: str
+    color: str
+    marker: str
+    values: Sequence[float | None]
+    low: Sequence[float | None]
+    high: Sequence[float | None]
+    hollow: bool
+
+
+def series(
+    rows: Sequence[Mapping[str, Any]], name: str, label: str, style: tuple[str, str], hollow: bool = False
+) -> Series:
+    """A column of a table, with its bounds if it has any; `style` is color and marker."""
+    low, high = ([row.get(f"{name}_{end}") for row in rows] for end in ("low", "high"))
+    return Series(label, *style, [row[name] for row in rows], low, high, hollow)
+
+
+def draw_panel(axis: Any, labels: Sequence[str], shown: Sequence[Series], lines: bool = True) -> None:
+    """With `lines`, a line through each series, its markers at the ticks; without, the series next to each other."""
+    step = 0.0 if lines else min(0.12, 0.6 / max(1, len(shown)))
+    for index, one in enumerate(shown):
+        shift = step * (index - (len(shown) - 1) / 2)
+        there = [i for i, value in enumerate(one.values) if value is not None]
+        where = [i + shift for i in there]
+        values = [one.values[i] for i in there]
+        style: dict[str, Any] = {"color": one.color, "marker": one.marker, "markersize": 6}
+        if one.hollow:
+            style |= {"markerfacecolor": "white", "markeredgewidth": 1.4}
+        line = ("--" if one.hollow else "-") if lines else "none"
+        axis.plot(where, values, linestyle=line, linewidth=1.4, label=one.label, **style)
+        for i, x in zip(there, where, strict=True):
+            if one.low[i] is not None and one.high[i] is not None:
+                axis.plot([x, x], [one.low[i], one.high[i]], color=one.color, linewidth=1.4, alpha=0.7)
+    axis.set_xticks(range(len(labels)), labels)
+    axis.set_xlim(-0.5, len(labels) - 0.5)
+    axis.grid(axis="y", alpha=0.3)
+
+
+def shared_legend(figure: Any, axes: Sequence[Any], columns: int) -> None:
+    """One legend below for all panels, each label once."""
+    pairs = [pair for axis in axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
+    shown = {label: handle for handle, label in reversed(pairs)}
+    labels = list(dict.fromkeys(label for _, label in pairs))
+    figure.legend([shown[label] for label in labels], labels, loc="outside lower center", ncols=columns, frameon=False)
+
+
+def clear(row: Mapping[str, Any], name: str) -> int:
+    """1 or -1 if the interval lies on that side of 0, else 0."""
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
+    if low is None or high is None:
+        return 0
+    return 1 if low > 0 else -1 if high < 0 else 0
+
+
+def signed(row: Mapping[str, Any], name: str) -> str:
+    """A difference with its interval, and a star where that excludes 0."""
+    value, low, high = row[name], row[f"{name}_low"], row[f"{name}_high"]
+    if value is None:
+        return "-"
+    interval = "" if low is None else f" [{low:+.3f}, {high:+.3f}]"
+    return f"{value:+.3f}{interval}{'*' * (clear(row, name) != 0)}"
+
+
+def count_clear(rows: list[dict[str, Any]], name: str) -> str:
+    """In how many cells a difference is beyond doubt, and how many to expect of none."""
+    up, down = (sum(clear(row, name) == side for row in rows) for side in (1, -1))
+    return (
+        f"clearly better in {up} and clearly worse in {down} of {len(rows)} cells "
+        f"(about {len(rows) / 20:.1f} would look clear if there were no difference at all)"
+    )
+
+
+def token_spread(tokens: Values) -> float:
+    """Root of the mean squared distance of tokens [N, D] from their mean: the unit in which distances are told."""
+    return float(np.sqrt(((tokens - tokens.mean(0)) ** 2).sum(1).mean()))
+
+
+def distances(left: Values, right: Values) -> Values:
+    """Between all rows of [M, D] and [N, D]: [M, N]. Equal rows are at 0, exactly."""
+    return np.array([np.linalg.norm(right - row, axis=1) for row in left])

@@ -1,17 +1,18 @@
-"""What the configs of the studies have in common: how a setting is declared, and checks that follow from that.
+"""Configs that the studies share: declaration and checks of settings, and the methods and corruptions they name."""
 
-The type of a field and what `setting` says about it are all that is needed to check a value; the command line makes its
-options and help texts from the same declarations.
-"""
-
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from clustrs import validation
 from clustrs.embedded import DEFAULT, model_and_task
 from clustrs.validation import ImagePadding, LoadOptions, PromptTemplate, plain_hint
+
+if TYPE_CHECKING:
+    from clustrs.corruptions import Corruption
+    from clustrs.pruners import Pruner
+
 
 Keep = int | float
 """A count (int) or a fraction (float) of the visual tokens."""
@@ -171,3 +172,61 @@ def check(name: str, value: Any, hint: Any, about: Mapping[str, Any]) -> None:
         validation.keep(value)
     elif hint in (str, bool) and not isinstance(value, hint):
         raise ValueError(f"{name}={value!r}: give {'a string' if hint is str else 'True or False'}")
+
+
+def resolve_methods(specs: Sequence[str], keeps: Sequence[Keep]) -> list[tuple[str, "Pruner"]]:
+    """Each method at each budget, with the text that names it ("clustrs", "clustrs tau=2"); "all" is every method.
+
+    The method that keeps everything, and one that sets `keep` itself, come once.
+    """
+    from clustrs.evaluation.config import expand_methods
+    from clustrs.pruners import from_dict
+
+    return [
+        (stored["name"] if spec == "all" else spec, from_dict(stored))
+        for spec in specs
+        for stored in expand_methods([spec], keeps)
+    ]
+
+
+def methods_by_label(specs: Sequence[str], keep: Keep) -> dict[str, "Pruner"]:
+    """Methods at one budget by the text that names them."""
+    methods: dict[str, Pruner] = {}
+    for label, method in resolve_methods(specs, [keep]):
+        if label in methods:
+            raise ValueError(f"methods={tuple(specs)!r}: give each method once")
+        methods[label] = method
+    return methods
+
+
+def resolve_corruptions(
+    name: str, levels: Sequence[float] | None, default: Sequence[float] | None = None
+) -> list["Corruption"]:
+    """A corruption at some levels; without any at `default`, or else at those that it is registered with."""
+    from clustrs.corruptions import Corruption, corruption_rule
+
+    registered = corruption_rule(name).levels
+    if levels is None:
+        levels = registered if default is None else default
+    return [Corruption(name, level) for level in levels]
+
+
+def strongest(name: str) -> tuple[float]:
+    """The last of the levels that a corruption is registered with."""
+    from clustrs.corruptions import corruption_rule
+
+    return (corruption_rule(name).levels[-1],)
+
+
+def part_names(study: str, images: Sequence[str], corruptions: Sequence[str]) -> list[list[str]]:
+    """A file name for each image under each corruption: what there is only one of, and clean, is not mentioned."""
+    stems = [name.rpartition(".")[0] or name for name in images]
+    marked = [f"{stem}-{stems[:i].count(stem) + 1}" if stems.count(stem) > 1 else stem for i, stem in enumerate(stems)]
+    suffixes = ["" if text == "clean" else "-" + text.replace("/", "-").replace(":", "-") for text in corruptions]
+    return [
+        [
+            study + (f"-{stem}" if len(images) > 1 else "") + (suffix if len(corruptions) > 1 else "")
+            for suffix in suffixes
+        ]
+        for stem in marked
+    ]

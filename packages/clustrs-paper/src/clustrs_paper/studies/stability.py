@@ -15,10 +15,8 @@ import numpy as np
 
 from clustrs import palette
 from clustrs.app.projection import Values, to_numpy
-from clustrs_paper.studies.inputs import methods_by_label
-from clustrs_paper.studies.projection import distances, spread
-from clustrs_paper.studies.result import StudyResult, pyplot, single
-from clustrs_paper.studies.settings import LossImageStudyConfig, seed_setting, setting
+from clustrs_paper.studies.result import StudyResult, distances, pyplot, single, token_spread
+from clustrs_paper.studies.settings import LossImageStudyConfig, methods_by_label, seed_setting, setting
 
 if TYPE_CHECKING:
     from clustrs.corruptions import Corruption
@@ -120,7 +118,7 @@ def measure(
     for image in tqdm(images, desc="stability", unit="image", disable=not config.progress):
         encoded = encoder.encode([image, *(image.corrupted(corruption, config.seed) for corruption in corruptions)])
         clean, n = encoded[0], len(encoded[0].tokens)
-        unit = spread(to_numpy(clean.tokens))
+        unit = token_spread(to_numpy(clean.tokens))
         column: dict[Measurement, float] = {}
         for corruption, noisy in zip(corruptions, encoded[1:], strict=True):
             name = (corruption.name, corruption.level_text)

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clustrs import palette
-from clustrs_paper.studies.intervals import clear, count_clear, signed
-from clustrs_paper.studies.result import StudyResult, pyplot, single
+from clustrs_paper.studies.result import StudyResult, clear, count_clear, pyplot, signed, single
 from clustrs_paper.studies.settings import GridStudyConfig, Keep, seed_setting, setting
 
 if TYPE_CHECKING:
