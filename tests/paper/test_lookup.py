@@ -142,9 +142,9 @@ def test_what_the_paper_has_nothing_on() -> None:
     assert reference.score("clustrs", 0.5, "clean", None) is None
     assert reference.score("clustrs tau=2", 16, "clean", None) is None
     assert reference.mean("clustrs") is None
-    with pytest.raises(ValueError, match=r"reproduces='overhead': give one of 'mmvet_gaussian', "):
+    with pytest.raises(ValueError, match="reproduces must be one of 'mmvet_gaussian', "):
         find_reference("mmvet", "llava-1.5-7b", [cell], "overhead")
-    with pytest.raises(ValueError, match=r"reproduces='ablatoin': give one of .*did you mean 'ablation'"):
+    with pytest.raises(ValueError, match=r"reproduces must be one of .*, got 'ablatoin'.*did you mean 'ablation'"):
         find_reference("mmvet", "llava-1.5-7b", [cell], "ablatoin")
 
 

@@ -173,5 +173,5 @@ def test_names_of_models() -> None:
 
 
 def test_an_unknown_table() -> None:
-    with pytest.raises(ValueError, match=r"'table_9': give one of mmvet_gaussian, "):
+    with pytest.raises(ValueError, match=r"paper table must be one of mmvet_gaussian, .*, got 'table_9'"):
         paper_table("table_9")

@@ -65,17 +65,20 @@ def test_one_value_will_do_where_there_may_be_several() -> None:
     [
         (lambda: stability.StabilityConfig(count=0), "count must be an integer of at least 1, got 0"),
         (lambda: stability.StabilityConfig(keep=1.5), r"keep must be a count .* or a fraction .*, got 1.5"),
-        (lambda: stability.StabilityConfig(seed=2**63), "seed=9223372036854775808: give an integer of at most"),
+        (
+            lambda: stability.StabilityConfig(seed=2**63),
+            "seed must be an integer of at most .*, got 92233720",
+        ),
         (lambda: stability.StabilityConfig(seed=10**400), "seed must be an integer of at least 0, got 1000+"),
-        (lambda: stability.StabilityConfig(methods=()), r"methods=\(\): give at least one"),
-        (lambda: stability.StabilityConfig(methods=("grid", "grid")), r"methods=\('grid', 'grid'\): give each once"),
-        (lambda: stability.StabilityConfig(levels=("x",)), "levels='x': give a number"),  # type: ignore[arg-type]
-        (lambda: stability.StabilityConfig(corruption=3), "corruption=3: give a string"),  # type: ignore[arg-type]
-        (lambda: manifold.ManifoldConfig(umap=1), "umap=1: give True or False"),  # type: ignore[arg-type]
-        (lambda: manifold.ManifoldConfig(seed=2**32), "seed=4294967296: give an integer of at most 4294967295"),
+        (lambda: stability.StabilityConfig(methods=()), r"methods must have at least one value, got \(\)"),
+        (lambda: stability.StabilityConfig(methods=("grid", "grid")), "duplicate value in methods: grid"),
+        (lambda: stability.StabilityConfig(levels=("x",)), "levels must be a number, got 'x'"),  # type: ignore[arg-type]
+        (lambda: stability.StabilityConfig(corruption=3), "corruption must be a string, got 3"),  # type: ignore[arg-type]
+        (lambda: manifold.ManifoldConfig(umap=1), "umap must be True or False, got 1"),  # type: ignore[arg-type]
+        (lambda: manifold.ManifoldConfig(seed=2**32), "seed must be an integer of at most 4294967295, got 4294967296"),
         (lambda: movement.MovementConfig(levels=(1.0,)), r"levels=\(1.0,\) but no corruption"),
         (lambda: OverheadConfig(crops="bas"), "crops must be one of 'all', 'base', got 'bas'"),  # type: ignore[arg-type]
-        (lambda: AblationConfig(folder=Path("x"), keep=(4, 4)), r"keep=\(4, 4\): give each once"),
+        (lambda: AblationConfig(folder=Path("x"), keep=(4, 4)), "duplicate value in keep: 4"),
         (
             lambda: SensitivityConfig(folder=Path("x"), parameters=("tauu",)),
             "parameters must be .* got 'tauu' .did you mean 'tau'",

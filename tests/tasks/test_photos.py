@@ -67,7 +67,9 @@ def test_halves_of_the_split_are_disjoint_and_complete(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_photographs_of_a_kind_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"data='.*': no photographs in Leopards/: give a folder of Caltech-101"):
+    with pytest.raises(
+        ValueError, match=r"data must be a folder of Caltech-101, got '.*' \(no photographs in Leopards/\)"
+    ):
         list_photos(tmp_path)
 
 
@@ -78,7 +80,7 @@ def test_a_collage_has_its_photographs_in_their_places() -> None:
     for place, colour in zip(PLACES, colours, strict=True):
         x, y = SIDE // 4 + SIDE // 2 * ("right" in place), SIDE // 4 + SIDE // 2 * ("bottom" in place)
         assert image.getpixel((x, y)) == colour
-    with pytest.raises(ValueError, match="squares=3 photographs: give 1 or 4"):
+    with pytest.raises(ValueError, match="squares must be 1 or 4 photographs, got 3"):
         collage([image] * 3)
 
 

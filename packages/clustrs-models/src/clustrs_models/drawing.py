@@ -19,7 +19,7 @@ COLOURS = {
     "pink": (245, 140, 190),
 }
 REACH = {"circle": 0.565, "square": 0.708, "triangle": 0.878, "star": 0.825, "cross": 0.708, "heart": 0.80}
-"""How far a shape of area 1 reaches from its centre."""
+"""Distance from the center of a shape of area 1 to its farthest point."""
 SMALLEST, LARGEST = 350.0, 1900.0
 """The area of one object, in pixels."""
 TOTAL = (2000.0, 3400.0)
@@ -30,7 +30,7 @@ FULL = 160
 DIGIT_AREA = 650.0
 """An object needs this area to carry a digit."""
 HELD_OUT = 8
-"""One in so many sets of objects is kept for tests."""
+"""One in this many sets of objects is kept for tests."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,14 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """A square image's objects; no two have both colour and shape in common."""
+    """Objects of a square image; no two have both color and shape in common."""
 
     side: int
     things: tuple[Thing, ...]
 
     @property
     def held_out(self) -> bool:
-        """Whether images with this set of objects are for tests only, decided by the set alone."""
+        """True if images with this set of objects are for tests only; the set alone decides."""
         return is_held_out([thing.name for thing in self.things])
 
     def scaled(self, side: int) -> "Scene":
@@ -74,7 +74,7 @@ class Scene:
 
 
 def is_held_out(names: list[str]) -> bool:
-    """Single objects are everybody's; of the larger sets one in `HELD_OUT` is for tests."""
+    """Return True for one in `HELD_OUT` sets of two objects or more; single objects are never held out."""
     return len(names) > 1 and zlib.crc32("|".join(sorted(names)).encode()) % HELD_OUT == 0
 
 
@@ -273,7 +273,7 @@ def clutter(canvas: Floats, generator: Generator) -> None:
 
 
 def glyph(digit: int, u: Floats, v: Floats, cell: float) -> Floats:
-    """How much of each pixel around a digit's centre is ink."""
+    """Return the share of ink of each pixel around the center of a digit."""
     ink = np.zeros(np.broadcast_shapes(u.shape, v.shape), np.float32)
     for du, dv in ((-0.25, -0.25), (-0.25, 0.25), (0.25, -0.25), (0.25, 0.25)):
         column = np.floor((u + np.float32(du)) / np.float32(cell) + np.float32(2.5)).astype(int)

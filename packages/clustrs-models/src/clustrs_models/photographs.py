@@ -28,7 +28,7 @@ TEST_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Kind:
-    """What is on a photograph: the word for it, the group it belongs to, and its folder in Caltech-101."""
+    """Kind of thing on a photograph: its name, its group, and its folder in Caltech-101."""
 
     name: str
     group: str
@@ -103,7 +103,7 @@ GROUPS = ("animal", "vehicle", "instrument", "plant", "building")
 
 
 def is_test(folder: str, files: Sequence[str]) -> dict[str, bool]:
-    """Whether each photograph of a kind is for testing: those whose names' checksums come first."""
+    """Split the photographs of a kind: those whose names have the smallest checksums are for testing."""
     ranked = sorted(files, key=lambda file: hashlib.sha256(f"{SEED}/{folder}/{file}".encode()).digest())
     return {file: rank < TEST_SHARE * len(ranked) for rank, file in enumerate(ranked)}
 
@@ -116,7 +116,9 @@ def list_photos(data: Path, test: bool | None = None) -> list[Photo]:
         folder = data / kind.folder
         files = sorted(path.name for path in folder.glob("*.jpg")) if folder.is_dir() else []
         if not files:
-            raise ValueError(f"data={str(data)!r}: no photographs in {kind.folder}/: give a folder of Caltech-101")
+            raise ValueError(
+                f"data must be a folder of Caltech-101, got {str(data)!r} (no photographs in {kind.folder}/)"
+            )
         chosen = is_test(kind.folder, files)
         photos += [Photo(kind, folder / file) for file in files if test in (None, chosen[file])]
     return photos
@@ -144,7 +146,7 @@ def collage(squares: Sequence[Image.Image]) -> Image.Image:
     if len(squares) == 1:
         return squares[0]
     if len(squares) != len(PLACES):
-        raise ValueError(f"squares={len(squares)} photographs: give 1 or {len(PLACES)}")
+        raise ValueError(f"squares must be 1 or {len(PLACES)} photographs, got {len(squares)}")
     half = SIDE // 2
     image = Image.new("RGB", (SIDE, SIDE))
     for i, photo in enumerate(squares):
@@ -169,7 +171,7 @@ def with_article(word: str) -> str:
 
 
 def presence(kinds: Sequence[Kind]) -> list[Question]:
-    """Whether something is there, for every kind there is."""
+    """Ask for every kind whether it is in the image."""
     text = "Is this {}?" if len(kinds) == 1 else "Is there {}?"
     return [
         Question("presence", text.format(with_article(kind.name)), "yes" if kind in kinds else "no") for kind in KINDS
@@ -177,7 +179,7 @@ def presence(kinds: Sequence[Kind]) -> list[Question]:
 
 
 def halves(kinds: Sequence[Kind]) -> list[Question]:
-    """In which half of the collage something is."""
+    """Ask in which half of the collage something is."""
     questions = []
     for i, kind in enumerate(kinds):
         vertical, horizontal = PLACES[i].split()
@@ -210,7 +212,7 @@ def every(kinds: Sequence[Kind]) -> list[Question]:
 
 
 ANIMALS = (0.3, 0.3, 0.2, 0.12, 0.08)
-"""How often a collage has 0 to 4 animals: every number occurs, and animals are not much more frequent than others."""
+"""Probability of 0 to 4 animals in a collage: every number occurs, and animals are hardly more frequent than others."""
 
 
 def draw_kinds(generator: Generator, animals: int | None = None) -> list[Kind]:
@@ -227,7 +229,7 @@ TEST_SEED = 20261
 ROUNDS = 72
 """Of each round, three images are collages and two are single photographs: 360 images."""
 ALWAYS = ("name", "neighbour")
-"""What is asked of every collage; of the other kinds of questions, the three that were asked least so far."""
+"""Kinds of questions on every collage; of the other kinds, the three that were asked least so far."""
 OTHERS = 3
 
 

@@ -18,7 +18,7 @@ KINDS = ("colour", "shape", "count", "count of a colour", "presence", "place", "
 IMAGES, EACH = 250, 6
 TEST_SEED = 20251
 APART = 20.0
-"""Centres must be so many pixels apart in the direction that is asked for."""
+"""Smallest distance of two centers, in pixels, in the direction of a question."""
 RATIO = 1.5
 """Areas must differ by this factor to be compared."""
 
@@ -31,13 +31,13 @@ class Question:
 
 
 def only(things: Sequence[Thing], **properties: str) -> Thing | None:
-    """The one object with these properties, if there is exactly one."""
+    """Return the object with these properties, if there is exactly one."""
     matches = [thing for thing in things if all(getattr(thing, key) == value for key, value in properties.items())]
     return matches[0] if len(matches) == 1 else None
 
 
 def pairs(things: Sequence[Thing]) -> list[Question]:
-    """Where one object lies from another, and which is the larger."""
+    """Ask for the place of one object relative to another, and for the larger of two."""
     questions = []
     for a, b in permutations(things, 2):
         if abs(a.x - b.x) >= APART:
@@ -53,7 +53,7 @@ def pairs(things: Sequence[Thing]) -> list[Question]:
 
 
 def presence(things: Sequence[Thing]) -> list[Question]:
-    """Of what is absent, only pairs whose colour or shape is there: others are easily told."""
+    """Ask whether an object is there; of absent ones, only for those whose color or shape is there."""
     there = {(thing.colour, thing.shape) for thing in things}
     colours, shapes = {colour for colour, _ in there}, {shape for _, shape in there}
     return [
@@ -65,7 +65,7 @@ def presence(things: Sequence[Thing]) -> list[Question]:
 
 
 def every(scene: Scene) -> list[Question]:
-    """All questions that can be asked about a scene, in a fixed order."""
+    """Return all questions about a scene, in a fixed order."""
     things = scene.things
     questions = [Question("count", "How many objects are there?", str(len(things)))]
     lone = [thing for shape in SHAPES if (thing := only(things, shape=shape))]
@@ -82,7 +82,7 @@ def every(scene: Scene) -> list[Question]:
 
 
 def by_answer(questions: Sequence[Question]) -> dict[str, dict[str, list[Question]]]:
-    """Kind, then answer, then the questions."""
+    """Group questions by kind, then by answer."""
     table: dict[str, dict[str, list[Question]]] = {}
     for question in questions:
         table.setdefault(question.kind, {}).setdefault(question.answer, []).append(question)

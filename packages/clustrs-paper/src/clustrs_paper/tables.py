@@ -74,7 +74,7 @@ class PaperCell:
 def paper_table(name: str) -> tuple[PaperCell, ...]:
     """Return a table of the paper, one of `TABLES`, with the values as they are printed."""
     if name not in TABLES:
-        raise ValueError(f"paper table {name!r}: give one of {', '.join(TABLES)}")
+        raise ValueError(f"paper table must be one of {', '.join(TABLES)}, got {name!r}")
     with (Path(__file__).parent / "data" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         return tuple(_cell(record) for record in csv.DictReader(file))
 

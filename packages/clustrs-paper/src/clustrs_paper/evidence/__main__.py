@@ -27,13 +27,13 @@ HERE = Path(__file__).parent
 LOSSES = (0.1, 0.35, 0.5)
 QUESTIONS = {"grid": 300, "parameters": 300}
 STUDIES = {"stability": "40", "denoising": "24", "geometry": "40"}
-"""How many images each looks at."""
+"""Number of images of each study."""
 PAPER_LEVELS = {"stability": ("0", "0.1", "0.5", "1", "2", "3"), "denoising": ("0.1", "0.5", "1", "2", "3")}
 PARTS = ("levels", "grid", "parameters", *STUDIES, "overhead")
 
 
 def chosen_levels(rows: Sequence[dict[str, str]]) -> dict[str, str]:
-    """What the corruptions of a configuration that are asked for by a loss stand for, from the table of levels."""
+    """Map corruptions that are given by a loss to levels, from the table of levels."""
     return {
         f"{row['corruption']}@{100 * float(row['loss']):g}%": f"{row['corruption']}:{float(row['level']):g}"
         for row in rows

@@ -14,7 +14,7 @@ FAILS: Verdict = "does not hold"
 OPEN: Verdict = "inconclusive"
 MISSING: Verdict = "not measured"
 TOO_SMALL = 1.0
-"""Points: a gain whose whole interval is nearer to nothing than this is no gain."""
+"""Points: a gain whose whole interval is within this of 0 does not count as a gain."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Claim:
-    """What the paper says, in our words, and the checks. `models` are those that it is about (empty: all); without a
+    """Claim of the paper, paraphrased, and its checks. `models` are those that it is about (empty: all); without a
     check nothing can be said here, and `note` says why."""
 
     title: str
@@ -190,7 +190,7 @@ def ranking(level: str, rule: Rule) -> Check:
 
 
 def kept_again(level: str) -> Check:
-    """How many more of its positions ClustRS keeps again than FasterVLM; the intervals of the two are added up."""
+    """Difference in the share of positions kept again, ClustRS minus FasterVLM; both intervals are added."""
 
     def measure(stored: Stored) -> Estimate | None:
         found = {

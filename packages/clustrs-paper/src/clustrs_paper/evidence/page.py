@@ -165,7 +165,7 @@ def suffix(check: Check) -> str:
 
 
 def geometry(models: Sequence[Stored]) -> str:
-    """How the tokens of each model lie."""
+    """Write the section on the geometry of each model's tokens."""
     rows = []
     for name, words in MEASURES.items():
         rows.append([words, *(geometry_text(m, name) for m in models)])
@@ -283,7 +283,7 @@ def score(grid: Answers, method: str, condition: Condition) -> str:
 
 
 def first_table(model: str = DEFAULT) -> str:
-    """What the methods make of the model with 16 tokens: clean, and at levels of noise that it bears."""
+    """Build the table of all methods with 16 tokens: clean, and at levels of noise that the model bears."""
     grid = load(model).grid
     if grid is None:
         raise ValueError(f"nothing is stored of {model}: python -m clustrs_paper.evidence run {model}")

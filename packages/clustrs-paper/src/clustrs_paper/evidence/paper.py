@@ -77,7 +77,7 @@ def difference_at(terms: Iterable[Term], model: str, level: float) -> float:
 
 
 def salience_gain() -> float:
-    """What the salience brings OneVision on clean images at k = 16, in points."""
+    """Return the gain of the salience for OneVision on clean images at k = 16, in points."""
     without = table_value("text", "score", model=ONEVISION, keep=16)
     return round(
         100 * (table_value("onevision_gaussian", "score", corruption="clean", keep=16, method="clustrs") - without), 6

@@ -1,4 +1,4 @@
-"""What is stored of a model: the answers of its grids, one bit each, and the tables of its studies."""
+"""Stored results of a model: the answers of its grids, one bit each, and the tables of its studies."""
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,13 +39,13 @@ class Term:
 
 
 def lead(first: str, second: str, keep: int, group: str, weight: float = 1.0) -> tuple[Term, ...]:
-    """By how much one method is better than another."""
+    """Return the terms of the difference between two methods."""
     return (Term(weight, first, keep, group), Term(-weight, second, keep, group))
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Which questions were answered right, by method, budget and condition."""
+    """Right and wrong answers by method, budget and condition."""
 
     task: str
     model: str
@@ -177,7 +177,7 @@ TABLES = ("levels", "stability", "denoising", "geometry", "overhead")
 
 
 def load(model: str, folder: Path = STORED) -> Stored:
-    """What is stored of a model in a folder."""
+    """Load the results of a model from a folder."""
     grid, parameters = (read_answers(read_rows(folder / f"{model}-{name}.csv")) for name in ("grid", "parameters"))
     tables = {name: read_rows(folder / f"{model}-{name}.csv") for name in TABLES}
     report = f"{model}-report.md"

@@ -32,7 +32,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 COLUMNS = {"Clustering": "clustering", "C+H": "c_h", "ClustRS": "clustrs"}
 GAINS = {"gain_huber": ("C+H", "Clustering"), "gain_rrs": ("ClustRS", "C+H")}
-"""What a part of the method brings: the variant with it, and the one without."""
+"""Gain of a part of the method: the variant with it, and the one without."""
 GAIN_WORDS = {"gain_huber": "Huber distance", "gain_rrs": "RRS"}
 STYLES = {
     "Clustering": (palette.SERIES[1], "^"),
@@ -151,7 +151,7 @@ def draw_column(column: Sequence[Any], rows: Sequence[Row], has_paper: bool) -> 
 
 
 def findings(rows: Sequence[Row], about: str) -> str:
-    """What each part brings on average at every budget, and where it is beyond doubt."""
+    """Report the mean gain of each part at every budget, and the number of clear differences."""
     lines = [f"{about} Gains with 95 % intervals; a star: it excludes 0."]
     keeps = list(dict.fromkeys(row["keep"] for row in rows if row["keep"] != "all"))
     single = [row for row in rows if row["corruption"] != "mean"]

@@ -34,7 +34,7 @@ def requested_losses(given: Sequence[float] | None, other_levels: bool) -> tuple
         return () if other_levels else LOSSES
     for loss in given:
         if not 0 < loss < 1:
-            raise ValueError(f"losses={loss!r}: give shares of the clean score between 0 and 1, for example 0.1")
+            raise ValueError(f"losses must be shares of the clean score between 0 and 1, got {loss!r} (write 0.1)")
     return tuple(given)
 
 
@@ -88,7 +88,7 @@ def levels_of(curve: "Curve", losses: Sequence[float]) -> tuple[float, ...]:
 
 
 def curve_text(curve: "Curve", losses: Sequence[float], model: str) -> str:
-    """Which level costs how much, and which losses are never reached."""
+    """Report the level of each loss, and the losses that are never reached."""
     levels = {loss: curve.level_at(loss) for loss in losses}
     parts = [f"{loss:.0%} at {level:g}" for loss, level in levels.items() if level is not None]
     never = [f"{loss:.0%}" for loss, level in levels.items() if level is None]

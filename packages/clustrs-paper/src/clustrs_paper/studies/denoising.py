@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from clustrs_paper.studies.images import EncodedImage, StudyImage, VisionEncoder
 
 BATCH_SIZE = 8
-"""How many images go through the tower at a time."""
+"""Images that go through the vision tower together."""
 SERIES = {
     "before": ("before shrinkage", "black", "s", "-"),
     "after": ("after shrinkage (RRS)", palette.color("clustrs"), "o", "-"),
     "constant": ("best constant alpha", palette.SERIES[1], "^", "--"),
     "bound": ("best alpha of each token (bound)", palette.SERIES[2], "D", ":"),
 }
-"""What is drawn: label, color, marker and line."""
+"""Label, color, marker and line of each series of the figure."""
 Row = dict[str, Any]
 CHANGES = ("after", "constant", "bound", "centroid")
-"""What is compared with the distance before; "centroid" is a shrinkage with alpha 0."""
+"""Distances that are compared with the one before shrinkage; "centroid" is a shrinkage with alpha 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DenoisingConfig(LossImageStudyConfig):
-    """Which budgets, under which corruption at which levels."""
+    """Settings of the study: budgets, and a corruption at some levels."""
 
     count: int = setting(24, "how many images of the task to take when none is given")
     keep: tuple[Keep, ...] = setting((16,), "budgets: counts (16) or fractions (0.25)", metavar="K")
@@ -121,7 +121,7 @@ class KeptTokens:
 
 
 def compare(clean: "EncodedImage", noisy: "EncodedImage", selection: "Selection") -> KeptTokens:
-    """A selection in a noisy image, measured against the clean one."""
+    """Compare a selection in a noisy image with the clean image."""
     centroids, alpha = selection.centroids, selection.alpha
     assert centroids is not None
     assert alpha is not None
@@ -236,7 +236,7 @@ def draw_series(axis: Any, rows: Sequence[Row], name: str, style: tuple[str, str
 
 
 def findings(rows: Sequence[Row]) -> str:
-    """At which levels the shrinkage helps, and how much more would be possible."""
+    """Report at which levels the shrinkage helps, and the bound on any shrinkage."""
     lines = [
         f"How the distance from the clean tokens changes, mean over {rows[0]['images']} images. Nearer and "
         "farther: the 95 % interval over images leaves no doubt."
@@ -264,13 +264,13 @@ def findings(rows: Sequence[Row]) -> str:
 
 
 def change(row: Row, name: str) -> str:
-    """By how much the distance is smaller or larger than before, on average over images."""
+    """Format the mean relative change of the distance over images."""
     value = row[f"{name}_change"]
     return "no distance before" if value is None else f"{value:+.1%}"
 
 
 def verdict(row: Row) -> str:
-    """Whether the shrinkage helped, as far as the images can tell."""
+    """Judge by the interval over images whether the shrinkage helped."""
     value, low, high = (row[f"after_change{end}"] for end in ("", "_low", "_high"))
     if value is None:
         return "away"

@@ -1,4 +1,4 @@
-"""Geometry: how the projected tokens of a model lie, in the numbers that ClustRS depends on.
+"""Geometry of the projected tokens of a model, in the numbers that ClustRS depends on.
 
 tau is a distance, the salience adds norms to attention, and clustering needs tokens that differ in more than one
 direction: what these amount to is a property of the model.
@@ -31,13 +31,13 @@ MEASURES = {
     "salience_ratio": "largest score with the norm-aware salience, in medians",
     "word_norm": "mean norm of a word embedding of the language model",
 }
-"""What is measured of each image; the last one is the model's."""
+"""Measures of each image; the last one belongs to the model."""
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class GeometryConfig(ImageStudyConfig):
-    """How many images, and at which budget they are clustered."""
+    """Settings of the study: the number of images and of clusters."""
 
     count: int = setting(40, "how many images of the task to take when none is given")
     keep: int = setting(16, "how many clusters", metavar="K")
@@ -62,7 +62,7 @@ def run(config: GeometryConfig) -> StudyResult:
 
 
 def describe(encoded: "EncodedImage", selection: "Selection", tau: float) -> dict[str, float]:
-    """The numbers of one image."""
+    """Measure the tokens of one image."""
     from clustrs.ops.kmeans import salience
 
     tokens, scores = to_numpy(encoded.tokens), to_numpy(encoded.scores)
@@ -86,13 +86,13 @@ def describe(encoded: "EncodedImage", selection: "Selection", tau: float) -> dic
 
 
 def ratio(value: float, of: Values) -> float:
-    """A value in medians of others; NaN where their median is 0."""
+    """Return a value as a multiple of the median of `of`; NaN if that is 0."""
     middle = float(np.median(of))
     return value / middle if middle else float("nan")
 
 
 def centroid_distances(tokens: Values, selection: "Selection") -> Values:
-    """How far each token is from the centroid of its cluster."""
+    """Return the distance of each token from the centroid of its cluster."""
     assert selection.labels is not None
     assert selection.centroids is not None
     labels = selection.labels.cpu().numpy()
@@ -134,7 +134,7 @@ def draw(rows: Sequence[Row], model: str) -> Any:
 
 
 def findings(rows: Sequence[Row], model: str) -> str:
-    """Every number in words."""
+    """Report every number with its meaning."""
     lines = [f"{model}, {rows[0]['images']} images, {rows[0]['clusters']} clusters; 95 % intervals over images."]
     for row in rows:
         interval = "" if row["low"] is None else f" ({row['low']:.3g} to {row['high']:.3g})"

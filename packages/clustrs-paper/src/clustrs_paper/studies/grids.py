@@ -1,4 +1,4 @@
-"""What the ablation and the sensitivity study share: variants of ClustRS on a grid of the evaluation."""
+"""Variants of ClustRS on a grid of the evaluation, for the ablation and the sensitivity study."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -80,7 +80,7 @@ class Grid:
         return metrics.estimates(metrics.question_means(values))
 
     def differences(self, first: int, second: int) -> list[Difference]:
-        """How much better the first variant is in each cell, question by question."""
+        """Return the paired difference of two variants in each cell."""
         better, worse = (np.stack([self.of(cell, variant) for cell in self.cells]) for variant in (first, second))
         return metrics.differences(better, worse)
 
@@ -110,7 +110,7 @@ class Grid:
 
     @property
     def about(self) -> str:
-        """What was measured, and what is left out."""
+        """Describe what was measured, and what is left out."""
         config = self.run.config
         text = f"{config['task']}, {config['model']}, {config['items']} questions, scores from 0 to 1."
         for state, words in ((FAILED, "failed"), (UNJUDGED, "not judged")):
@@ -121,7 +121,7 @@ class Grid:
 
 
 def paired_columns(score: Estimate, difference: Difference) -> Row:
-    """What a table says of a variant in a cell: its score, and its difference to another on the same questions."""
+    """Cell of a table on a variant: its score, and its difference to another on the same questions."""
     return {
         "questions": difference.n,
         "score": score.mean,
@@ -149,7 +149,7 @@ def paper_scores(table: str) -> dict[tuple[str, Keep, str, float | None], float]
 
 
 def measure(config: GridStudyConfig, variants: Sequence[Variant], corruptions: Sequence[str], questions: int) -> Grid:
-    """Run what is left of the grid and read its scores. Without a limit, an embedded task asks so many `questions`."""
+    """Run what is left of the grid and read its scores. Without a limit, an embedded task asks `questions` of them."""
     methods = [
         from_dict({"name": "clustrs", **variant, "keep": keep}).to_dict()
         for variant in variants

@@ -22,7 +22,7 @@ from clustrs_paper.studies.settings import ImageStudyConfig, StudyConfig
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 QUESTIONS_PER_IMAGE = 16
-"""No task that we know asks more about one image; so many are looked at for each image that is needed."""
+"""Questions of a task that are read for each image that is needed; no known task asks more about one image."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class StudyImage:
 
 
 def study_images(config: ImageStudyConfig) -> list[StudyImage]:
-    """The user's own images (files, folders of them, or sample:NAME), or the first images of the study's task."""
+    """Return the images that the user named (files, folders, sample:NAME), or the first images of the task."""
     return own_images(config.images) if config.images else task_images(config.task, config.data, config.count)
 
 
 def own_images(given: Sequence[str]) -> list[StudyImage]:
-    """The images that a user named."""
+    """Open the images that a user named."""
     paths: list[Path] = []
     for name in given:
         path = image_path(name)
@@ -55,7 +55,7 @@ def own_images(given: Sequence[str]) -> list[StudyImage]:
 
 
 def task_images(name: str, data: str | None, count: int) -> list[StudyImage]:
-    """The first images of a task, as many as there are up to `count`."""
+    """Return the first `count` images of a task, or all if it has fewer."""
     task = get_task(name, data, limit=count * QUESTIONS_PER_IMAGE)
     images = list(dict.fromkeys(item.image for item in task.items))
     return [StudyImage(image, task.open(image).convert("RGB")) for image in images[:count]]
@@ -82,12 +82,12 @@ class VisionEncoder:
         self.prompt = chat_prompt(self.processor, "?", config.prompt_template)
 
     def encode(self, images: Sequence[StudyImage]) -> list[EncodedImage]:
-        """The visual tokens of each image, before any method prunes them."""
+        """Return the visual tokens of each image before pruning."""
         prompts = [(i, self.prompt) for i in range(len(images))]
         batch = shared_encoding.encode(self.model, self.processor, [one.image for one in images], prompts, crops="base")
         return [EncodedImage(v.tokens, v.scores, v.layout.y, v.layout.x, v) for v in batch.images]
 
     def select(self, method: Pruner, encoded: Sequence[EncodedImage]) -> list[Selection]:
-        """What a method keeps of each image."""
+        """Return the selection of a method for each image."""
         chosen = select_tokens(method, [image.candidates for image in encoded], scope="image")
         return [selection for selection, _ in chosen]

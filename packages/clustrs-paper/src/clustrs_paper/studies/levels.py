@@ -17,15 +17,15 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class LevelsConfig(TaskStudyConfig):
-    """Which corruptions, on which ladder of levels, and which shares of the clean score are to be lost."""
+    """Settings of the study: corruptions, ladders of levels, and losses in shares of the clean score."""
 
-    limit: int | None = setting(200, "only the first so many questions")
+    limit: int | None = setting(200, "number of questions, from the first on")
     corruptions: tuple[str, ...] = setting(
         ("gaussian", "salt_pepper"), "corruptions, see clustrs corruptions", flag="--corrupt", metavar="NAME"
     )
     levels: tuple[float, ...] | None = setting(
         None,
-        "the ladder, from mild to severe, when there is one corruption (default: a ladder of ours)",
+        "the ladder, from mild to severe, when there is one corruption (default: built in)",
         metavar="LEVEL",
     )
     losses: tuple[float, ...] = setting(LOSSES, "shares of the clean score", metavar="SHARE")
@@ -37,7 +37,7 @@ def run(config: LevelsConfig) -> StudyResult:
 
     losses = requested_losses(config.losses, other_levels=False)
     if config.levels is not None and len(config.corruptions) > 1:
-        raise ValueError(f"levels={config.levels!r}: give them for one corruption, not for {len(config.corruptions)}")
+        raise ValueError(f"levels must be given for one corruption only, got {len(config.corruptions)} corruptions")
     ladders = {name: config.levels or ladder(name) for name in config.corruptions}
     questions = config.limit or QUESTIONS
     curves = measure_curves(evaluation_config(config), ladders, config.folder, questions, config.progress)

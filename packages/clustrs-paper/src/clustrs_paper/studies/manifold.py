@@ -43,7 +43,7 @@ NEIGHBORS = 15
 
 @dataclass(frozen=True, kw_only=True)
 class ManifoldConfig(ImageStudyConfig):
-    """Which methods at which budget, under which corruption; every image has a figure of its own."""
+    """Settings of the study: methods, a budget, a corruption; every image has a figure of its own."""
 
     methods: tuple[str, ...] = setting(
         ("clustrs", "fastervlm", "divprune"), 'methods, see clustrs methods; "all" is every one', metavar="METHOD"
@@ -175,7 +175,7 @@ def _draw_panel(axis: Any, rows: Rows, kind: str, methods: Sequence[str]) -> Non
 
 
 def findings(rows: Rows, shares: tuple[float, float], name: str) -> str:
-    """How the cloud of tokens changes, and how well each method's selection covers it."""
+    """Report how the cloud of tokens changes, and how well each selection covers it."""
     panels: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         panels.setdefault(row["corruption"], []).append(row)
@@ -199,7 +199,7 @@ def findings(rows: Rows, shares: tuple[float, float], name: str) -> str:
 
 
 def umap_coordinates(tokens: Values, seed: int) -> Values:
-    """UMAP of tokens [N, D]: [N, 2]. One thread and a fixed seed, so that it comes out the same again."""
+    """Return the UMAP coordinates [N, 2] of tokens [N, D]; one thread and a fixed seed make them reproducible."""
     check_umap()
     umap = import_module("umap")
     fit = umap.UMAP(n_neighbors=min(NEIGHBORS, len(tokens) - 1), random_state=seed, n_jobs=1)

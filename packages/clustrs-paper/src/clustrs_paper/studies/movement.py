@@ -1,4 +1,4 @@
-"""Where the shrinkage of ClustRS (RRS) moves the tokens that it keeps.
+"""Movement of the kept tokens by the shrinkage of ClustRS (RRS).
 
 On the left all tokens of the image on their principal plane, on the right the largest cluster alone: there the two
 directions are those of that cluster, and a move that the left panel foreshortens can be seen.
@@ -33,7 +33,7 @@ BEFORE, AFTER, CENTROID = palette.SERIES[1], palette.color("clustrs"), "#000000"
 
 @dataclass(frozen=True, kw_only=True)
 class MovementConfig(ImageStudyConfig):
-    """Which budget, and under which corruption if any; every image and level has a figure of its own."""
+    """Settings of the study: a budget, and a corruption if any; every image and level has a figure of its own."""
 
     keep: int | float = setting(16, "a count (16) or a fraction (0.25)", metavar="K")
     corruption: str | None = setting(
@@ -73,7 +73,7 @@ class Moves:
 
     @property
     def sizes(self) -> Values:
-        """How many tokens each cluster has."""
+        """Number of tokens of each cluster."""
         return np.array([(self.labels == j).sum() for j in range(len(self.kept))])
 
 
@@ -104,7 +104,7 @@ def run(config: MovementConfig) -> StudyResult:
 
 
 def follow(encoder: "VisionEncoder", images: Sequence["StudyImage"], method: "Pruner") -> list[Moves]:
-    """What ClustRS does to the tokens of each image."""
+    """Apply ClustRS to the tokens of each image."""
     encoded = encoder.encode(images)
     moves = []
     for image, selection in zip(encoded, encoder.select(method, encoded), strict=True):
@@ -182,7 +182,7 @@ def _draw_moves(axis: Any, plane: Plane, moves: Moves, tokens: Values, clusters:
 
 
 def findings(rows: Sequence[Mapping[str, Any]], moves: Moves, about: str) -> str:
-    """How far the kept tokens move, and how many of the factors are at the bounds."""
+    """Report how far the kept tokens move, and how many factors are at the bounds."""
     unit = token_spread(moves.tokens) or 1.0
     alpha = np.array([row["alpha"] for row in rows])
     moved, before = (np.array([row[key] for row in rows]) for key in ("moved", "to_centroid_before"))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 QUESTION = "What is this?"
 PARTS = dict(zip(("vision", "scoring", "selection"), palette.SERIES, strict=False))
-"""What the overhead consists of, and the color of each; "vision" is the tower and the projector."""
+"""Stages of the overhead with their colors; "vision" is the tower and the projector."""
 ANSWER_COLORS = ("#b0b0b0", "#606060", *palette.SERIES[2:])
 PAPER_MACHINE = "A100"
 LONGEST_ANSWER = 100_000
@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class OverheadConfig(ImageStudyConfig):
-    """Which methods at which budgets, lengths of an answer, and how often."""
+    """Settings of the study: methods, budgets, lengths of an answer, and repetitions."""
 
     methods: tuple[str, ...] = setting(
         ("none", "fastervlm", "divprune", "visionzip", "clustrs"),
@@ -179,7 +179,7 @@ def paper_overhead(model: str) -> dict[tuple[str, Keep | str], tuple[float, floa
 
 
 def machine(model: Any) -> str:
-    """Where it ran, in a few words."""
+    """Describe the machine in a few words."""
     import torch
 
     kind = model.device.type
@@ -266,7 +266,7 @@ def _draw_shares(axis: Any, rows: Sequence[Row], lengths: Sequence[int]) -> None
 
 
 def findings(rows: Sequence[Row], lengths: Sequence[int], where: str) -> str:
-    """How the methods compare at each budget. The tower's work is the same for all: they are ranked by the rest."""
+    """Compare the methods at each budget. The tower's work is the same for all: they are ranked by the rest."""
     lines = [
         f"Median of {rows[0]['runs']} runs on {where}. Overhead is the vision tower and, in brackets, what a method "
         "adds to it: scoring and selection."

@@ -45,7 +45,7 @@ class StudyResult:
 
     @property
     def findings(self) -> str:
-        """What the numbers show, in a few lines per part."""
+        """Findings in words, a few lines per part."""
         return "\n".join(part.findings for part in self.parts)
 
     @property
@@ -64,7 +64,7 @@ class StudyResult:
 
 
 def single(name: str, figure: Any, rows: Sequence[Mapping[str, Any]], findings: str) -> StudyResult:
-    """The result of a study that has one part."""
+    """Return the result of a study that has one part."""
     return StudyResult((StudyPart(name, figure, rows, findings),))
 
 
@@ -85,7 +85,7 @@ def pyplot() -> Any:
 
 
 PAPER = "LLaVA-1.5-7B on MM-Vet"
-"""What the paper's ablation and sensitivity were measured on."""
+"""Model and task of the paper's ablation and sensitivity."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def shared_legend(figure: Any, axes: Sequence[Any], columns: int) -> None:
 
 
 def clear(row: Mapping[str, Any], name: str) -> int:
-    """1 or -1 if the interval lies on that side of 0, else 0."""
+    """Return 1 or -1 if the interval lies on that side of 0, else 0."""
     low, high = row[f"{name}_low"], row[f"{name}_high"]
     if low is None or high is None:
         return 0
@@ -147,7 +147,7 @@ def clear(row: Mapping[str, Any], name: str) -> int:
 
 
 def signed(row: Mapping[str, Any], name: str) -> str:
-    """A difference with its interval, and a star where that excludes 0."""
+    """Format a difference with its interval, and a star where that excludes 0."""
     value, low, high = row[name], row[f"{name}_low"], row[f"{name}_high"]
     if value is None:
         return "-"
@@ -156,7 +156,7 @@ def signed(row: Mapping[str, Any], name: str) -> str:
 
 
 def count_clear(rows: list[dict[str, Any]], name: str) -> str:
-    """In how many cells a difference is beyond doubt, and how many to expect of none."""
+    """Count the cells in which a difference is clear, and those expected by chance."""
     up, down = (sum(clear(row, name) == side for row in rows) for side in (1, -1))
     return (
         f"clearly better in {up} and clearly worse in {down} of {len(rows)} cells "
@@ -165,10 +165,10 @@ def count_clear(rows: list[dict[str, Any]], name: str) -> str:
 
 
 def token_spread(tokens: Values) -> float:
-    """Root of the mean squared distance of tokens [N, D] from their mean: the unit in which distances are told."""
+    """Root of the mean squared distance of tokens [N, D] from their mean: the unit of distances."""
     return float(np.sqrt(((tokens - tokens.mean(0)) ** 2).sum(1).mean()))
 
 
 def distances(left: Values, right: Values) -> Values:
-    """Between all rows of [M, D] and [N, D]: [M, N]. Equal rows are at 0, exactly."""
+    """Return the distances [M, N] between all rows of [M, D] and [N, D]; those of equal rows are exactly 0."""
     return np.array([np.linalg.norm(right - row, axis=1) for row in left])

@@ -41,14 +41,14 @@ VALUES: dict[Parameter, dict[str, dict[str, Any]]] = {
 }
 """For each parameter its values, and what they change in ClustRS as proposed (nothing: the default)."""
 TABLES: dict[Parameter, str] = {"tau": "sensitivity_tau", "clip": "sensitivity_clip"}
-"""The paper has these; the centroid is a switch of ours."""
+"""Parameters that the paper varies; the centroid is a switch of this package."""
 BUDGET_STYLES = tuple(zip(palette.SERIES, "o^DvP", strict=True))
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SensitivityConfig(LossSettings, GridStudyConfig):
-    """Which parameters of ClustRS are varied, one at a time, and under which corruptions.
+    """Settings of the study: the parameters of ClustRS to vary, one at a time, and corruptions.
 
     Beside those, clean images and the levels of `CHOSEN` at which the unpruned model has some `losses` are a part of
     their own, with a run of its own in the folder `chosen`."""

@@ -1,4 +1,7 @@
-"""Configs that the studies share: declaration and checks of settings, and the methods and corruptions they name."""
+"""Configs that the studies share: declaration and checks of settings, and the methods and corruptions they name.
+
+The type of a field and its `setting` are all that is needed to check a value and to make an option of it.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -52,7 +55,7 @@ def losses_setting(unless: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyConfig(LoadOptions):
-    """What every study takes. Lists become tuples, and a single value a tuple of one where there may be several."""
+    """Settings of every study. Lists become tuples, and a single value a tuple of one where there may be several."""
 
     model: str = setting(
         None,
@@ -64,7 +67,7 @@ class StudyConfig(LoadOptions):
     )
     image_padding: ImagePadding = setting(
         "checkpoint",
-        "as the model's processor has it, or padded to a square with the mean colour instead of cropped, as "
+        "as the model's processor has it, or padded to a square with the mean color instead of cropped, as "
         "LLaVA-1.5 is evaluated",
     )
     progress: bool = setting(True, "show no progress bar", flag="--quiet")
@@ -89,7 +92,7 @@ class StudyConfig(LoadOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageStudyConfig(StudyConfig):
-    """What the studies take that look at images."""
+    """Settings of studies of images."""
 
     images: tuple[str, ...] = setting(
         (),
@@ -98,7 +101,7 @@ class ImageStudyConfig(StudyConfig):
         repeats=True,
         positional=True,
     )
-    count: int = setting(1, "how many images of the task to take when none is given")
+    count: int = setting(1, "number of images of the task, when no image is given")
     task: str = setting(None, "the task whose images are taken, see clustrs tasks (default: the model's own)")
     data: str | None = setting(None, "the folder (or file) of the task", metavar="PATH")
 
@@ -113,8 +116,8 @@ class LossSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class LossImageStudyConfig(LossSettings, ImageStudyConfig):
-    """What the studies of images take that look at such levels. What the model was asked to find them is kept in
-    `folder`, from where it resumes; None: nowhere."""
+    """Settings of studies of images that also look at such levels. The answers from which the levels are read are kept
+    in `folder`, where a stopped study resumes; None: nowhere."""
 
     folder: Path | None = None
     losses: tuple[float, ...] | None = losses_setting("--levels or images are given")
@@ -122,7 +125,7 @@ class LossImageStudyConfig(LossSettings, ImageStudyConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskStudyConfig(StudyConfig):
-    """What the studies take that ask the questions of a task. A study that was stopped resumes from its `folder`."""
+    """Settings of studies that ask the questions of a task. A study that was stopped resumes from its `folder`."""
 
     folder: Path
     task: str = setting(None, "the task, see clustrs tasks (default: the model's own)")
@@ -131,18 +134,18 @@ class TaskStudyConfig(StudyConfig):
         default_factory=dict, metadata={"help": "options of the task", "flag": "--set-task", "metavar": "KEY=VALUE"}
     )
     limit: int | None = setting(
-        None, "only the first so many questions (default: some of scenes and photos, all of other tasks)"
+        None, "number of questions, from the first on (default: some of scenes and photos, all of other tasks)"
     )
     batch_size: int = setting(24, "questions answered together")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GridStudyConfig(TaskStudyConfig):
-    """What the studies take that run a grid of the evaluation."""
+    """Settings of studies that run a grid of the evaluation."""
 
     keep: tuple[Keep, ...] = setting((16, 50, 144), "budgets: counts (16) or fractions (0.25)", metavar="K")
     seeds: tuple[int, ...] = setting((0,), "seeds of the corruptions", metavar="SEED", low=0, high=LARGEST_SEED)
-    judge_model: str | None = setting(None, "whose verdicts count, when a judge has to score the answers")
+    judge_model: str | None = setting(None, "judge whose verdicts count, for tasks that are scored by one")
 
 
 def check_several(name: str, values: tuple[Any, ...], hint: Any, about: Mapping[str, Any]) -> None:
@@ -151,10 +154,10 @@ def check_several(name: str, values: tuple[Any, ...], hint: Any, about: Mapping[
         check(name, value, hint, about)
     if not about.get("repeats"):
         if not values:
-            raise ValueError(f"{name}=(): give at least one")
+            raise ValueError(f"{name} must have at least one value, got ()")
         for value in values:
             if values.count(value) > 1:
-                raise ValueError(f"{name}={values!r}: give each once")
+                raise ValueError(f"duplicate value in {name}: {value}")
 
 
 def check(name: str, value: Any, hint: Any, about: Mapping[str, Any]) -> None:
@@ -164,14 +167,14 @@ def check(name: str, value: Any, hint: Any, about: Mapping[str, Any]) -> None:
     elif hint is int:
         validation.integer(name, value, about["low"])
         if value > about["high"]:
-            raise ValueError(f"{name}={value!r}: give an integer of at most {about['high']}")
+            raise ValueError(f"{name} must be an integer of at most {about['high']}, got {value!r}")
     elif hint is float:
         if not validation.is_number(value):
-            raise ValueError(f"{name}={value!r}: give a number")
+            raise ValueError(f"{name} must be a number, got {value!r}")
     elif hint == Keep:
         validation.keep(value)
     elif hint in (str, bool) and not isinstance(value, hint):
-        raise ValueError(f"{name}={value!r}: give {'a string' if hint is str else 'True or False'}")
+        raise ValueError(f"{name} must be {'a string' if hint is str else 'True or False'}, got {value!r}")
 
 
 def resolve_methods(specs: Sequence[str], keeps: Sequence[Keep]) -> list[tuple[str, "Pruner"]]:
@@ -194,7 +197,7 @@ def methods_by_label(specs: Sequence[str], keep: Keep) -> dict[str, "Pruner"]:
     methods: dict[str, Pruner] = {}
     for label, method in resolve_methods(specs, [keep]):
         if label in methods:
-            raise ValueError(f"methods={tuple(specs)!r}: give each method once")
+            raise ValueError(f"duplicate value in methods: {label}")
         methods[label] = method
     return methods
 

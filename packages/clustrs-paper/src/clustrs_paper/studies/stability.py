@@ -1,4 +1,4 @@
-"""How much the ranking by attention moves under noise, and with it what each method keeps.
+"""Stability of the ranking by attention, and of the tokens that each method keeps, under noise.
 
 The paper's table is about the ranking alone: by how many ranks the 15 most attended tokens of the clean image move,
 and how many of them are still among the first 15. In addition there is, for every method, which fraction of the
@@ -34,7 +34,7 @@ RANKING = "ranking"
 
 @dataclass(frozen=True, kw_only=True)
 class StabilityConfig(LossImageStudyConfig):
-    """Which methods at which budget, under which corruption at which levels."""
+    """Settings of the study: methods, a budget, and a corruption at some levels."""
 
     count: int = setting(40, "how many images of the task to take when none is given")
     methods: tuple[str, ...] = setting(METHODS, 'methods, see clustrs methods; "all" is every one', metavar="METHOD")
@@ -87,7 +87,7 @@ def rank_stability(clean: Values, noisy: Values, top: int) -> tuple[float, float
 
 
 def chance(top: int, n: int) -> tuple[float, float]:
-    """What `rank_stability` is on average when the second ranking is a random order of the n tokens."""
+    """Return the mean of `rank_stability` over random second rankings of the n tokens."""
     every = np.arange(n)
     return float(np.mean([np.abs(every - rank).mean() for rank in range(top)])), top / n
 

@@ -37,8 +37,8 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "DivPrune + RRS": {"name": "denoise", "inner": "divprune"},
     "DivPrune, merged": {"name": "denoise", "inner": "divprune", "clip": [0.0, 0.0]},
 }
-"""What a variant has to beat: DivPrune, with RRS, and with each kept token replaced by the mean, weighted by attention,
-of the tokens that are nearest to it."""
+"""Baselines that a variant has to beat: DivPrune, with RRS, and with each kept token replaced by the attention-weighted
+mean of the tokens that are nearest to it."""
 PICK, REPORT = "pick", "report"
 """The halves of the images."""
 EVERY = "all"
@@ -78,7 +78,7 @@ def item_images(folder: Path) -> dict[str, str]:
 
 
 def split(images: Sequence[str], seed: int) -> dict[str, Mask]:
-    """Which questions are in which half, from the image of each: all that are about one image are in one half."""
+    """Split questions into halves by their images: all that are about one image are in one half."""
     names = sorted(set(images))
     if len(names) < 2:
         raise ValueError(f"the questions are about {len(names)} image: give a task with two or more, or a larger limit")
@@ -188,7 +188,7 @@ def draw_budget(axis: Any, rows: Sequence[Row], names: Sequence[str]) -> None:
 
 
 def findings(rows: Sequence[Row], about: str) -> str:
-    """What was picked for each budget and what it does on the held-out half, what else is clear there, and where."""
+    """Report the pick for each budget and its effect on the held-out half, what else is clear there, and where."""
     lines = [
         f"{about} Paired differences to {REFERENCE} as in the paper with 95 % intervals, on the held-out half; a star: "
         "the interval excludes 0."
