@@ -1,27 +1,120 @@
 """ClustRS: fewer visual tokens for vision-language models, without training.
 
-Names are imported when they are first used, so that `import clustrs` and `clustrs --help` need no torch.
+Everything that is public can be imported from here. Names are imported when they are first used, so that
+`import clustrs` and `clustrs --help` need no torch.
 """
 
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from clustrs.pruners import *  # noqa: F403
+if TYPE_CHECKING:  # the same names once more, for type checkers and editors; a test compares them
+    from clustrs.corruptions import IMAGENET_C_LEVELS as IMAGENET_C_LEVELS
+    from clustrs.corruptions import PAPER_LEVELS as PAPER_LEVELS
+    from clustrs.corruptions import Corruption as Corruption
+    from clustrs.corruptions import list_corruptions as list_corruptions
+    from clustrs.corruptions import register_corruption as register_corruption
+    from clustrs.corruptions.contact_sheet import contact_sheet as contact_sheet
+    from clustrs.corruptions.images import open_image as open_image
+    from clustrs.embedded import image_path as image_path
+    from clustrs.embedded import model_folder as model_folder
+    from clustrs.evaluation import Config as Config
+    from clustrs.evaluation import expand_methods as expand_methods
+    from clustrs.evaluation import run as run
+    from clustrs.evaluation.judge import Judge as Judge
+    from clustrs.evaluation.report import write_report as write_report
+    from clustrs.evaluation.results import load_run as load_run
+    from clustrs.evaluation.tasks import Item as Item
+    from clustrs.evaluation.tasks import Task as Task
+    from clustrs.evaluation.tasks import get_task as get_task
+    from clustrs.evaluation.tasks import list_tasks as list_tasks
+    from clustrs.evaluation.tasks import register_task as register_task
+    from clustrs.evaluation.verdicts import judge_run as judge_run
+    from clustrs.export import export_onnx as export_onnx
+    from clustrs.export import export_selection as export_selection
+    from clustrs.models.adapters.base import Adapter as Adapter
+    from clustrs.models.adapters.base import VisualTokens as VisualTokens
+    from clustrs.models.adapters.registry import list_model_types as list_model_types
+    from clustrs.models.adapters.registry import register_adapter as register_adapter
+    from clustrs.models.ask import Answer as Answer
+    from clustrs.models.ask import ask as ask
+    from clustrs.models.attach import Handle as Handle
+    from clustrs.models.attach import ImageSelection as ImageSelection
+    from clustrs.models.cost import Cost as Cost
+    from clustrs.models.cost import count_cost as count_cost
+    from clustrs.models.flops import PatchGrid as PatchGrid
+    from clustrs.models.load import load_model as load_model
+    from clustrs.models.load import quiet_transformers as quiet_transformers
+    from clustrs.models.plot import draw_comparison as draw_comparison
+    from clustrs.models.plot import draw_kept as draw_kept
+    from clustrs.models.prompts import chat_prompt as chat_prompt
+    from clustrs.pruners import ClustRS as ClustRS
+    from clustrs.pruners import Denoise as Denoise
+    from clustrs.pruners import DivPrune as DivPrune
+    from clustrs.pruners import EncoderStates as EncoderStates
+    from clustrs.pruners import FasterVLM as FasterVLM
+    from clustrs.pruners import Grid as Grid
+    from clustrs.pruners import Layout as Layout
+    from clustrs.pruners import NoPruning as NoPruning
+    from clustrs.pruners import Pruner as Pruner
+    from clustrs.pruners import PrunerInputs as PrunerInputs
+    from clustrs.pruners import Random as Random
+    from clustrs.pruners import Selection as Selection
+    from clustrs.pruners import ToMe as ToMe
+    from clustrs.pruners import VisionZip as VisionZip
+    from clustrs.pruners import VisPruner as VisPruner
+    from clustrs.pruners import attach as attach
+    from clustrs.pruners import from_dict as from_dict
+    from clustrs.pruners import get_method as get_method
+    from clustrs.pruners import list_methods as list_methods
+    from clustrs.pruners import list_presets as list_presets
+    from clustrs.pruners import method_class as method_class
+    from clustrs.pruners import parse_method as parse_method
+    from clustrs.pruners import register as register
+    from clustrs.pruners import split_methods as split_methods
+    from clustrs.pruners import variant_labels as variant_labels
+    from clustrs.validation import LoadOptions as LoadOptions
 
 __version__ = "0.2.0"
 
+_MODULES = {
+    "corruptions": "Corruption IMAGENET_C_LEVELS PAPER_LEVELS list_corruptions register_corruption",
+    "corruptions.contact_sheet": "contact_sheet",
+    "corruptions.images": "open_image",
+    "embedded": "image_path model_folder",
+    "evaluation": "Config expand_methods run",
+    "evaluation.judge": "Judge",
+    "evaluation.report": "write_report",
+    "evaluation.results": "load_run",
+    "evaluation.tasks": "Item Task get_task list_tasks register_task",
+    "evaluation.verdicts": "judge_run",
+    "export": "export_onnx export_selection",
+    "models.adapters.base": "Adapter VisualTokens",
+    "models.adapters.registry": "list_model_types register_adapter",
+    "models.ask": "Answer ask",
+    "models.flops": "PatchGrid",
+    "models.prompts": "chat_prompt",
+    "models.attach": "Handle ImageSelection",
+    "models.cost": "Cost count_cost",
+    "models.plot": "draw_comparison draw_kept",
+    "models.load": "load_model quiet_transformers",
+    "pruners": "ClustRS Denoise DivPrune EncoderStates FasterVLM Grid Layout NoPruning Pruner PrunerInputs Random "
+    "Selection ToMe VisPruner VisionZip attach from_dict get_method list_methods list_presets method_class "
+    "parse_method register split_methods variant_labels",
+    "validation": "LoadOptions",
+}
+"""The public names by the module that defines them."""
+_MODULE_OF = {name: f"clustrs.{module}" for module, names in _MODULES.items() for name in names.split()}
+__all__ = ["__version__", *sorted(_MODULE_OF)]
+
 
 def __getattr__(name: str) -> Any:
-    if not name.startswith("_"):
-        if find_spec(f"{__name__}.{name}") is not None:  # `from clustrs import palette` asks here first
-            return import_module(f"{__name__}.{name}")
-        pruners = import_module("clustrs.pruners")
-        if name in pruners.__all__:
-            return getattr(pruners, name)
+    if name in _MODULE_OF:
+        return getattr(import_module(_MODULE_OF[name]), name)
+    if not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:  # `from clustrs import palette`
+        return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module 'clustrs' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *import_module("clustrs.pruners").__all__})
+    return sorted({*globals(), *_MODULE_OF})

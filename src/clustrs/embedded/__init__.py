@@ -91,7 +91,7 @@ def list_known() -> str:
 
 
 def model_folder(name: str) -> Path:
-    """Where an embedded model lies, in the format of the model hub."""
+    """Return the folder of an embedded model, in the format of the model hub."""
     if name not in MODELS:
         raise ValueError(f"embedded model {name!r}: there are {', '.join(MODELS)}")
     return _data(name, f"model {name!r}")

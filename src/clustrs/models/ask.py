@@ -36,7 +36,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model said, how many visual tokens it would have read and did read, and how long it took.
+    """Answer of a model, the visual tokens it would have read and did read, and how long it took.
 
     `unknown_words` are those of the question that a word-level tokenizer does not have: the model was not asked them.
     """

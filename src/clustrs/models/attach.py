@@ -38,7 +38,7 @@ FOLLOWERS = {"labels": -100, "token_type_ids": 0, "mm_token_type_ids": 0}
 
 @dataclass(frozen=True)
 class ImageSelection:
-    """What was kept of one image (or video), and where it lies.
+    """Kept tokens of one image (or video), and their positions.
 
     `scores` and `layout` belong to the tokens that could be kept. `grids` has the height and width of each tile in
     tokens; tile 0 is the whole image (or the first frame). `placeholders` is how many visual tokens the model would

@@ -8,6 +8,7 @@ from clustrs.pruners.divprune import DivPrune
 from clustrs.pruners.fastervlm import FasterVLM
 from clustrs.pruners.inputs import EncoderStates, Layout, PrunerInputs, Selection
 from clustrs.pruners.registry import (
+    attach,
     from_dict,
     get_method,
     list_methods,
@@ -38,6 +39,7 @@ __all__ = [
     "ToMe",
     "VisPruner",
     "VisionZip",
+    "attach",
     "from_dict",
     "get_method",
     "list_methods",

@@ -8,11 +8,14 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from clustrs import validation
 from clustrs.plugins import load_plugins
 from clustrs.pruners.base import Pruner
+
+if TYPE_CHECKING:
+    from clustrs.models.attach import Handle
 
 Method = TypeVar("Method", bound=type[Pruner])
 GROUP = "clustrs.pruners"
@@ -194,6 +197,25 @@ def parse_method(spec: str) -> dict[str, Any]:
     return {**list_presets().get(name, {"name": name}), **given}
 
 
+def attach(model: Any, method: Pruner | str | Mapping[str, Any], **options: Any) -> "Handle":
+    """Prune in a transformers model from now on.
+
+    Args:
+        model: A vision-language model of a supported family; see `list_model_types`.
+        method: A method, or its name and parameters: "clustrs keep=16", {"name": "clustrs", "keep": 16}.
+        **options: scope, crops, positions, deepstack; see `Pruner.attach`.
+
+    Returns:
+        A handle; its `remove()`, or leaving a `with` block, restores the model.
+
+    Raises:
+        ValueError: A bad method or option, or a family that is not supported.
+    """
+    if not isinstance(method, Pruner):
+        method = from_dict(parse_method(method) if isinstance(method, str) else method)
+    return method.attach(model, **options)
+
+
 def split_methods(text: str) -> list[str]:
     """Split a list of methods at its commas, without splitting the values of their parameters.
 
@@ -201,7 +223,7 @@ def split_methods(text: str) -> list[str]:
     like one, mistyped) follows.
 
     Example:
-        >>> from clustrs.pruners.registry import split_methods
+        >>> from clustrs import split_methods
         >>> split_methods("none,clustrs clip=0,0,divprune")
         ['none', 'clustrs clip=0,0', 'divprune']
     """

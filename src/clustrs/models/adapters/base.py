@@ -56,7 +56,7 @@ class VisualTokens:
 
 
 class Adapter:
-    """How one family of models is opened. Found by `config.model_type`; one object for each attached model.
+    """Base class for model families; found by `config.model_type`, one object for each attached model.
 
     `inner` is the model without its language head. A subclass names its `model_types` and says how images are encoded;
     where it is silent, the prompt has one placeholder token for each visual token, and positions count from 0.
