@@ -144,7 +144,7 @@ def test_the_ablation_study_has_the_papers_gain_column(tmp_path: Path) -> None:
         (
             {"prompt_template": "vicuna_v1", "image_padding": "square"},
             "Prompt: LLaVA-1.5's template vicuna_v1 with its system line. "
-            "Images: padded to a square with the mean colour.",
+            "Images: padded to a square with the mean color.",
         ),
         (
             {"prompt_template": "checkpoint", "image_padding": "checkpoint"},

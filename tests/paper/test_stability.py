@@ -165,7 +165,7 @@ def test_what_is_drawn(result: StudyPart) -> None:
     [
         (("--levels", "0,x"), "--levels x: give a number"),
         (("--levels", "1,1"), "--levels 1,1: give each once"),
-        (("--levels", "-1"), "gaussian level=-1"),
+        (("--levels", "-1"), "gaussian level must be"),
         (("--corrupt", "gausian"), "unknown corruption 'gausian'"),
         (("--methods", "clustrs,clustrs"), "--methods clustrs,clustrs: give each once"),
         (("--methods", "clusters"), "unknown method 'clusters'"),
