@@ -7,7 +7,7 @@ not: the output says where. Time does not depend on what the weights are; answer
 
 All budgets take turns, each in a `generate` call with the method attached, after one call that is not counted.
 "Vision" is the tower and the projector; "of the tower" compares scoring and selection with the tower alone. FLOPs and
-"KV counted" come from `clustrs.models.cost`, for the full number of layers and the crops that ran.
+"KV counted" come from `clustrs.models.costs`, for the full number of layers and the crops that ran.
 
 Writes end_to_end.json, end_to_end.md and end_to_end.png to the output folder.
 """
@@ -40,8 +40,8 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from clustrs import get_method, palette
-from clustrs.models.clock import timing
-from clustrs.models.cost import count_cost
+from clustrs.models.costs import count_cost
+from clustrs.models.scoring import timing
 
 TEXT_TOKENS, NEW_TOKENS = 40, 8
 PARTS = ("vision", "scoring", "selection", "prefill")

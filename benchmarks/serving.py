@@ -38,7 +38,7 @@ from PIL import Image
 
 from clustrs import palette
 from clustrs.embedded import model_folder
-from clustrs.models.cost import count_cost
+from clustrs.models.costs import count_cost
 from clustrs.serving.server import server_words
 from clustrs_models.scenes import examples
 

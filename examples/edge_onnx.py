@@ -21,8 +21,8 @@ from clustrs import ClustRS
 from clustrs.corruptions import Corruption
 from clustrs.embedded import image_path
 from clustrs.export import export_onnx
+from clustrs.models.ask import chat_prompt
 from clustrs.models.load import load_model, quiet_transformers
-from clustrs.models.prompts import chat_prompt
 
 
 def open_graph(path: Path, threads: int = 0, spinning: bool = True) -> Any:

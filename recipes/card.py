@@ -19,8 +19,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 from clustrs import NoPruning, palette
+from clustrs.models.ask import chat_prompt
 from clustrs.models.load import load_model
-from clustrs.models.prompts import chat_prompt
 from clustrs_models.scenes import KINDS, examples
 from recipes.measure import RESULTS
 from recipes.train import NAMES

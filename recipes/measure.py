@@ -22,9 +22,8 @@ from clustrs.corruptions import Corruption
 from clustrs.corruptions.images import open_image
 from clustrs.embedded import default_task, samples
 from clustrs.models import shared_encoding as sharing
-from clustrs.models.ask import ask
+from clustrs.models.ask import ask, chat_prompt
 from clustrs.models.load import load_model
-from clustrs.models.prompts import chat_prompt
 from clustrs_models.scenes import Example, examples
 from recipes.train import NAMES
 

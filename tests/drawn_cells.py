@@ -8,7 +8,7 @@ from PIL import Image
 from torch import Tensor
 
 from clustrs import FasterVLM
-from clustrs.models.plot import overlay_kept
+from clustrs.models.draw import overlay_kept
 
 GAP = 8
 """Pixels between the image with the base crop's cells and the same with those of the tiles."""

@@ -47,8 +47,8 @@ NOT_RUN = {
 def loaded() -> dict[str, Any]:
     """What a snippet takes for granted: a model, and what its processor makes of an image and a question."""
     from clustrs.corruptions.images import open_image
+    from clustrs.models.ask import chat_prompt
     from clustrs.models.load import load_model
-    from clustrs.models.prompts import chat_prompt
 
     model, processor = load_model("mini-llava")
     image = open_image(image_path("sample:scene-1"))

@@ -32,9 +32,8 @@ from clustrs.embedded import (
 )
 from clustrs.evaluation.tasks import Task, get_task
 from clustrs.models import shared_encoding as sharing
-from clustrs.models.ask import ask
+from clustrs.models.ask import ask, chat_prompt
 from clustrs.models.load import load_model
-from clustrs.models.prompts import chat_prompt
 from clustrs.plugins import plugin_entries
 from recipes.models import tokenizer as word_level
 from recipes.photo.models import vocabulary as photo_vocabulary

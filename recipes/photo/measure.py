@@ -23,8 +23,8 @@ from clustrs import NoPruning, Pruner, Random
 from clustrs.corruptions import Corruption
 from clustrs.evaluation.tasks import Item
 from clustrs.models import shared_encoding as sharing
+from clustrs.models.ask import chat_prompt
 from clustrs.models.load import load_model
-from clustrs.models.prompts import chat_prompt
 from clustrs_models.photographs import SIDE, Photos, load
 from recipes.measure import cold_start, load_and_answer
 from recipes.photo.settings import DATA

@@ -34,20 +34,20 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors; a 
     from clustrs.export import export_selection as export_selection
     from clustrs.models.adapters.base import Adapter as Adapter
     from clustrs.models.adapters.base import VisualTokens as VisualTokens
-    from clustrs.models.adapters.registry import list_model_types as list_model_types
-    from clustrs.models.adapters.registry import register_adapter as register_adapter
+    from clustrs.models.adapters.base import list_model_types as list_model_types
+    from clustrs.models.adapters.base import register_adapter as register_adapter
     from clustrs.models.ask import Answer as Answer
     from clustrs.models.ask import ask as ask
+    from clustrs.models.ask import chat_prompt as chat_prompt
     from clustrs.models.attach import Handle as Handle
     from clustrs.models.attach import ImageSelection as ImageSelection
-    from clustrs.models.cost import Cost as Cost
-    from clustrs.models.cost import count_cost as count_cost
-    from clustrs.models.flops import PatchGrid as PatchGrid
+    from clustrs.models.costs import Cost as Cost
+    from clustrs.models.costs import PatchGrid as PatchGrid
+    from clustrs.models.costs import count_cost as count_cost
+    from clustrs.models.draw import draw_comparison as draw_comparison
+    from clustrs.models.draw import draw_kept as draw_kept
     from clustrs.models.load import load_model as load_model
     from clustrs.models.load import quiet_transformers as quiet_transformers
-    from clustrs.models.plot import draw_comparison as draw_comparison
-    from clustrs.models.plot import draw_kept as draw_kept
-    from clustrs.models.prompts import chat_prompt as chat_prompt
     from clustrs.pruners import ClustRS as ClustRS
     from clustrs.pruners import Denoise as Denoise
     from clustrs.pruners import DivPrune as DivPrune

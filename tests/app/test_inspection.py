@@ -12,7 +12,7 @@ from clustrs.app.inspection import Inspection, inspect
 from clustrs.app.loaded_model import LoadedModel
 from clustrs.app.source import corrupted, sample_sources
 from clustrs.models import shared_encoding
-from clustrs.models.prompts import chat_prompt
+from clustrs.models.ask import chat_prompt
 from clustrs.pruners import get_method
 
 

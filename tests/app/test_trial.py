@@ -5,7 +5,6 @@ from inspect import signature
 from typing import Any
 
 import pytest
-import torch
 
 from clustrs import embedded
 from clustrs.app import trial
@@ -13,7 +12,7 @@ from clustrs.app.loaded_model import LoadedModel, load_warm
 from clustrs.app.source import sample_sources
 from clustrs.app.trial import Trial, TrialAnswer, run_trial, saved_share, verdict
 from clustrs.models.ask import ask
-from clustrs.models.decoder_cost import kv_cache_bytes
+from clustrs.models.costs import count_text, meta_model
 from clustrs.pruners import get_method
 
 QUESTION = "How many objects are there?"
@@ -45,11 +44,10 @@ def test_answers_are_those_of_ask(loaded: LoadedModel, answers: dict[str, TrialA
 
 
 def test_kv_bytes_are_those_of_the_compacted_prompt(loaded: LoadedModel, answers: dict[str, TrialAnswer]) -> None:
-    config = loaded.model.config.text_config
     whole, pruned = answers["none"], answers["clustrs"]
     assert whole.kv_bytes is not None
     assert pruned.kv_bytes is not None
-    one = kv_cache_bytes(config, 1, torch.float32)
+    one = count_text(meta_model(loaded.model.config), 1)[2]
     assert whole.kv_bytes - pruned.kv_bytes == (576 - 16) * one
     assert saved_share(list(answers.values()), pruned) == pytest.approx(1 - pruned.kv_bytes / whole.kv_bytes)
 

@@ -16,7 +16,7 @@ from recorded_run import write_run
 from clustrs import plugins
 from clustrs.cli import doctor
 from clustrs.evaluation.results import load_run
-from clustrs.models.adapters import registry as adapters
+from clustrs.models.adapters import base as adapters
 
 Run = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from PIL import Image
 
 from clustrs.evaluation.tasks import Item, get_task
 from clustrs.evaluation.tasks.scienceqa import chosen
-from clustrs.models.prompts import chat_prompt
+from clustrs.models.ask import chat_prompt
 
 
 def test_mmvet_official_questions() -> None:

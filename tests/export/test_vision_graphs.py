@@ -214,7 +214,7 @@ def test_attached_models_are_refused(mini: tuple[Any, Any]) -> None:
 def test_exporting_leaves_the_model_as_it_was(mini: tuple[Any, Any], mini_graph: Path) -> None:
     """The listening function is gone, and the model can be pruned as before."""
     model, processor = mini
-    layer = PrunedVision(model, ClustRS(keep=K)).adapter.listened_layer()
+    layer = PrunedVision(model, ClustRS(keep=K)).adapter.scoring_layer()
     assert type(layer.config).__name__ != "ListeningConfig"
     with ClustRS(keep=K)(model) as handle, torch.no_grad():
         inputs = processor(images=scenes(1), text=["<image> What?"], return_tensors="pt")

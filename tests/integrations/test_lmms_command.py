@@ -24,8 +24,8 @@ from clustrs.evaluation.tasks import Task, get_task
 from clustrs.integrations.lmms_eval import results
 from clustrs.integrations.lmms_eval.arguments import read_arguments
 from clustrs.integrations.lmms_eval.engine import continued
+from clustrs.models.ask import chat_prompt
 from clustrs.models.load import load_model
-from clustrs.models.prompts import chat_prompt
 from clustrs.pruners import from_dict, get_method
 
 pytest.importorskip("lmms_eval")

@@ -22,8 +22,8 @@ from clustrs.integrations.lmms_eval.engine import (
     read_generation,
     user_turn,
 )
+from clustrs.models.ask import SYSTEM
 from clustrs.models.load import load_model
-from clustrs.models.prompts import SYSTEM
 from clustrs.pruners import Pruner, get_method
 from clustrs.pruners.registry import list_methods
 

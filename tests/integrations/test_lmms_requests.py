@@ -9,7 +9,7 @@ from PIL import Image
 
 from clustrs.corruptions import Corruption
 from clustrs.integrations.lmms_eval.engine import PromptBuilder, fingerprint, user_turn
-from clustrs.models.prompts import SYSTEM, messages_prompt
+from clustrs.models.ask import SYSTEM, messages_prompt
 
 NOISE = Corruption("gaussian", 0.5)
 

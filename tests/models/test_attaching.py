@@ -110,7 +110,7 @@ def test_a_family_without_the_states_that_a_method_needs(
     encode = LlavaAdapter.encode
 
     def without(self: LlavaAdapter, *args: Any, **options: Any) -> list[VisualTokens]:
-        closed: dict[str, Any] = {missing: None, "lacking": "its tower is closed"}
+        closed: dict[str, Any] = {missing: None, "missing_states_reason": "its tower is closed"}
         return [replace(image, **closed) for image in encode(self, *args, **options)]
 
     monkeypatch.setattr(LlavaAdapter, "encode", without)

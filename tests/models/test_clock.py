@@ -5,7 +5,7 @@ from math import isnan
 import pytest
 import torch
 
-from clustrs.models.clock import Clock, now, timing
+from clustrs.models.scoring import StageTimer, now, timing
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_an_accelerator_is_not_waited_for(waits: list[str]) -> None:
-    clock = Clock(torch.device("cuda"))
+    clock = StageTimer(torch.device("cuda"))
     with clock.time("vision"), clock.time("scoring"):
         pass
     assert waits == []
@@ -26,7 +26,7 @@ def test_an_accelerator_is_not_waited_for(waits: list[str]) -> None:
 
 
 def test_it_is_waited_for_while_timing(waits: list[str]) -> None:
-    clock = Clock(torch.device("cuda"))
+    clock = StageTimer(torch.device("cuda"))
     with timing(), clock.time("vision"), clock.time("scoring"):
         pass
     assert len(waits) == 4
@@ -39,7 +39,7 @@ def test_it_is_waited_for_while_timing(waits: list[str]) -> None:
 
 
 def test_a_cpu_is_always_timed(waits: list[str]) -> None:
-    clock = Clock(torch.device("cpu"))
+    clock = StageTimer(torch.device("cpu"))
     with clock.time("vision"):
         torch.ones(100).sum()
     assert clock.seconds["vision"] > 0

@@ -17,10 +17,9 @@ from PIL import Image
 from clustrs.evaluation.config import Config
 from clustrs.evaluation.engines import Unit, Worker
 from clustrs.evaluation.tasks import get_task
-from clustrs.models.ask import as_seen
+from clustrs.models.ask import as_seen, chat_prompt
+from clustrs.models.load import apply_image_padding
 from clustrs.models.processors import load_processor
-from clustrs.models.prompts import chat_prompt
-from clustrs.models.protocol import apply_image_padding
 
 GOLDEN = json.loads(FILE.read_text())
 Run = Callable[..., tuple[int, str, str]]

@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from clustrs import ClustRS
-from clustrs.models.adapters import get_adapter, towers
-from clustrs.models.clock import Clock
-from clustrs.models.scoring import _attend, attention_scores, listen
+from clustrs.models.adapters import get_adapter
+from clustrs.models.adapters.base import attention_layer, has_cls, recorded, reduction
+from clustrs.models.scoring import StageTimer, _attend, attention_scores, record_scores
 
 
 class Largest(TorchDispatchMode):
@@ -30,8 +30,8 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def clock() -> Clock:
-    return Clock(torch.device("cpu"))
+def clock() -> StageTimer:
+    return StageTimer(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("feature_layer", [-1, -2, -3, 1, 3])
@@ -43,12 +43,12 @@ def test_scores_are_those_of_eager_attention(load: Load, tower: str, feature_lay
     vision = model.model.vision_tower
     with torch.no_grad():
         untouched = vision(pixels, output_hidden_states=True).hidden_states
-        with listen(towers.attention_layer(vision, feature_layer), towers.reduction(vision), clock()) as listener:
+        with record_scores(attention_layer(vision, feature_layer), reduction(vision), clock()) as recorder:
             hidden_states = vision(pixels, output_hidden_states=True).hidden_states
-    scores, keys = towers.heard(listener)
-    assert all(torch.equal(a, b) for a, b in zip(untouched, hidden_states, strict=True)), "listening changes nothing"
+    scores, keys = recorded(recorder)
+    assert all(torch.equal(a, b) for a, b in zip(untouched, hidden_states, strict=True)), "recording changes nothing"
     model.config.vision_feature_layer = feature_layer if feature_layer < 0 else feature_layer - len(hidden_states)
-    expected = oracle.eager_scores(model, pixels, towers.has_cls(vision))
+    expected = oracle.eager_scores(model, pixels, has_cls(vision))
     torch.testing.assert_close(scores, expected.detach(), atol=1e-6, rtol=1e-4)
     assert float((scores - expected).abs().max()) <= 1e-6
     torch.testing.assert_close(keys, oracle.keys_of(model, pixels).detach(), atol=1e-5, rtol=1e-4)
@@ -93,7 +93,7 @@ def test_two_threads_hear_their_own(load: Load) -> None:
     """One model, many threads: each hears its own call, and the layer is put back after the last."""
     model, _ = load()
     vision = model.model.vision_tower
-    layer: Any = towers.attention_layer(vision, -2)
+    layer: Any = attention_layer(vision, -2)
     config = layer.config
     inputs = [torch.randn(1, 3, 28, 28) for _ in range(8)]
     with torch.no_grad():
@@ -103,9 +103,9 @@ def test_two_threads_hear_their_own(load: Load) -> None:
     def work(i: int) -> None:
         with torch.no_grad():
             for _ in range(5):
-                with listen(layer, "cls", clock()) as listener:
+                with record_scores(layer, "cls", clock()) as recorder:
                     vision(inputs[i])
-                if not torch.allclose(towers.heard(listener)[0], expected[i], atol=1e-6):
+                if not torch.allclose(recorded(recorder)[0], expected[i], atol=1e-6):
                     wrong.append(i)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(len(inputs))]
@@ -119,17 +119,17 @@ def test_two_threads_hear_their_own(load: Load) -> None:
 
 def test_a_layer_that_is_not_called(load: Load) -> None:
     model, _ = load()
-    with listen(towers.attention_layer(model.model.vision_tower, -2), "cls", clock()) as listener:
+    with record_scores(attention_layer(model.model.vision_tower, -2), "cls", clock()) as recorder:
         pass
-    with pytest.raises(ValueError, match="heard 0 times"):
-        towers.heard(listener)
+    with pytest.raises(ValueError, match="recorded 0 times"):
+        recorded(recorder)
 
 
 def test_layers_that_do_not_exist(load: Load) -> None:
     model, _ = load()
     for wrong in (0, 4, -4):
         with pytest.raises(ValueError, match=f"vision_feature_layer={wrong}"):
-            towers.attention_layer(model.model.vision_tower, wrong)
+            attention_layer(model.model.vision_tower, wrong)
 
 
 def test_other_towers(load: Load) -> None:
@@ -137,7 +137,7 @@ def test_other_towers(load: Load) -> None:
     tower: Any = model.model.vision_tower
     tower.config.model_type = "pixtral"
     with pytest.raises(ValueError, match=r"'pixtral' is not supported: known are clip_vision_model, dinov2"):
-        towers.has_cls(tower)
+        has_cls(tower)
     assert get_adapter(model).model_types == ("llava",)
 
 

@@ -8,8 +8,7 @@ import torch
 
 from clustrs import ClustRS, NoPruning, Pruner, VisionZip
 from clustrs.models import shared_encoding as sharing
-from clustrs.models.ask import ask
-from clustrs.models.prompts import chat_prompt
+from clustrs.models.ask import ask, chat_prompt
 
 METHODS = [NoPruning(), ClustRS(keep=5), VisionZip(keep=4)]
 CASES = [("llava", "clip"), ("llava_next", "clip"), ("llava_onevision", "siglip")]

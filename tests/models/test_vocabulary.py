@@ -8,7 +8,7 @@ import transformers as tf
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from clustrs.embedded import MODELS, embedded_model, model_folder
-from clustrs.models.vocabulary import name_unknown_words, unknown_words
+from clustrs.models.ask import name_unknown_words, unknown_words
 from clustrs_models.photographs import KINDS
 from clustrs_models.photographs import every as photo_questions
 from clustrs_models.scenes import examples

@@ -14,9 +14,8 @@ from transformers import PreTrainedModel
 from clustrs import ClustRS, FasterVLM, NoPruning
 from clustrs.corruptions.images import open_image
 from clustrs.models import attach, scoring, select
-from clustrs.models import clock as model_clock
+from clustrs.models.ask import chat_prompt
 from clustrs.models.load import load_model
-from clustrs.models.prompts import chat_prompt
 from clustrs_paper.studies import StudyPart, overhead
 from clustrs_paper.studies.overhead import Contestant, Timing
 
@@ -66,7 +65,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         clock.time += SCORING
         return original_scores(*args)
 
-    monkeypatch.setattr(model_clock, "perf_counter", lambda: clock.time)
+    monkeypatch.setattr(scoring, "perf_counter", lambda: clock.time)
     monkeypatch.setattr("clustrs.models.load.load_model", load)
     monkeypatch.setattr(attach, "select_tokens", select_tokens)
     monkeypatch.setattr(scoring, "attention_scores", attention_scores)

@@ -14,8 +14,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from clustrs import ClustRS
+from clustrs.models.ask import chat_prompt
 from clustrs.models.load import load_model
-from clustrs.models.prompts import chat_prompt
 from clustrs_models.photographs import KINDS, PHOTOS, QUESTION_KINDS, SIDE, draw_kinds, every, list_photos
 from clustrs_models.scenes import Question, generator_for
 from recipes.data import IGNORED, blocks, pad, split

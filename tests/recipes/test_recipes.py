@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
-from clustrs.models.prompts import chat_prompt
+from clustrs.models.ask import chat_prompt
 from clustrs_models.drawing import Scene, Thing, draw, sample
 from clustrs_models.scenes import Question, draw_questions, generator_for, lists
 from recipes import data, language, models, tower, train

@@ -12,8 +12,7 @@ from clustrs.app.loaded_model import LoadedModel
 from clustrs.app.projection import Plane, principal_plane, to_numpy
 from clustrs.models import shared_encoding
 from clustrs.models.adapters import VisualTokens
-from clustrs.models.ask import as_seen
-from clustrs.models.prompts import chat_prompt
+from clustrs.models.ask import as_seen, chat_prompt
 from clustrs.models.select import select_tokens
 from clustrs.pruners import Pruner, Selection
 

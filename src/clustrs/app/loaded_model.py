@@ -7,8 +7,8 @@ from typing import Any
 from clustrs import embedded
 from clustrs.corruptions.images import open_image
 from clustrs.models import shared_encoding
+from clustrs.models.ask import chat_prompt
 from clustrs.models.load import LoadOptions, load_model, quiet_transformers
-from clustrs.models.prompts import chat_prompt
 from clustrs.pruners import get_method
 
 WARM_UP_QUESTION = "What is in the image?"

@@ -19,7 +19,7 @@ from clustrs.app.trial import NO_PRUNING, TrialAnswer, saved_share, verdict
 from clustrs.evaluation.config import CLEAN
 from clustrs.evaluation.report import charts
 from clustrs.evaluation.report.scores import figures, words
-from clustrs.models.plot import overlay_kept
+from clustrs.models.draw import overlay_kept
 from clustrs.palette import color
 from clustrs.pruners import method_class
 

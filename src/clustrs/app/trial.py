@@ -15,9 +15,8 @@ from clustrs.app.loaded_model import LoadedModel
 from clustrs.corruptions.images import first_sentence
 from clustrs.evaluation.tasks import normalize_answer
 from clustrs.models import shared_encoding
-from clustrs.models.ask import call_seconds
+from clustrs.models.ask import call_seconds, chat_prompt
 from clustrs.models.attach import Handle, ImageSelection
-from clustrs.models.prompts import chat_prompt
 from clustrs.pruners import Pruner, get_method
 
 NO_PRUNING = "none"

@@ -21,8 +21,7 @@ from clustrs.app.trial import NO_PRUNING, Trial, TrialAnswer, run_trial
 from clustrs.corruptions import Corruption, list_corruptions
 from clustrs.corruptions.images import first_sentence
 from clustrs.evaluation.config import CLEAN
-from clustrs.models.ask import as_seen
-from clustrs.models.vocabulary import name_unknown_words
+from clustrs.models.ask import as_seen, name_unknown_words
 from clustrs.pruners import list_methods
 
 MODEL_QUEUE = "model"

@@ -58,9 +58,9 @@ def run_ask(options: AskOptions) -> None:
         print_answer(method.name, answer, question.expected)
         print_about(options.model)
     if options.show:
-        from clustrs.models import plot
+        from clustrs.models import draw
 
-        plot.draw_kept(question.seen(), answer.image, options.show, question.title(method.name))
+        draw.draw_kept(question.seen(), answer.image, options.show, question.title(method.name))
         print(end="" if options.json else f"drawing: {options.show}\n")
 
 

@@ -61,13 +61,13 @@ def run_compare(options: CompareOptions) -> None:
         print(end="" if question.expected is None else f"expected: {question.expected}\n")
         print_about(options.model)
     if options.show:
-        from clustrs.models import plot
+        from clustrs.models import draw
 
         panels = {
             f"{label}: {shorten(answer.text, 32, placeholder=' ...')}": answer.image
             for label, answer in zip(labels(methods), answers, strict=True)
         }
-        plot.draw_comparison(question.seen(), panels, options.show, question.title())
+        draw.draw_comparison(question.seen(), panels, options.show, question.title())
         print(end="" if options.json else f"drawing: {options.show}\n")
 
 

@@ -81,13 +81,12 @@ class Question:
 
     def load(self) -> None:
         """Load the model."""
-        from clustrs.models import plot
-        from clustrs.models.load import load_model, quiet_transformers
-        from clustrs.models.protocol import apply_image_padding
+        from clustrs.models import draw
+        from clustrs.models.load import apply_image_padding, load_model, quiet_transformers
 
         options = self.options
         if options.show:
-            plot.check_path(options.show)
+            draw.check_path(options.show)
             check_file("--show", Path(options.show))
         quiet_transformers()
         with terminal.status(f"loading {options.model}"):
@@ -155,7 +154,7 @@ def print_about(model: str) -> None:
 
 def warn_unknown_words(processor: Any, question: str) -> None:
     """Print a line to standard error that names the words of a question that the model does not know."""
-    from clustrs.models.vocabulary import name_unknown_words
+    from clustrs.models.ask import name_unknown_words
 
     line = name_unknown_words(processor, question)
     if line:

@@ -15,8 +15,8 @@ from clustrs.evaluation.config import Config, grid, parse_corruption
 from clustrs.evaluation.store import AnswerRecord, Key, identity
 from clustrs.evaluation.tasks import Item, Task, get_task
 from clustrs.evaluation.tasks.sources import has_half_characters
-from clustrs.models import load, prompts, shared_encoding
-from clustrs.models.protocol import apply_image_padding
+from clustrs.models import load, shared_encoding
+from clustrs.models.load import apply_image_padding
 from clustrs.pruners import Pruner, from_dict
 from clustrs.validation import EngineName, excerpt
 
@@ -110,7 +110,7 @@ class Worker:
         for item in items:
             try:
                 if item.id not in failures:
-                    texts[item.id] = prompts.chat_prompt(processor, item.question, self.config.prompt_template)
+                    texts[item.id] = chat_prompt(processor, item.question, self.config.prompt_template)
             except Exception as error:  # chat templates raise what they like
                 failures[item.id] = one_line(error)
         return texts

@@ -11,9 +11,10 @@ from torch.export import Dim, ExportedProgram
 
 from clustrs import validation
 from clustrs.models import scoring
-from clustrs.models.adapters import Adapter, get_adapter, towers
+from clustrs.models.adapters import Adapter, get_adapter
+from clustrs.models.adapters.base import recorded
 from clustrs.models.attach import MARK, unwrap
-from clustrs.models.clock import Clock
+from clustrs.models.scoring import StageTimer
 from clustrs.pruners import Pruner, list_methods, method_class
 from clustrs.pruners.inputs import EncoderStates
 
@@ -41,26 +42,26 @@ class Encoder:
 def encode_llava(adapter: Any, pixels: Tensor) -> CropTokens:
     """LLaVA-1.5, and the base crop of LLaVA-NeXT and LLaVA-OneVision."""
     cls = adapter.check({})
-    with adapter.listen({}, Clock(pixels.device)) as listener:
+    with adapter.record({}, StageTimer(pixels.device)) as recorder:
         states = adapter.inner.vision_tower(pixels, output_hidden_states=True, return_dict=True).hidden_states
         read = torch.cat([states[layer][:, int(cls) :] for layer in adapter.feature_layers({})], -1)
         features = adapter.inner.multi_modal_projector(read)
-    encoded = adapter.crops({}, states, listener)
+    encoded = adapter.crops({}, states, recorder)
     return CropTokens(features, encoded.scores, torch.cat([encoded.cls_hidden, encoded.hidden], 1), cls)
 
 
 def encode_gemma(adapter: Any, pixels: Tensor) -> CropTokens:
     """Gemma 3 and PaliGemma."""
-    with scoring.listen(adapter.listened_layer(), "received", Clock(pixels.device)) as listener:
+    with scoring.record_scores(adapter.scoring_layer(), "received", StageTimer(pixels.device)) as recorder:
         out = adapter.inner.get_image_features(pixels, return_dict=True)
-    scores, _ = towers.heard(listener)
+    scores, _ = recorded(recorder)
     pooled = adapter.pooled(scores[..., None])[..., 0]
     return CropTokens(out.pooler_output, pooled, adapter.pooled(out.last_hidden_state), False)
 
 
 def encode_internvl(adapter: Any, pixels: Tensor) -> CropTokens:
     """A tile of InternVL."""
-    tiles = adapter.encode_tiles(pixels, {}, {}, Clock(pixels.device))
+    tiles = adapter.encode_tiles(pixels, {}, {}, StageTimer(pixels.device))
     return CropTokens(tiles.features, tiles.scores, torch.cat([tiles.cls_hidden, tiles.hidden], 1), True)
 
 
@@ -71,10 +72,10 @@ def encode_idefics3(adapter: Any, pixels: Tensor, position_ids: Tensor) -> CropT
     """
     tower = adapter.inner.vision_model
     embeddings = tower.embeddings
-    with scoring.listen(adapter.listened_layer(), adapter.reduction, Clock(pixels.device)) as listener:
+    with scoring.record_scores(adapter.scoring_layer(), adapter.reduction, StageTimer(pixels.device)) as recorder:
         patches = embeddings.patch_embedding(pixels).flatten(2).mT + embeddings.position_embedding(position_ids)
         hidden = tower.post_layernorm(tower.encoder(inputs_embeds=patches, attention_mask=None).last_hidden_state)
-    scores, _ = towers.heard(listener)
+    scores, _ = recorded(recorder)
     return CropTokens(
         adapter.inner.connector(hidden), adapter.shuffle(scores[..., None]).mean(-1), adapter.shuffle(hidden), False
     )
@@ -186,7 +187,7 @@ class PrunedVision(nn.Module):
     @contextmanager
     def tracing(self) -> Iterator[None]:
         """Record the tower's attention while it is traced."""
-        with scoring.listening(self.adapter.listened_layer()):
+        with scoring.hooked(self.adapter.scoring_layer()):
             yield
 
 

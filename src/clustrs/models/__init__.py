@@ -1,4 +1,4 @@
-"""How a transformers model is opened: its images' tokens, their scores, and the two doors that prune them."""
+"""Transformers models: encode images, score and prune their tokens, compact the prompt, generate."""
 
 from clustrs.models.attach import Handle, ImageSelection
 

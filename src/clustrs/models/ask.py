@@ -1,17 +1,16 @@
-"""One question about one image: load a model, open the image, ask, and say where the time went."""
+"""Ask one question about one image: prompt templates, unknown words, the answer and its timing."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import Image
 from torch import nn
 
-from clustrs.models.clock import now, timing
-from clustrs.models.prompts import chat_prompt
-from clustrs.models.vocabulary import unknown_words
+from clustrs.models.scoring import now, timing
 from clustrs.pruners import Pruner
 from clustrs.validation import Crops, Positions, PromptTemplate, Scope
 
@@ -127,3 +126,111 @@ def call_seconds(module: nn.Module) -> Iterator[list[float]]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+SYSTEM = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
+PLAIN_PROMPT = "USER: {image}\n{question} ASSISTANT:"
+"""For processors without a chat template: the turns of LLaVA-1.5 without its system line."""
+PLAIN_PROMPTS = {"PaliGemmaProcessor": "{image}{question}"}
+"""By processor, where these turns would be wrong: PaliGemma's image comes first, then the beginning of the text."""
+VICUNA_V1 = f"{SYSTEM} {PLAIN_PROMPT}"
+
+
+def chat_prompt(processor: Any, question: str, template: PromptTemplate = "checkpoint") -> str:
+    """Return the question with one image before it, in the words that the template has around them."""
+    if not question.strip():
+        raise ValueError("the question is empty: give some words")
+    placeholder = processor.image_token
+    if placeholder in question:
+        raise ValueError(f"the question has {placeholder!r} in it, which stands for an image: leave it out")
+    content = [{"type": "image"}, {"type": "text", "text": question}]
+    return messages_prompt(processor, [{"role": "user", "content": content}], template)
+
+
+def messages_prompt(
+    processor: Any, messages: Sequence[Mapping[str, Any]], template: PromptTemplate = "checkpoint"
+) -> str:
+    """Return a conversation with any number of images in the words that the template has around it.
+
+    `messages` are those of chat templates: a role, and parts of type "image" or "text". LLaVA-1.5's words, and those
+    for processors without a template, are for one turn of a user whose images come before the text.
+    """
+    words = plain_words(processor, template)
+    if words is None:
+        return apply_template(processor, messages)
+    roles = [message["role"] for message in messages]
+    if roles != ["user"]:
+        raise ValueError(
+            f"messages of {', '.join(roles)}: prompt_template={template!r} has words for one turn of a user; give one, "
+            "or a model with a chat template and prompt_template='checkpoint'"
+        )
+    parts = messages[0]["content"]
+    text = "\n".join(part["text"] for part in parts if part["type"] == "text")
+    images = sum(part["type"] == "image" for part in parts)
+    after = "\n" if "{image}\n" in words else ""
+    if not images:
+        words = words.replace(f"{{image}}{after}", "")
+    return words.format(image=after.join([processor.image_token] * images), question=text)
+
+
+def plain_words(processor: Any, template: PromptTemplate) -> str | None:
+    """Return the words around one turn, or None where the checkpoint's own template has them."""
+    if template == "vicuna_v1":
+        return VICUNA_V1
+    if template != "checkpoint":
+        raise ValueError(f"prompt_template={template!r}: give one of 'checkpoint', 'vicuna_v1'")
+    if getattr(processor, "chat_template", None):
+        return None
+    return PLAIN_PROMPTS.get(type(processor).__name__, PLAIN_PROMPT)
+
+
+def apply_template(processor: Any, messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return what the checkpoint's own chat template makes of messages, up to where the answer begins."""
+    try:
+        return str(processor.apply_chat_template(list(messages), add_generation_prompt=True))
+    except Exception as error:  # a template is a program: it raises what it likes
+        raise ValueError(f"the model's chat template failed: {' '.join(str(error).split())[:200]}") from error
+
+
+NEAR = 0.8
+"""How alike a known word must be to be proposed: `colour` for `color`, but not `list` for `it`."""
+
+
+def unknown_words(processor: Any, text: str) -> list[str]:
+    """The words of a text that the tokenizer maps to its unknown token, as they are written there, each once.
+
+    Only a word-level tokenizer can have some. Others spell a word out of pieces, and nothing is lost of it.
+    """
+    from tokenizers.models import WordLevel
+
+    core: Any = getattr(getattr(processor, "tokenizer", None), "backend_tokenizer", None)
+    if core is None or not isinstance(core.model, WordLevel):
+        return []
+    unknown = core.token_to_id(core.model.unk_token)
+    if unknown is None:
+        return []
+    encoded = core.encode(text, add_special_tokens=False)
+    spans: list[tuple[int, int]] = []
+    for token, (start, end) in zip(encoded.ids, encoded.offsets, strict=True):
+        if token != unknown:
+            continue
+        if spans and spans[-1][1] == start:  # 's is one word to a reader
+            spans[-1] = (spans[-1][0], end)
+        else:
+            spans.append((start, end))
+    written = (text[start:end] for start, end in spans)
+    return list(dict.fromkeys(word.strip(".,;:!?") or word for word in written))
+
+
+def name_unknown_words(processor: Any, text: str) -> str:
+    """One line that names the words of a question that a model does not know; nothing if it knows them all."""
+    unknown = unknown_words(processor, text)
+    if not unknown:
+        return ""
+    known = [word for word in processor.tokenizer.get_vocab() if word.isalpha()]
+    near = {word: get_close_matches(word.lower(), known, n=1, cutoff=NEAR) for word in unknown}
+    named = ", ".join(f"{word!r}" + "".join(f" (did you mean {one!r}?)" for one in near[word]) for word in unknown)
+    return f"I don't know the {'word' if len(unknown) == 1 else 'words'} {named}"

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from clustrs import validation
-from clustrs.models import generation, scoring, turns
+from clustrs.models import prompt as prompts
+from clustrs.models import scoring, turns
 from clustrs.models.adapters import VisualTokens, get_adapter
 from clustrs.models.adapters.base import Modality
-from clustrs.models.clock import Clock
-from clustrs.models.compaction import Compaction, KeptTokens, compact, take_slots
+from clustrs.models.prompt import Compaction, PrunedImage, compact, take_slots
+from clustrs.models.scoring import StageTimer
 from clustrs.models.select import select_tokens, shrink_planes
 from clustrs.models.turns import Turn, moved_indices
 from clustrs.pruners.base import Pruner
@@ -146,13 +147,13 @@ class Handle:
         self.attached = True
         self._thread = threading.local()
         self._latest = Results([], {})
-        self._layer = self.adapter.listened_layer()
-        scoring.acquire(self._layer)
+        self._layer = self.adapter.scoring_layer()
+        scoring.hook(self._layer)
         self._before: list[tuple[Any, str, Any, Any]] = []
-        doors = [(self.inner, "forward")]
+        wrapped = [(self.inner, "forward")]
         if self.model is not self.inner:
-            doors += [(self.model, "forward"), (self.model, "generate")]
-        for module, name in doors:
+            wrapped += [(self.model, "forward"), (self.model, "generate")]
+        for module, name in wrapped:
             self._put(module, name, Wrapper(self, module, name))
         if self.model is not self.inner:
             for name in ("_get_logits_processor", "_get_stopping_criteria"):
@@ -168,7 +169,7 @@ class Handle:
         """Put the model back exactly as it was; what others have set meanwhile stays. Doing so twice does no harm."""
         if self.attached:
             self.attached = False
-            scoring.release(self._layer)
+            scoring.unhook(self._layer)
         while self._before:
             module, name, before, ours = self._before.pop()
             if module.__dict__.get(name) is not ours:
@@ -225,7 +226,7 @@ class Handle:
         return self._current().seconds
 
     @contextmanager
-    def _inside(self, caller: generation.CallerPrompt | None = None) -> Iterator[None]:
+    def _inside(self, caller: prompts.CallerPrompt | None = None) -> Iterator[None]:
         """Marks calls that the model makes of itself in this thread: what they are given is pruned already.
 
         `caller` is the prompt as it was given to `generate`.
@@ -297,12 +298,12 @@ class Handle:
         self, encoded: list[VisualTokens] | None, *, original: Callable[..., Any] | None = None, **arguments: Any
     ) -> Any:
         """The model's `generate`, with images that are encoded already: one for each image of the prompts, in order."""
-        generation.refuse_unsupported(arguments)
+        prompts.refuse_unsupported(arguments)
         original = original or self._original_generate()
         prompt = self._checked_ids(arguments)
         if arguments.get("attention_mask") is None:
-            config = generation.effective(self.model, arguments)
-            arguments["attention_mask"] = generation.default_mask(prompt, config)
+            config = prompts.effective(self.model, arguments)
+            arguments["attention_mask"] = prompts.default_mask(prompt, config)
         turn = self._turn(arguments)
         if turn is not None:
             turn = self._next_turn(turn, arguments)
@@ -315,10 +316,10 @@ class Handle:
             positions = self._set_positions(arguments, compaction, given, prompt, counted, family)
             turn = self._first_turn(prompt, compaction, positions)
         width = arguments["input_ids"].shape[1]
-        generation.shorten(arguments, self.model, prompt.shape[1] - width)
-        caller = generation.CallerPrompt(prompt, width)
+        prompts.shorten(arguments, self.model, prompt.shape[1] - width)
+        caller = prompts.CallerPrompt(prompt, width)
         with self._inside(caller), turns.detached(arguments.get("past_key_values")):
-            out = generation.run(original, caller, arguments)
+            out = prompts.run(original, caller, arguments)
         cache = getattr(out, "past_key_values", None)
         turns.remember(arguments.get("past_key_values") if cache is None else cache, turn)
         return out
@@ -358,20 +359,20 @@ class Handle:
         """
         self._refuse_cache(arguments)
         ids = arguments["input_ids"]
-        clock = Clock(ids.device)
+        timer = StageTimer(ids.device)
         if encoded is None:
-            encoded = self.adapter.encode(arguments, clock, self.crops)
-        with clock.time("selection"):
+            encoded = self.adapter.encode(arguments, timer, self.crops)
+        with timer.time("selection"):
             kept, last = self._keep(encoded)
-        groups: dict[Modality, list[KeptTokens]] = {}
+        groups: dict[Modality, list[PrunedImage]] = {}
         for image, tokens in zip(encoded, kept, strict=True):
             groups.setdefault(image.modality, []).append(tokens)
         images = [(self.adapter.placeholder(modality), group) for modality, group in groups.items()]
         compaction = compact(ids, arguments.get("attention_mask"), images, pad_left=pad_left)
-        self._latest = Results(last, clock.seconds)
+        self._latest = Results(last, timer.seconds)
         if not torch.compiler.is_compiling():
             self._thread.results = self._latest
-        for name in (*self.adapter.pixel_arguments, *self.adapter.consumed):
+        for name in (*self.adapter.pixel_arguments, *self.adapter.vision_kwargs):
             arguments.pop(name, None)
         arguments["mm_encoder_outputs"] = PrunedOutputs(
             {m: self.adapter.outputs(group, m) for m, group in groups.items()}
@@ -381,7 +382,7 @@ class Handle:
             self._embed(arguments, images)
         return compaction
 
-    def _embed(self, arguments: dict[str, Any], images: list[tuple[int, list[KeptTokens]]]) -> None:
+    def _embed(self, arguments: dict[str, Any], images: list[tuple[int, list[PrunedImage]]]) -> None:
         """Feed embeddings instead of ids and features: the model's own check that the two fit does not compile together
         with a selection (inductor of torch 2.13 fails on it)."""
         if any(tokens.planes is not None for _, group in images for tokens in group):
@@ -401,12 +402,12 @@ class Handle:
             along = arguments.get(name)
             if along is not None and along.shape != shape:
                 raise ValueError(f"{name} has shape {list(along.shape)}: {list(shape)} goes with input_ids")
-        pad = generation.pad_id(self.model, avoid=placeholders)
-        arguments["input_ids"] = compaction.follow(arguments["input_ids"], pad)
+        pad = prompts.pad_id(self.model, avoid=placeholders)
+        arguments["input_ids"] = compaction.gather(arguments["input_ids"], pad)
         arguments["attention_mask"] = compaction.mask
         for name, filler in FOLLOWERS.items():
             if arguments.get(name) is not None:
-                arguments[name] = compaction.follow(arguments[name], filler)
+                arguments[name] = compaction.gather(arguments[name], filler)
 
     def _set_positions(
         self,
@@ -424,7 +425,7 @@ class Handle:
         """
         if family is not None:
             kept = compaction.positions(family if given is None else _given_as(given, family))
-            self.adapter.arrange(arguments, compaction, kept)
+            self.adapter.set_position_ids(arguments, compaction, kept)
             return kept
         if self.positions == "original":
             whole = given if given is not None else counted
@@ -432,12 +433,12 @@ class Handle:
                 whole = torch.arange(prompt.shape[1], device=prompt.device) + self.adapter.first_position
             arguments["position_ids"] = compaction.positions(whole.expand(*whole.shape[:-2], *prompt.shape))
         elif given is not None:
-            positions = compaction.follow(given.expand(*given.shape[:-2], *prompt.shape), 0)
+            positions = compaction.gather(given.expand(*given.shape[:-2], *prompt.shape), 0)
             arguments["position_ids"] = positions - compaction.dropped
-        self.adapter.arrange(arguments, compaction, None)
+        self.adapter.set_position_ids(arguments, compaction, None)
         return None
 
-    def _keep(self, encoded: list[VisualTokens]) -> tuple[list[KeptTokens], list[ImageSelection]]:
+    def _keep(self, encoded: list[VisualTokens]) -> tuple[list[PrunedImage], list[ImageSelection]]:
         """What is kept of each image; one that is asked about several times is selected from once."""
         different = list({id(image): image for image in encoded}.values())
         chosen = select_tokens(self.method, different, self.scope)
@@ -464,10 +465,10 @@ class Handle:
             )
         return kept, last
 
-    def _kept(self, image: VisualTokens, selection: Selection, everything: bool) -> KeptTokens:
+    def _kept(self, image: VisualTokens, selection: Selection, everything: bool) -> PrunedImage:
         if everything:
             slots = image.first_slot + torch.arange(len(image.features), device=image.features.device)
-            return KeptTokens(image.features, slots, slots, image.slots, image.planes)
+            return PrunedImage(image.features, slots, slots, image.slots, image.planes)
         tokens, indices = selection.tokens, selection.indices
         if image.runs is not None:
             order = image.runs[indices].argsort(stable=True)
@@ -476,7 +477,7 @@ class Handle:
         planes = None if image.planes is None else image.planes[:, image.candidates[indices.clamp(min=0)]]
         if image.planes is not None and self.deepstack == "shrunk":
             planes = shrink_planes(image.planes[:, image.candidates], selection)
-        return KeptTokens(tokens, slots, own, image.slots, planes)
+        return PrunedImage(tokens, slots, own, image.slots, planes)
 
     def _turn(self, arguments: dict[str, Any]) -> Turn | None:
         """What the cache of a call holds, if it is the cache of a pruned prompt, on the device of the new tokens."""
@@ -496,11 +497,11 @@ class Handle:
         mask, config = arguments["attention_mask"], self.adapter.config
         placeholders = [self.adapter.placeholder(m) for m in MODALITIES if hasattr(config, f"{m}_token_id")]
         after = turn.continue_prompt(arguments["input_ids"], mask, placeholders)
-        for name in (*self.adapter.pixel_arguments, *self.adapter.consumed):
+        for name in (*self.adapter.pixel_arguments, *self.adapter.vision_kwargs):
             arguments.pop(name, None)
         self._shorten(arguments, after.compaction, placeholders)
         if after.positions is not None:
-            self.adapter.arrange(arguments, after.compaction, after.positions)
+            self.adapter.set_position_ids(arguments, after.compaction, after.positions)
         elif not turn.compact_positions:
             arguments["position_ids"] = after.compaction.positions((mask.cumsum(-1) - 1).clamp(min=0))
         return after

@@ -1,5 +1,6 @@
 """Load a model and its processor: an embedded one, a folder, or an id of the Hugging Face hub."""
 
+from copy import copy
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from clustrs import validation
 from clustrs.corruptions.images import first_sentence
 from clustrs.embedded import folder_of
-from clustrs.validation import LoadOptions
+from clustrs.validation import ImagePadding, LoadOptions
 
 __all__ = ["LoadOptions", "folder_of", "load_model", "local_files", "quiet_transformers"]
 
@@ -135,3 +136,30 @@ def quantization(options: LoadOptions) -> Any:
     raise ValueError(
         f"{describe(options)}: neither bitsandbytes nor torchao is installed: pip install bitsandbytes accelerate"
     )
+
+
+CARRIED_OVER = ("size", "crop_size", "resample", "rescale_factor", "image_mean", "image_std")
+STEPS = ("do_resize", "do_center_crop", "do_rescale", "do_normalize")
+
+
+def apply_image_padding(processor: Any, padding: ImagePadding = "checkpoint") -> Any:
+    """Return a processor that fits images this way; the one given stays as it is."""
+    if padding == "checkpoint":
+        return processor
+    if padding != "square":
+        raise ValueError(f"image_padding={padding!r}: give one of 'checkpoint', 'square'")
+    from transformers import LlavaProcessor
+
+    from clustrs.models.processors import SquareImageProcessor
+
+    if not isinstance(processor, LlavaProcessor):
+        raise ValueError(
+            f"image_padding='square': {type(processor).__name__} fits images in a way of its own, only that of "
+            "LLaVA-1.5 (LlavaProcessor) can be replaced: give 'checkpoint'"
+        )
+    original = processor.image_processor
+    settings = {name: value for name in CARRIED_OVER if (value := getattr(original, name, None)) is not None}
+    steps = {name: bool(getattr(original, name, None)) for name in STEPS}
+    padded = copy(processor)
+    padded.image_processor = SquareImageProcessor(do_pad=True, **steps, **settings)
+    return padded

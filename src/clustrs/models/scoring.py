@@ -1,8 +1,8 @@
-"""How much a vision tower attends to each token, heard at transformers' attention interface.
+"""Attention scores of a vision tower, recorded at transformers' attention interface, and the timer of its stages.
 
-The one attention layer whose output the projector reads gets an attention function of ours for the length of a call.
-It hands queries and keys (with their norms and rotary embedding) to whoever listens in this thread, and then calls the
-model's own implementation. So the tower may run on SDPA or FlashAttention, no attention matrix is asked for or held
+For the length of a call the one attention layer whose output the projector reads has an attention function of ours.
+It hands queries and keys (with their norms and rotary embedding) to the recorder of this thread, and then calls the
+model's own implementation. So the tower may run on SDPA or FlashAttention, no attention matrix is requested or held
 whole, and no family needs its own copy of the projections.
 """
 
@@ -12,16 +12,73 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from math import nan
+from time import perf_counter
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
-from clustrs.models.clock import Clock
+_timing: ContextVar[bool] = ContextVar("timing", default=False)
+
+
+@contextmanager
+def timing() -> Iterator[None]:
+    """Time the stages on an accelerator, too, which must be waited for and is slower then. A CPU is always timed.
+
+    Wait for the device around every part of the work in this block, so that each gets its own seconds."""
+    before = _timing.set(True)
+    try:
+        yield
+    finally:
+        _timing.reset(before)
+
+
+def runs_ahead(device: torch.device) -> bool:
+    """Whether calls return before the device has done their work."""
+    return device.type not in ("cpu", "meta")
+
+
+def now(device: torch.device) -> float:
+    """The time when the device has done all its work."""
+    if runs_ahead(device):
+        torch.accelerator.synchronize()
+    return perf_counter()
+
+
+class StageTimer:
+    """Per-stage timer: wall seconds of vision tower, scoring and selection.
+
+    NaN for what ran on an accelerator outside `timing`. A stage that is timed inside another one does not count for it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.seconds = {"vision": 0.0, "scoring": 0.0, "selection": 0.0}
+        self._inner = [0.0]
+
+    @contextmanager
+    def time(self, stage: str) -> Iterator[None]:
+        if torch.compiler.is_compiling():
+            yield
+            return
+        if runs_ahead(self.device) and not _timing.get():
+            self.seconds[stage] = nan
+            yield
+            return
+        start = now(self.device)
+        self._inner.append(0.0)
+        try:
+            yield
+        finally:
+            whole = now(self.device) - start
+            self.seconds[stage] += whole - self._inner.pop()
+            self._inner[-1] += whole
+
 
 PREFIX = "clustrs|"
-"""Before the name of the implementation that the listening function calls in the end."""
+"""Before the name of the implementation that the recording function calls."""
 QUERY_BLOCK = 64
 """How many queries are scored together when the attention of all of them counts."""
 
@@ -30,7 +87,7 @@ Reduction = Literal["cls", "received"]
 
 
 @dataclass
-class Listener:
+class ScoreRecorder:
     """Collects scores [B, N] and head-averaged keys [B, N, K] of every call of one attention layer.
 
     `valid` [B, N] is False for padding, which neither attends nor is attended to; None where there is none. Sequences
@@ -39,30 +96,30 @@ class Listener:
 
     layer: nn.Module
     reduction: Reduction
-    clock: Clock
+    timer: StageTimer
     valid: Tensor | None = None
     scores: list[Tensor] = field(default_factory=list)
     keys: list[Tensor] = field(default_factory=list)
 
-    def hear(self, query: Tensor, key: Tensor, scaling: float, mask: Tensor | None) -> None:
-        with self.clock.time("scoring"):
+    def record(self, query: Tensor, key: Tensor, scaling: float, mask: Tensor | None) -> None:
+        with self.timer.time("scoring"):
             self.scores.append(attention_scores(query, key, scaling, self.reduction, mask, self.valid))
             self.keys.append(key.detach().float().mean(1))
 
-    def hear_packed(self, query: Tensor, key: Tensor, scaling: float, starts: Tensor) -> None:
-        """Hear sequences that lie one after the other; `starts` has where each begins, and the end of the last."""
+    def record_packed(self, query: Tensor, key: Tensor, scaling: float, starts: Tensor) -> None:
+        """Record sequences that lie one after the other; `starts` has where each begins, and the end of the last."""
         lengths = starts.diff().tolist()
         for one_query, one_key in zip(query.split(lengths, 2), key.split(lengths, 2), strict=True):
-            self.hear(one_query, one_key, scaling, None)
+            self.record(one_query, one_key, scaling, None)
 
 
 class _Tracing:
     """Stands in for the context variable while `torch.compile` traces, which it cannot look into."""
 
-    listener: Listener | None = None
+    recorder: ScoreRecorder | None = None
 
 
-_listener: ContextVar[Listener | None] = ContextVar("clustrs_listener", default=None)
+_recorder: ContextVar[ScoreRecorder | None] = ContextVar("clustrs_recorder", default=None)
 _lock = threading.Lock()
 
 
@@ -118,24 +175,26 @@ def _rows(mask: Tensor | None, start: int, stop: int) -> Tensor | None:
 
 
 @contextmanager
-def listen(layer: nn.Module, reduction: Reduction, clock: Clock, valid: Tensor | None = None) -> Iterator[Listener]:
-    """Listen to one attention layer, in this thread, until the block ends. `valid` [B, N] is False for padding."""
-    listener = Listener(layer, reduction, clock, valid)
+def record_scores(
+    layer: nn.Module, reduction: Reduction, timer: StageTimer, valid: Tensor | None = None
+) -> Iterator[ScoreRecorder]:
+    """Record the scores of one attention layer in this thread until the block ends; `valid` [B, N]: no padding."""
+    recorder = ScoreRecorder(layer, reduction, timer, valid)
     if torch.compiler.is_compiling():
-        _Tracing.listener = listener
-        yield listener
-        _Tracing.listener = None
+        _Tracing.recorder = recorder
+        yield recorder
+        _Tracing.recorder = None
         return
-    token = _listener.set(listener)
+    token = _recorder.set(recorder)
     try:
-        with listening(layer):
-            yield listener
+        with hooked(layer):
+            yield recorder
     finally:
-        _listener.reset(token)
+        _recorder.reset(token)
 
 
-class ListeningConfig:
-    """A layer's config, but for the name of the attention implementation, which leads to the listening function."""
+class HookedConfig:
+    """Config of a layer, with another attention implementation: the one that records."""
 
     def __init__(self, config: Any) -> None:
         self.__dict__["wrapped"] = config
@@ -155,52 +214,52 @@ class ListeningConfig:
 
 
 @contextmanager
-def listening(layer: Any) -> Iterator[None]:
-    """Route a layer's attention through the listening function; several threads may do so at once."""
-    acquire(layer)
+def hooked(layer: Any) -> Iterator[None]:
+    """Route a layer's attention through the recording function; several threads may do so at once."""
+    hook(layer)
     try:
         yield
     finally:
-        release(layer)
+        unhook(layer)
 
 
-def acquire(layer: Any) -> None:
-    """Begin to route a layer's attention through the listening function; `release` ends it."""
+def hook(layer: Any) -> None:
+    """Route a layer's attention through the recording function until `unhook`."""
     with _lock:
-        if not isinstance(layer.config, ListeningConfig):
-            layer.config = ListeningConfig(layer.config)
+        if not isinstance(layer.config, HookedConfig):
+            layer.config = HookedConfig(layer.config)
         layer.config.__dict__["users"] += 1
 
 
-def release(layer: Any) -> None:
+def unhook(layer: Any) -> None:
     with _lock:
         config = layer.config
-        if isinstance(config, ListeningConfig):
+        if isinstance(config, HookedConfig):
             config.__dict__["users"] -= 1
             if config.__dict__["users"] <= 0:
                 layer.config = config.__dict__["wrapped"]
 
 
 def _registered(implementation: str) -> str:
-    """The name under which transformers finds the listening function for an implementation."""
+    """Return the name under which transformers finds the recording function for an implementation."""
     name = PREFIX + implementation
     if name not in ALL_ATTENTION_FUNCTIONS:
-        AttentionInterface.register(name, _listening_function(implementation))
+        AttentionInterface.register(name, _recording_function(implementation))
     return name
 
 
-def _listening_function(implementation: str) -> Callable[..., Any]:
+def _recording_function(implementation: str) -> Callable[..., Any]:
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> Any:
-        listener = _Tracing.listener if torch.compiler.is_compiling() else _listener.get()
-        if listener is not None and listener.layer is module:
+        recorder = _Tracing.recorder if torch.compiler.is_compiling() else _recorder.get()
+        if recorder is not None and recorder.layer is module:
             scaling = kwargs.get("scaling")
             scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
             if kwargs.get("cu_seq_lens_k") is not None:
-                listener.hear_packed(query, key, scaling, kwargs["cu_seq_lens_k"])
+                recorder.record_packed(query, key, scaling, kwargs["cu_seq_lens_k"])
             else:
-                listener.hear(query, key, scaling, None if _is_flash(implementation) else attention_mask)
+                recorder.record(query, key, scaling, None if _is_flash(implementation) else attention_mask)
         original, seen = _original(implementation, module), module
         if _is_flash(implementation):  # it looks the kernel up by the name in the module's config
             seen = _PlainView(module)  # type: ignore[assignment]
@@ -227,11 +286,11 @@ def _original(implementation: str, module: nn.Module) -> Callable[..., Any]:
 
 
 class _PlainView:
-    """A layer as it is without the listening function."""
+    """View of a layer without the recording function."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._module, name)
-        return found.__dict__["wrapped"] if name == "config" and isinstance(found, ListeningConfig) else found
+        return found.__dict__["wrapped"] if name == "config" and isinstance(found, HookedConfig) else found

@@ -19,7 +19,9 @@ def select_tokens(method: Pruner, images: Sequence[VisualTokens], scope: Scope) 
     for need, words in (("hidden", "hidden states"), ("keys", "keys")):
         for image in images:
             if need in method.requirements() and getattr(image, need) is None:
-                raise ValueError(f"{method.name} needs the {words} of the vision tower's tokens: {image.lacking}")
+                raise ValueError(
+                    f"{method.name} needs the {words} of the vision tower's tokens: {image.missing_states_reason}"
+                )
     groups: list[tuple[int, Tensor | None, int]] = []
     for i, image in enumerate(images):
         if scope == "image" or image.modality == "video" or len(image.grids) == 1:

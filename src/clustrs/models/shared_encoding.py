@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clustrs.models.adapters import VisualTokens, get_adapter
 from clustrs.models.attach import ImageSelection
-from clustrs.models.clock import Clock
+from clustrs.models.scoring import StageTimer
 from clustrs.pruners import Pruner
 from clustrs.validation import Crops
 
@@ -52,7 +52,7 @@ def encode(
     first = {index: row for row, (index, _) in reversed(list(enumerate(prompts)))}
     rows = sorted(first.values())
     with torch.inference_mode():
-        encoded = adapter.encode(adapter.take_images(dict(inputs), rows), Clock(model.device), crops)
+        encoded = adapter.encode(adapter.take_images(dict(inputs), rows), StageTimer(model.device), crops)
     by_row = dict(zip(rows, encoded, strict=True))
     shared = [by_row[first[index]] for index, _ in prompts]
     along = {name: inputs[name] for name in ALONG if name in inputs}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, modeling_utils
 
-from clustrs.models.compaction import Compaction
+from clustrs.models.prompt import Compaction
 
 TURN = "_clustrs_turn"
 """The attribute of a cache that holds its `Turn`: copies and pickles of the cache have it, too."""
@@ -74,7 +74,7 @@ class Turn:
         if mask is None:
             arguments["attention_mask"] = whole.mask
         elif mask.dim() == 2 and mask.shape[1] == whole.width:
-            arguments["attention_mask"] = whole.follow(mask, 0)
+            arguments["attention_mask"] = whole.gather(mask, 0)
         elif mask.dim() == 2 and mask.shape[1] != held + new:
             raise ValueError(
                 f"attention_mask has shape {list(mask.shape)}: {whole.width} columns go with the prompt as given, "
@@ -109,7 +109,7 @@ class Turn:
         if any(bool((input_ids[:, width:] == token).any()) for token in placeholders):
             raise ValueError("past_key_values: a new image can't be added to the cache; leave the cache out")
         compaction = self.compaction.extended(input_ids.shape[1])
-        compaction = replace(compaction, mask=compaction.follow(mask, 0))
+        compaction = replace(compaction, mask=compaction.gather(mask, 0))
         positions = self.positions
         if positions is not None:
             positions = torch.cat([positions, self.following(compaction.mask)], -1)
@@ -222,7 +222,7 @@ def moved_indices(requested: Any, compaction: Compaction) -> Any:
     if not isinstance(requested, Tensor):
         return requested
     if requested.dtype == torch.bool:
-        moved = compaction.follow(requested, False)
+        moved = compaction.gather(requested, False)
         if int(moved.sum()) != int(requested.sum()):
             raise ValueError("logits_to_keep: it names a visual token that was dropped, or padding")
         return moved

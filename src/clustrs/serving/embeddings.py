@@ -20,7 +20,7 @@ from torch import Tensor
 from clustrs import validation
 from clustrs.corruptions.images import open_image
 from clustrs.models.adapters import get_adapter
-from clustrs.models.clock import Clock
+from clustrs.models.scoring import StageTimer
 from clustrs.models.select import select_tokens
 from clustrs.pruners.base import Pruner
 
@@ -41,7 +41,7 @@ def encode_image(model: Any, processor: Any, image: Image.Image, method: Pruner)
         )
     adapter = get_adapter(model)
     inputs = processor(images=adapter.batch_images([image]), text=[processor.image_token], return_tensors="pt")
-    (encoded,) = adapter.encode(dict(inputs.to(model.device, model.dtype)), Clock(model.device))
+    (encoded,) = adapter.encode(dict(inputs.to(model.device, model.dtype)), StageTimer(model.device))
     ((selection, everything),) = select_tokens(method, [encoded], "image")
     return (encoded.features if everything else selection.tokens)[None], encoded.slots
 

@@ -20,9 +20,8 @@ from vllm.model_executor.models.llava_onevision import (
 )
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
-from clustrs.models.adapters.llava import EncodedCrops
-from clustrs.models.adapters.llava_anyres import FIXED, channel_map, unpack_channels
-from clustrs.models.adapters.towers import HAS_CLS
+from clustrs.models.adapters.base import HAS_CLS
+from clustrs.models.adapters.llava import FIXED, EncodedCrops, channel_map, unpack_channels
 from clustrs.pruners.inputs import EncoderStates, Layout
 from clustrs.serving.pruning import PrunedInfo, PrunedProcessor, TowerScores, last_attention, pruned_method
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear
 
 from clustrs import EncoderStates, Pruner, Selection
-from clustrs.models.gemma4_processor import Gemma4Processor
+from clustrs.models.processors import Gemma4Processor
 from clustrs.pruners.inputs import Layout
 
 PATCH, KERNEL = 2, 3

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from clustrs import ClustRS, get_method, list_methods
-from clustrs.models import plot, shared_encoding
+from clustrs.models import draw, shared_encoding
 from clustrs.models.adapters import adapter_class
 from clustrs.models.ask import as_seen, ask
 from clustrs.models.load import load_model
@@ -506,8 +506,8 @@ def test_ask_and_drawings(load: Load, tmp_path: Path, height: int, width: int) -
     assert (rows > columns) == (height > width)
     shown = as_seen(processor, image)
     assert shown.size == image.size, "the whole image goes through the tower"
-    plot.draw_kept(shown, answer.image, tmp_path / "kept.png")
-    plot.draw_comparison(shown, {"ClustRS": answer.image}, tmp_path / "compared.png")
+    draw.draw_kept(shown, answer.image, tmp_path / "kept.png")
+    draw.draw_comparison(shown, {"ClustRS": answer.image}, tmp_path / "compared.png")
     assert (tmp_path / "kept.png").stat().st_size > 1000
     assert (tmp_path / "compared.png").stat().st_size > 1000
 

@@ -24,8 +24,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from clustrs import ClustRS, FasterVLM, NoPruning, Pruner, VisionZip, get_method, list_methods
 from clustrs.models import shared_encoding as sharing
-from clustrs.models.ask import as_seen, ask
-from clustrs.models.prompts import chat_prompt
+from clustrs.models.ask import as_seen, ask, chat_prompt
 
 PRUNING = [name for name in list_methods() if name != "none"]
 CLOSE: dict[str, Any] = {"atol": 3e-5, "rtol": 0.0}

@@ -8,7 +8,7 @@ from models.families.gemma_models import CELLS, Oracle, load, prompt
 from tiny_models import make_image
 
 from clustrs import ClustRS
-from clustrs.models.prompts import chat_prompt
+from clustrs.models.ask import chat_prompt
 
 KINDS = ("paligemma", "paligemma2")
 pytestmark = pytest.mark.parametrize("kind", KINDS)

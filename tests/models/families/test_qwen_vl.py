@@ -17,9 +17,8 @@ from transformers import AttentionInterface
 
 from clustrs import ClustRS, NoPruning, get_method, list_methods
 from clustrs.models import shared_encoding
-from clustrs.models.ask import as_seen, ask
+from clustrs.models.ask import as_seen, ask, chat_prompt
 from clustrs.models.load import load_model
-from clustrs.models.prompts import chat_prompt
 
 PRUNING = [name for name in list_methods() if name != "none"]
 TEXTS = ["<s>user: <image> what?", "<s>no image here, only words", "<s><image> and <image> differ how?"]

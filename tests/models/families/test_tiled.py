@@ -14,17 +14,12 @@ from PIL import Image
 from tiled_models import FAMILIES, GRID, IMAGE_TOKENS, TOKENS, Case
 from tiny_models import make_image
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
-from transformers import CLIPVisionConfig
 
 from clustrs import ClustRS, NoPruning, get_method, list_methods
-from clustrs.models import plot, shared_encoding
-from clustrs.models.ask import as_seen, ask
-from clustrs.models.cost import count_cost
+from clustrs.models import draw, shared_encoding
+from clustrs.models.ask import as_seen, ask, chat_prompt
 from clustrs.models.load import load_model
 from clustrs.models.processors import load_processor
-from clustrs.models.prompts import chat_prompt
 
 Load = Callable[..., Case]
 PRUNING = [name for name in list_methods() if name != "none"]
@@ -341,8 +336,8 @@ def test_ask_and_draw(folders: dict[str, Path], tmp_path: Path, family: str) -> 
     assert (result.unpruned_tokens, result.visual_tokens, result.new_tokens) == (3 * TOKENS, 6, 3)
     assert result.seconds.prefill > 0
     assert as_seen(processor, WIDE).size == WIDE.size
-    plot.draw_kept(as_seen(processor, WIDE), result.image, tmp_path / "kept.png")
-    plot.draw_comparison(WIDE, {"a": result.image, "b": result.image}, tmp_path / "both.png")
+    draw.draw_kept(as_seen(processor, WIDE), result.image, tmp_path / "kept.png")
+    draw.draw_comparison(WIDE, {"a": result.image, "b": result.image}, tmp_path / "both.png")
     assert (tmp_path / "kept.png").stat().st_size > 1000
     assert (tmp_path / "both.png").stat().st_size > 1000
 
@@ -486,20 +481,6 @@ def test_internvl_feature_strategy(load: Load) -> None:
     inputs = case.prepare(["a IMAGE b"], [[WIDE]])
     with ClustRS(keep=4)(case.model), pytest.raises(ValueError, match="vision_feature_select_strategy='full'"):
         case.model(**inputs, vision_feature_select_strategy="full")
-
-
-@each_family
-def test_cost(load: Load, family: str) -> None:
-    """FLOPs and cache of a pruned call are those that torch counts."""
-    case = load(family, attn_implementation="eager")
-    config, pixels = case.model.config, case.prepare(["IMAGE"], [[WIDE]])["pixel_values"]
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        case.model.model.get_image_features(pixels)
-    cost = count_cost(config, 9, 6, crops=3)
-    assert cost.vision + cost.projector == counter.get_total_flops()
-    config.vision_config = CLIPVisionConfig()
-    with pytest.raises(ValueError, match="vision_config: model_type 'clip_vision_model' cannot be counted"):
-        count_cost(config, 9, 6)
 
 
 @each_family

@@ -26,7 +26,7 @@ from clustrs.evaluation.results import SCORED, Run, load_run
 from clustrs.evaluation.store import identity, read_answers, read_config, write_whole
 from clustrs.evaluation.tasks import Item
 from clustrs.models.ask import Answer, as_seen, ask
-from clustrs.models.plot import overlay_kept
+from clustrs.models.draw import overlay_kept
 from clustrs.pruners import Pruner
 
 SIZE = 264

@@ -12,9 +12,8 @@ from torch import Tensor
 from clustrs.corruptions import Corruption
 from clustrs.corruptions.images import check_size, open_image, to_rgb
 from clustrs.integrations.lmms_eval.arguments import ModelArguments
-from clustrs.models.load import load_model
-from clustrs.models.prompts import messages_prompt
-from clustrs.models.protocol import apply_image_padding
+from clustrs.models.ask import messages_prompt
+from clustrs.models.load import apply_image_padding, load_model
 from clustrs.validation import PromptTemplate
 
 Messages = list[dict[str, Any]]

@@ -1,34 +1,54 @@
-"""What a family of models has to say about its images: their visual tokens, and where these go in the prompt."""
+"""Base class for adapters: how a model family encodes its images, and where their tokens stand in the prompt.
+
+A new family needs one subclass of `Adapter`, which returns one `VisualTokens` for each image. Whatever else happens
+(selection, compaction, positions, generation, later turns) is the same for all families.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from clustrs.models.clock import Clock
-from clustrs.models.compaction import Compaction, KeptTokens
-from clustrs.models.flops import PatchGrid
+from clustrs import validation
+from clustrs.models.prompt import Compaction, PrunedImage
+from clustrs.models.scoring import Reduction, ScoreRecorder, StageTimer
+from clustrs.plugins import load_plugins
 from clustrs.pruners.inputs import Layout
 from clustrs.validation import Crops
 
 Modality = Literal["image", "video"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class VisualTokens:
-    """One image or video before pruning.
+    """Visual tokens of one image or video before pruning.
 
-    `features` [M, D] are the rows that the unpruned model would feed (or the base crop's part of them); `candidates`
-    [N] are those of the rows that compete to be kept: newlines do not. `scores`, `layout`, `hidden` [N, H] and `keys`
-    [N, K] belong to the candidates; `cls_hidden` and `cls_keys` [tiles, 1 or 0, ...] to the tiles. `grids` has the
-    height and width of each tile in tokens; `columns` says how many of those after the first lie side by side, where
-    the image's shape alone does not. `project` maps hidden states to features. `planes` [L, M, D] are further features
-    of every row, for models that feed some into later layers. `slots` is how many placeholders of the prompt belong to
-    it, and `first_slot` the one that the first row of `features` takes. `runs` [N] says which run of placeholders a
-    candidate stands in, where the prompt has text between those of one image: no token then leaves its run. `lacking`
-    says why hidden states or keys are not there, for methods that need them.
+    M is the number of rows that the unpruned model reads, N the number of those that can be kept or dropped.
+
+    Attributes:
+        features: [M, D], the rows that the unpruned model reads (or the base crop's part of them).
+        candidates: [N], indices of the rows that compete to be kept; newlines do not.
+        scores: [N], the attention that each candidate gets in the vision tower.
+        layout: Tile, row and column of each candidate.
+        grids: Height and width of each tile in tokens. Tile 0 is the whole image, or the first frame.
+        slots: Number of placeholders of the prompt that belong to the image.
+        hidden: [N, H], hidden states of the tower, for methods that read them.
+        keys: [N, K], keys of the scoring layer, mean over heads, for methods that read them.
+        cls_hidden: [tiles, 1 or 0, H], hidden states of the CLS tokens.
+        cls_keys: [tiles, 1 or 0, K], keys of the CLS tokens.
+        project: Maps hidden states [..., H] to features [..., D].
+        planes: [L, M, D], features that later layers of the language model add (Qwen3-VL's deepstack features).
+        first_slot: The placeholder that the first row of `features` takes, counted within the image.
+        runs: [N], which run of placeholders each candidate stands in, where the prompt has text between the tiles of an
+            image. No token leaves its run.
+        modality: "image" or "video".
+        columns: How many of the tiles after the first lie side by side, where the image's shape alone does not say it.
+        missing_states_reason: Why `hidden` or `keys` is None, for the error of a method that needs them.
     """
 
     features: Tensor
@@ -47,32 +67,94 @@ class VisualTokens:
     runs: Tensor | None = None
     modality: Modality = "image"
     columns: int | None = None
-    lacking: str = "this family does not give them"
+    missing_states_reason: str = "the adapter of this family does not return them"
 
     @property
     def tokens(self) -> Tensor:
-        """The features [N, D] of the candidates."""
+        """Features [N, D] of the candidates."""
         return self.features[self.candidates]
+
+
+@dataclass(frozen=True)
+class PatchGrid:
+    """Size of an image in patches, for families that take images of any size; a video has several `frames`.
+
+    For Qwen's families these are the numbers of `image_grid_thw`. `padded` is how many patches the processor pads each
+    image (or frame) to, for families that pad: Gemma 4's `pixel_values` has that many rows.
+    """
+
+    height: int
+    width: int
+    frames: int = 1
+    padded: int | None = None
+
+    def check(self, multiple: int) -> None:
+        """Raise ValueError for sizes that no processor makes: sides are positive multiples of a number of patches."""
+        for name in ("height", "width"):
+            value = getattr(self, name)
+            if value < 1 or value % multiple:
+                raise ValueError(f"grid.{name} must be a positive multiple of {multiple} patches, got {value!r}")
+        if self.frames < 1:
+            raise ValueError(f"grid.frames must be at least 1, got {self.frames!r}")
 
 
 class Adapter:
     """Base class for model families; found by `config.model_type`, one object for each attached model.
 
-    `inner` is the model without its language head. A subclass names its `model_types` and says how images are encoded;
-    where it is silent, the prompt has one placeholder token for each visual token, and positions count from 0.
+    A subclass names its `model_types`, the `scoring_layer` and how images are encoded (`encode`). The defaults fit a
+    family whose prompt has one placeholder token for each visual token and whose positions count from 0.
+
+    Args:
+        inner: The model without its language head (`model.model`).
+
+    Example:
+        A family with one crop of fixed size per image, as LLaVA-1.5 has it:
+
+        >>> import torch
+        >>> from clustrs.models.adapters.base import attention_layer, recorded, register_adapter
+        >>> from clustrs.models.scoring import record_scores
+        >>> from clustrs.pruners.inputs import Layout
+        >>> class ToyAdapter(Adapter):
+        ...     model_types = ("toy_llava",)
+        ...
+        ...     def scoring_layer(self):
+        ...         return attention_layer(self.inner.vision_tower, -2)
+        ...
+        ...     def encode(self, inputs, timer, crops="all"):
+        ...         with timer.time("vision"), record_scores(self.scoring_layer(), "cls", timer) as recorder:
+        ...             out = self.inner.get_image_features(pixel_values=inputs["pixel_values"], return_dict=True)
+        ...         scores, keys = recorded(recorder)  # [images, N] and [images, 1 + N, K]
+        ...         side = int(scores.shape[1] ** 0.5)
+        ...         cell = torch.arange(side * side, device=scores.device)
+        ...         layout = Layout(torch.zeros_like(cell), cell // side, cell % side)
+        ...         return [
+        ...             VisualTokens(
+        ...                 features=features,
+        ...                 candidates=cell,
+        ...                 scores=scores[i],
+        ...                 layout=layout,
+        ...                 grids=[(side, side)],
+        ...                 slots=len(features),
+        ...                 keys=keys[i, 1:],
+        ...             )
+        ...             for i, features in enumerate(out.pooler_output)
+        ...         ]
+
+        `@register_adapter` makes it known, or an entry point of the group `clustrs.adapters`.
     """
 
     model_types: ClassVar[tuple[str, ...]] = ()
+    """Values of `config.model_type` that this adapter is for."""
     pixel_arguments: ClassVar[tuple[str, ...]] = ("pixel_values",)
-    """Arguments of `forward` that bring images or videos."""
-    consumed: ClassVar[tuple[str, ...]] = ()
-    """Further arguments that are used up when these are encoded."""
+    """Arguments of `forward` that hold images or videos."""
+    vision_kwargs: ClassVar[tuple[str, ...]] = ()
+    """Further arguments of `forward` that only the vision part reads; they are removed once images are encoded."""
     first_position: ClassVar[int] = 0
-    """What `forward` counts positions from when it is given none."""
+    """First position id that `forward` assigns when it is given none."""
     has_planes: ClassVar[bool] = False
-    """Whether some features are fed into later layers."""
+    """Whether later layers of the language model add further features (`VisualTokens.planes`)."""
     tokens_per_image: ClassVar[str] = "not stated"
-    """How many visual tokens an image has, for `clustrs models`."""
+    """Number of visual tokens of an image, for `clustrs models`."""
     tested: ClassVar[str] = "not stated"
     """What was tested, for `clustrs models`."""
     takes_video: ClassVar[str] = "no"
@@ -81,60 +163,76 @@ class Adapter:
     """Whether the family was tested with weights that its authors published: "no", or a checkpoint's id."""
     gpu: ClassVar[str] = "no"
     """Whether the family was tested on a GPU: "no", or the device."""
-    counts_vision: ClassVar[bool] = False
-    """Whether `vision_flops` is defined."""
     takes_grid: ClassVar[bool] = False
-    """Whether images may have any size, so that `vision_flops` needs their grid of patches."""
+    """Whether images may have any size, so that `encode_blank` needs their grid of patches."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
         self.config = inner.config
 
-    def listened_layer(self) -> Any:
-        """The attention layer whose output the projector reads."""
-        raise NotImplementedError(f"{type(self).__name__} must say which layer is listened to")
+    def scoring_layer(self) -> Any:
+        """Return the attention module whose output the projector reads; its attention scores the tokens."""
+        raise NotImplementedError(f"{type(self).__name__} must define scoring_layer")
 
-    def encode(self, inputs: dict[str, Any], clock: Clock, crops: Crops = "all") -> list[VisualTokens]:
-        """Encode all images and videos of a call, images first, each in the order of its placeholders."""
+    def encode(self, inputs: dict[str, Any], timer: StageTimer, crops: Crops = "all") -> list[VisualTokens]:
+        """Encode the images and videos of a call.
+
+        Args:
+            inputs: Arguments of `forward` by name.
+            timer: Times the stages "vision" and "scoring".
+            crops: "base" encodes the whole image alone, where a family has crops.
+
+        Returns:
+            One `VisualTokens` for each image, then one for each video, in the order of their placeholders.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define encode")
 
     def placeholder(self, modality: Modality) -> int:
-        """The token id that stands for a visual token in the prompt."""
+        """Return the token id that stands for a visual token in the prompt."""
         return int(getattr(self.config, f"{modality}_token_id"))
 
     def positions(self, inputs: dict[str, Any]) -> Tensor | None:
-        """Position ids [..., B, S] of the prompt before pruning, where the family computes its own, otherwise None.
+        """Return position ids [..., B, S] of the prompt before pruning, for families that compute their own.
 
-        Survivors then always keep theirs.
+        Survivors then always keep theirs. None: positions are counted.
         """
         return None
 
     def image_arguments(self, encoded: Sequence[VisualTokens]) -> dict[str, Any]:
-        """Arguments that `positions` reads, for images that come encoded already instead of as pixels."""
+        """Return the arguments that `positions` reads, for images that are encoded already."""
         return {}
 
-    def outputs(self, kept: Sequence[KeptTokens], modality: Modality) -> Any:
-        """What `mm_encoder_outputs` takes for what is kept of each image or video; a fresh object for each call."""
+    def outputs(self, kept: Sequence[PrunedImage], modality: Modality) -> Any:
+        """Return what `mm_encoder_outputs` takes for the pruned images or videos; a new object for each call."""
         return encoder_output([tokens.features for tokens in kept])
 
-    def arrange(self, arguments: dict[str, Any], compaction: Compaction, positions: Tensor | None) -> None:
-        """Set what else the family needs for a compacted prompt. `positions` are those that the survivors had."""
+    def set_position_ids(self, arguments: dict[str, Any], compaction: Compaction, positions: Tensor | None) -> None:
+        """Set `position_ids`, and what else the family needs, for a compacted prompt.
+
+        Args:
+            arguments: Arguments of the call, changed in place.
+            compaction: How the prompt was compacted.
+            positions: [..., B, W], the positions that the survivors had; None where they are counted.
+        """
         if positions is not None:
             arguments["position_ids"] = positions
 
     def take_images(self, inputs: dict[str, Any], indices: Sequence[int]) -> dict[str, Any]:
-        """The arguments that bring images, for some of the images alone."""
-        names = (*self.pixel_arguments, *self.consumed)
+        """Return the arguments that hold images, for some of the images alone."""
+        names = (*self.pixel_arguments, *self.vision_kwargs)
         return {name: inputs[name][list(indices)] for name in names if isinstance(inputs.get(name), Tensor)}
 
-    @classmethod
-    def vision_flops(cls, config: Any, grid: PatchGrid | None = None) -> tuple[int, int]:
-        """FLOPs of the tower and of the projector for one crop (or for an image of that grid), from the config."""
-        raise NotImplementedError(f"{cls.__name__} does not count the FLOPs of its vision tower")
-
     def batch_images(self, images: Sequence[Any]) -> list[Any]:
-        """Images of prompts with one image each, as the family's processor wants them."""
+        """Arrange the images of prompts with one image each as the family's processor takes them."""
         return list(images)
+
+    def projectors(self) -> list[nn.Module]:
+        """Return the modules between vision tower and language model, for `count_cost`."""
+        return [self.inner.multi_modal_projector]
+
+    def encode_blank(self, grid: PatchGrid | None) -> None:
+        """Run tower and projector on one blank crop, or on an image of that grid, on the meta device."""
+        raise NotImplementedError(f"{type(self).__name__} must define encode_blank to count FLOPs")
 
 
 def setting(config: Any, inputs: dict[str, Any], name: str) -> Any:
@@ -165,7 +263,114 @@ class TokenRows(Tensor):
         return self.as_subclass(Tensor).to(*args, **kwargs)
 
 
-def token_rows(kept: Sequence[KeptTokens]) -> Any:
+def token_rows(kept: Sequence[PrunedImage]) -> Any:
     """An encoder output with the tokens of all images, one after the other."""
     rows = torch.cat([tokens.features for tokens in kept])[:, None]
     return encoder_output(rows.as_subclass(TokenRows))
+
+
+Kind = TypeVar("Kind", bound=type[Adapter])
+
+_adapters: dict[str, type[Adapter]] = {}
+WITHOUT_TOWER = ("gemma4_unified",)
+"""Model types that read pixels without a vision tower, so that no attention scores their tokens."""
+
+
+def register_adapter(adapter: Kind) -> Kind:
+    """Class decorator: make an `Adapter` known for its `model_types`.
+
+    The same module may register again (a notebook cell that is run twice); another module may not take a type over.
+    """
+    for model_type in adapter.model_types:
+        known = _adapters.get(model_type)
+        if known is not None and (known.__module__, known.__qualname__) != (adapter.__module__, adapter.__qualname__):
+            raise ValueError(
+                f"model type {model_type!r} has an adapter already: {known.__module__}.{known.__qualname__}"
+            )
+        _adapters[model_type] = adapter
+    return adapter
+
+
+@cache
+def _load_all() -> None:
+    """Import our own adapters, then those of installed packages."""
+    package = import_module("clustrs.models.adapters")
+    for module in iter_modules(package.__path__):
+        import_module(f"{package.__name__}.{module.name}")
+    load_plugins("clustrs.adapters", lambda found: register_adapter(found) if isinstance(found, type) else None)
+
+
+def list_model_types() -> list[str]:
+    """The model types that can be opened."""
+    _load_all()
+    return sorted(_adapters)
+
+
+def adapter_class(model_type: str) -> type[Adapter]:
+    """The adapter of a model type; an error that names the known ones."""
+    _load_all()
+    if model_type in WITHOUT_TOWER and model_type not in _adapters:
+        raise ValueError(
+            f"a model of type {model_type!r} is not supported: it has no vision tower, hence no attention that scores "
+            "its visual tokens; use select(...) with scores of your own"
+        )
+    if model_type not in _adapters:
+        near = validation.nearest(model_type, _adapters)
+        known = ", ".join(list_model_types())
+        raise ValueError(
+            f"a model of type {model_type!r} is not supported{near}: known are {known}; for others use select(...)"
+        )
+    return _adapters[model_type]
+
+
+def get_adapter(model: Any) -> Adapter:
+    """An adapter for a loaded model, with or without its language head."""
+    inner = getattr(model, "model", model)
+    config = getattr(model, "config", None)
+    kind = adapter_class(getattr(config, "model_type", None) or type(model).__name__)
+    return kind(inner)
+
+
+HAS_CLS = {"clip_vision_model": True, "dinov2": True, "siglip_vision_model": False}
+"""Supported towers by `config.model_type`, and whether their first token is a CLS token."""
+
+
+def has_cls(tower: Any) -> bool:
+    """Whether the first token of a tower is a CLS token; an error for a tower that is not known."""
+    kind = getattr(tower.config, "model_type", type(tower).__name__)
+    if kind not in HAS_CLS:
+        known = ", ".join(HAS_CLS)
+        raise ValueError(f"vision tower {kind!r} is not supported: known are {known}; for others use select(...)")
+    return HAS_CLS[kind]
+
+
+def reduction(tower: Any) -> Reduction:
+    """What a token's score is in this tower."""
+    return "cls" if has_cls(tower) else "received"
+
+
+def attention_layer(tower: Any, feature_layer: int) -> nn.Module:
+    """The attention layer of the block whose output is `hidden_states[feature_layer]`."""
+    encoder: Any = getattr(tower, "vision_model", tower).encoder
+    blocks = encoder.layers if hasattr(encoder, "layers") else encoder.layer
+    index = feature_layer - 1 if feature_layer >= 0 else len(blocks) + feature_layer
+    if not 0 <= index < len(blocks):
+        raise ValueError(f"vision_feature_layer={feature_layer}: no layer of the {len(blocks)} makes that output")
+    block = blocks[index]
+    layer: nn.Module = block.self_attn if hasattr(block, "self_attn") else block.attention
+    return layer
+
+
+def recorded(recorder: ScoreRecorder) -> tuple[Tensor, Tensor]:
+    """Return the scores and keys of the only call that was recorded."""
+    if len(recorder.scores) != 1:
+        name = type(recorder.layer).__name__
+        raise ValueError(f"the attention of {name} was recorded {len(recorder.scores)} times, expected once")
+    return recorder.scores[0], recorder.keys[0]
+
+
+def blank_pixels(config: Any) -> Tensor:
+    """Return pixels [1, 3, H, W] of one crop on the meta device; takes the config of the vision tower."""
+    size = config.image_size
+    height, width = (size, size) if isinstance(size, int) else size
+    return torch.zeros(1, config.num_channels, height, width, device="meta")

@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clustrs.models import scoring
-from clustrs.models.adapters import towers
-from clustrs.models.adapters.base import Adapter, Modality, VisualTokens
-from clustrs.models.adapters.registry import register_adapter
-from clustrs.models.clock import Clock
-from clustrs.models.flops import PatchGrid, attention_flops
+from clustrs.models.adapters.base import Adapter, Modality, PatchGrid, VisualTokens, recorded, register_adapter
+from clustrs.models.scoring import StageTimer
 from clustrs.pruners.inputs import Layout
 from clustrs.validation import Crops
 
@@ -41,11 +38,10 @@ class Gemma4Adapter(Adapter):
     tested = "several images, batches, video, sound"
     takes_video = "yes"
     pixel_arguments = ("pixel_values", "pixel_values_videos")
-    counts_vision = True
     takes_grid = True
-    consumed: ClassVar[tuple[str, ...]] = ("image_position_ids", "video_position_ids", "num_frames_per_video")
+    vision_kwargs: ClassVar[tuple[str, ...]] = ("image_position_ids", "video_position_ids", "num_frames_per_video")
 
-    def listened_layer(self) -> Any:
+    def scoring_layer(self) -> Any:
         if self.inner.vision_tower is None:
             raise ValueError(
                 "this Gemma 4 has no vision tower (config.vision_config is None): there is nothing to prune"
@@ -53,18 +49,18 @@ class Gemma4Adapter(Adapter):
         encoder = self.inner.vision_tower.encoder
         return encoder.layers[encoder.config.num_hidden_layers - 1].self_attn
 
-    def encode(self, inputs: dict[str, Any], clock: Clock, crops: Crops = "all") -> list[VisualTokens]:
+    def encode(self, inputs: dict[str, Any], timer: StageTimer, crops: Crops = "all") -> list[VisualTokens]:
         """Encode images, then videos. An image is one crop, so `crops` makes no difference."""
         encoded = []
         if inputs.get("pixel_values") is not None:
             positions = required(inputs, "image_position_ids", "pixel_values")
-            frames = self.frames(inputs["pixel_values"], positions, clock)
+            frames = self.frames(inputs["pixel_values"], positions, timer)
             encoded += [self.visual_tokens([frame], "image") for frame in frames]
         if inputs.get("pixel_values_videos") is not None:
-            encoded += self.videos(inputs, clock)
+            encoded += self.videos(inputs, timer)
         return encoded
 
-    def videos(self, inputs: dict[str, Any], clock: Clock) -> list[VisualTokens]:
+    def videos(self, inputs: dict[str, Any], timer: StageTimer) -> list[VisualTokens]:
         """Frames come stacked by video (transformers 5.18), or one after the other with a count for each video."""
         pixels = inputs["pixel_values_videos"]
         positions = required(inputs, "video_position_ids", "pixel_values_videos")
@@ -75,17 +71,17 @@ class Gemma4Adapter(Adapter):
             counts = [int(n) for n in required(inputs, "num_frames_per_video", "pixel_values_videos")]
         if sum(counts) != len(pixels):
             raise ValueError(f"num_frames_per_video={counts}: pixel_values_videos has {len(pixels)} frames")
-        frames = iter(self.frames(pixels, positions, clock))
+        frames = iter(self.frames(pixels, positions, timer))
         return [self.visual_tokens([next(frames) for _ in range(count)], "video") for count in counts]
 
-    def frames(self, pixels: Tensor, positions: Tensor, clock: Clock) -> list[EncodedFrame]:
+    def frames(self, pixels: Tensor, positions: Tensor, timer: StageTimer) -> list[EncodedFrame]:
         """Run the tower over patches [F, P, pixels] at positions [F, P, 2] (x, y; -1 for padding)."""
         valid, kernel = (positions != -1).all(-1), self.config.vision_config.pooling_kernel_size
         pooling = [pooling_order(frame, real, kernel) for frame, real in zip(positions, valid, strict=True)]
-        with clock.time("vision"), scoring.listen(self.listened_layer(), "received", clock, valid) as listener:
+        with timer.time("vision"), scoring.record_scores(self.scoring_layer(), "received", timer, valid) as recorder:
             out = self.inner.get_image_features(pixels, positions, return_dict=True)
-        with clock.time("scoring"):
-            scores, keys = towers.heard(listener)
+        with timer.time("scoring"):
+            scores, keys = recorded(recorder)
             hidden = out.last_hidden_state.split([len(features) for features in out.pooler_output])
             results = []
             for i, (order, grid) in enumerate(pooling):
@@ -101,44 +97,40 @@ class Gemma4Adapter(Adapter):
         y = torch.cat([cell // frame.grid[1] for cell, frame in zip(cells, frames, strict=True)])
         x = torch.cat([cell % frame.grid[1] for cell, frame in zip(cells, frames, strict=True)])
         return VisualTokens(
-            features,
-            torch.arange(len(features), device=features.device),
-            torch.cat([frame.scores for frame in frames]),
-            Layout(tile, y, x),
-            [frame.grid for frame in frames],
-            len(features),
-            torch.cat([frame.hidden for frame in frames]),
-            torch.cat([frame.keys for frame in frames]),
+            features=features,
+            candidates=torch.arange(len(features), device=features.device),
+            scores=torch.cat([frame.scores for frame in frames]),
+            layout=Layout(tile, y, x),
+            grids=[frame.grid for frame in frames],
+            slots=len(features),
+            hidden=torch.cat([frame.hidden for frame in frames]),
+            keys=torch.cat([frame.keys for frame in frames]),
             project=self.inner.embed_vision,
             modality=modality,
         )
 
-    def batch_images(self, images: Sequence[Any]) -> list[Any]:
-        return [[image] for image in images]
+    def projectors(self) -> list[nn.Module]:
+        return [self.inner.embed_vision]
 
-    @classmethod
-    def vision_flops(cls, config: Any, grid: PatchGrid | None = None) -> tuple[int, int]:
-        """The tower reads padding as well, and pools with a matrix; the projector reads the tokens alone."""
+    def encode_blank(self, grid: PatchGrid | None) -> None:
         assert grid is not None
-        vision = config.vision_config
-        if vision is None:
-            raise ValueError("config.vision_config is None: this Gemma 4 has no vision tower to count")
+        self.scoring_layer()
+        vision = self.config.vision_config
         unit, patches = vision.pooling_kernel_size**2, grid.padded
         grid.check(vision.pooling_kernel_size)
         if patches is None or patches < grid.height * grid.width or patches % unit:
             raise ValueError(
-                f"grid.padded={patches!r}: give the number of patches that the processor pads an image to "
-                f"(pixel_values.shape[-2]), a multiple of {unit} and at least height times width"
+                f"grid.padded must be the number of patches that the processor pads an image to "
+                f"(pixel_values.shape[-2]), a multiple of {unit} and at least height times width, got {patches!r}"
             )
-        width = vision.hidden_size
-        queries, keys = (n * vision.head_dim for n in (vision.num_attention_heads, vision.num_key_value_heads))
-        weights = width * (2 * queries + 2 * keys + 3 * vision.intermediate_size)
-        layer = 2 * patches * weights + attention_flops(patches, patches, queries)
-        embedding = 2 * patches * width * 3 * vision.patch_size**2
-        pooling = 2 * patches * patches // unit * width if unit > 1 else 0
-        tower = embedding + vision.num_hidden_layers * layer + pooling
-        tokens = grid.height * grid.width // unit
-        return grid.frames * tower, grid.frames * 2 * tokens * width * config.text_config.hidden_size
+        cells = torch.cartesian_prod(torch.arange(grid.height), torch.arange(grid.width)).flip(-1)
+        positions = torch.full((grid.frames, patches, 2), -1)
+        positions[:, : len(cells)] = cells
+        pixels = torch.zeros(grid.frames, patches, 3 * vision.patch_size**2, device="meta")
+        self.inner.get_image_features(pixels, positions)
+
+    def batch_images(self, images: Sequence[Any]) -> list[Any]:
+        return [[image] for image in images]
 
 
 def required(inputs: dict[str, Any], name: str, partner: str) -> Any:

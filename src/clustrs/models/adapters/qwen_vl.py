@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clustrs.models import scoring
-from clustrs.models.adapters.base import Adapter, Modality, VisualTokens
-from clustrs.models.adapters.registry import register_adapter
-from clustrs.models.clock import Clock
-from clustrs.models.compaction import Compaction, KeptTokens
-from clustrs.models.flops import PatchGrid, attention_flops
+from clustrs.models.adapters.base import Adapter, Modality, PatchGrid, VisualTokens, register_adapter
+from clustrs.models.prompt import Compaction, PrunedImage
+from clustrs.models.scoring import StageTimer
 from clustrs.pruners.inputs import Layout
 from clustrs.validation import Crops
 
@@ -30,8 +28,7 @@ class QwenAdapter(Adapter):
     """What the families have in common. A frame of a video is a tile; all frames share one budget."""
 
     pixel_arguments = ("pixel_values", "pixel_values_videos")
-    consumed: ClassVar[tuple[str, ...]] = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
-    counts_vision = True
+    vision_kwargs: ClassVar[tuple[str, ...]] = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
     takes_grid = True
 
     @property
@@ -39,7 +36,7 @@ class QwenAdapter(Adapter):
         """How many patches make a token."""
         return int(self.inner.visual.spatial_merge_size) ** 2
 
-    def listened_layer(self) -> Any:
+    def scoring_layer(self) -> Any:
         return self.inner.visual.blocks[-1].attn
 
     def check(self, inputs: dict[str, Any]) -> None:
@@ -47,18 +44,18 @@ class QwenAdapter(Adapter):
             if inputs.get(pixels) is not None and inputs.get(grid) is None:
                 raise ValueError(f"{grid} is missing: give it with {pixels}, as the processor does")
 
-    def encode(self, inputs: dict[str, Any], clock: Clock, crops: Crops = "all") -> list[VisualTokens]:
+    def encode(self, inputs: dict[str, Any], timer: StageTimer, crops: Crops = "all") -> list[VisualTokens]:
         self.check(inputs)
         given = [(modality, inputs[pixels], inputs[grid]) for modality, pixels, grid in SOURCES if has(inputs, pixels)]
-        return [image for part in given for image in self.encode_all(*part, clock)]
+        return [image for part in given for image in self.encode_all(*part, timer)]
 
-    def encode_all(self, modality: Modality, pixels: Tensor, grids: Tensor, clock: Clock) -> list[VisualTokens]:
+    def encode_all(self, modality: Modality, pixels: Tensor, grids: Tensor, timer: StageTimer) -> list[VisualTokens]:
         """Encode all images, or all videos."""
         encode = self.inner.get_image_features if modality == "image" else self.inner.get_video_features
-        with clock.time("vision"), scoring.listen(self.listened_layer(), "received", clock) as listener:
+        with timer.time("vision"), scoring.record_scores(self.scoring_layer(), "received", timer) as recorder:
             out = encode(pixels, grids, return_dict=True)
-        with clock.time("scoring"):
-            scores, keys = (torch.cat(parts, 1)[0] for parts in (listener.scores, listener.keys))
+        with timer.time("scoring"):
+            scores, keys = (torch.cat(parts, 1)[0] for parts in (recorder.scores, recorder.keys))
             blocks = (
                 scores.unflatten(0, (-1, self.unit)).mean(1),
                 keys.unflatten(0, (-1, self.unit)).mean(1),
@@ -84,14 +81,14 @@ class QwenAdapter(Adapter):
         if order is not None:
             scores, keys, hidden = scores[order], keys[order], hidden[order]
         return VisualTokens(
-            features,
-            cell,
-            scores,
-            layout,
-            [(height, width)] * frames,
-            len(features),
-            hidden,
-            keys,
+            features=features,
+            candidates=cell,
+            scores=scores,
+            layout=layout,
+            grids=[(height, width)] * frames,
+            slots=len(features),
+            hidden=hidden,
+            keys=keys,
             project=self.project,
             planes=self.planes(out, index),
             modality=modality,
@@ -111,6 +108,22 @@ class QwenAdapter(Adapter):
         merged: Tensor = self.inner.visual.merger(patches)
         return merged.reshape(*hidden.shape[:-1], -1)
 
+    def projectors(self) -> list[nn.Module]:
+        visual = self.inner.visual
+        return [visual.merger, *getattr(visual, "deepstack_merger_list", ())]
+
+    def encode_blank(self, grid: PatchGrid | None) -> None:
+        assert grid is not None
+        vision = self.config.vision_config
+        grid.check(vision.spatial_merge_size)
+        if grid.padded is not None:
+            kind = self.config.model_type
+            raise ValueError(f"grid.padded must be None for a {kind} model, which pads nothing, got {grid.padded!r}")
+        size = grid.frames * grid.height * grid.width
+        width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+        sizes = torch.tensor([[grid.frames, grid.height, grid.width]])
+        self.inner.visual(torch.zeros(size, width, device="meta"), grid_thw=sizes)
+
     def image_arguments(self, encoded: Sequence[VisualTokens]) -> dict[str, Any]:
         side, arguments = self.inner.visual.spatial_merge_size, {}
         for modality, _, grid in SOURCES:
@@ -128,13 +141,13 @@ class QwenAdapter(Adapter):
             types = (ids == self.config.image_token_id).long() + 2 * (ids == self.config.video_token_id)
         elif types.shape != ids.shape:
             raise ValueError(f"mm_token_type_ids has shape {list(types.shape)}: {list(ids.shape)} goes with input_ids")
-        given = {name: inputs[name] for name in self.consumed if has(inputs, name)}
+        given = {name: inputs[name] for name in self.vision_kwargs if has(inputs, name)}
         positions: Tensor = self.inner.get_rope_index(
             ids, mm_token_type_ids=types, attention_mask=inputs.get("attention_mask"), **given
         )[0]
         return positions
 
-    def arrange(self, arguments: dict[str, Any], compaction: Compaction, positions: Tensor | None) -> None:
+    def set_position_ids(self, arguments: dict[str, Any], compaction: Compaction, positions: Tensor | None) -> None:
         """A first row counts the tokens that are left: the model reads gaps in it as the start of another prompt."""
         if positions is not None:
             counted = (compaction.mask.long().cumsum(-1) - 1).clamp(min=0)
@@ -144,32 +157,6 @@ class QwenAdapter(Adapter):
         grids = inputs["image_grid_thw"]
         patches = inputs["pixel_values"].split(grids.prod(-1).tolist())
         return {"pixel_values": torch.cat([patches[i] for i in indices]), "image_grid_thw": grids[list(indices)]}
-
-    @classmethod
-    def vision_flops(cls, config: Any, grid: PatchGrid | None = None) -> tuple[int, int]:
-        assert grid is not None
-        vision = config.vision_config
-        merge = vision.spatial_merge_size
-        grid.check(merge)
-        if grid.padded is not None:
-            raise ValueError(f"grid.padded={grid.padded!r}: {config.model_type} images are not padded; leave it out")
-        width, inner, out = cls.tower_widths(vision)
-        patches = grid.frames * grid.height * grid.width
-        pixels = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
-        tower = 2 * patches * width * (pixels + vision.depth * (4 * width + inner))
-        tower += grid.frames * sum(attention_flops(pairs, 1, width) for pairs in cls.attended_pairs(vision, grid))
-        merged, mergers = width * merge**2, 1 + len(getattr(vision, "deepstack_visual_indexes", None) or ())
-        return tower, mergers * 2 * patches // merge**2 * merged * (merged + out)
-
-    @classmethod
-    def tower_widths(cls, vision: Any) -> tuple[int, int, int]:
-        """The tower's hidden size, the columns of its feed-forward matrices together, and the size of a token."""
-        return vision.hidden_size, 2 * vision.intermediate_size, vision.out_hidden_size
-
-    @classmethod
-    def attended_pairs(cls, vision: Any, grid: PatchGrid) -> list[int]:
-        """Pairs of patches that attend to each other in one frame, in each block."""
-        return [(grid.height * grid.width) ** 2] * int(vision.depth)
 
 
 @register_adapter
@@ -185,7 +172,7 @@ class Qwen3VLAdapter(QwenAdapter):
     def planes(self, out: Any, index: int) -> Tensor | None:
         return torch.stack([plane[index] for plane in out.deepstack_features]) if out.deepstack_features else None
 
-    def outputs(self, kept: Sequence[KeptTokens], modality: Modality) -> Any:
+    def outputs(self, kept: Sequence[PrunedImage], modality: Modality) -> Any:
         from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
 
         planes = [tokens.planes for tokens in kept if tokens.planes is not None]
@@ -214,10 +201,6 @@ class Qwen2VLAdapter(QwenAdapter):
     tested = "several images, batches, video"
     takes_video = "yes"
 
-    @classmethod
-    def tower_widths(cls, vision: Any) -> tuple[int, int, int]:
-        return vision.embed_dim, 2 * int(vision.embed_dim * vision.mlp_ratio), vision.hidden_size
-
 
 @register_adapter
 class Qwen25VLAdapter(QwenAdapter):
@@ -228,7 +211,7 @@ class Qwen25VLAdapter(QwenAdapter):
     tested = "several images, batches, video"
     takes_video = "yes"
 
-    def listened_layer(self) -> Any:
+    def scoring_layer(self) -> Any:
         blocks = self.inner.visual.blocks
         full = [i for i in self.config.vision_config.fullatt_block_indexes if 0 <= i < len(blocks)]
         if not full:
@@ -243,21 +226,6 @@ class Qwen25VLAdapter(QwenAdapter):
         windows = int(x.max()) // side + 1
         window = (layout.tile * (int(y.max()) // side + 1) + y // side) * windows + x // side
         return ((window * side + y % side) * side + x % side).argsort().argsort()
-
-    @classmethod
-    def tower_widths(cls, vision: Any) -> tuple[int, int, int]:
-        return vision.hidden_size, 3 * vision.intermediate_size, vision.out_hidden_size
-
-    @classmethod
-    def attended_pairs(cls, vision: Any, grid: PatchGrid) -> list[int]:
-        """Windows are cut off at the right and at the bottom."""
-        side = vision.window_size // vision.spatial_merge_size // vision.patch_size * vision.spatial_merge_size
-
-        def squares(length: int) -> int:
-            return length // side * side**2 + (length % side) ** 2
-
-        full, windows = (grid.height * grid.width) ** 2, squares(grid.height) * squares(grid.width)
-        return [full if block in vision.fullatt_block_indexes else windows for block in range(vision.depth)]
 
 
 def has(inputs: dict[str, Any], name: str) -> bool:

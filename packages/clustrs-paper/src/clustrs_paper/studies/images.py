@@ -13,9 +13,8 @@ from clustrs.embedded import image_path
 from clustrs.evaluation.tasks import get_task
 from clustrs.models import shared_encoding
 from clustrs.models.adapters import VisualTokens
-from clustrs.models.load import load_model
-from clustrs.models.prompts import chat_prompt
-from clustrs.models.protocol import apply_image_padding
+from clustrs.models.ask import chat_prompt
+from clustrs.models.load import apply_image_padding, load_model
 from clustrs.models.select import select_tokens
 from clustrs.pruners import Pruner, Selection
 from clustrs_paper.studies.settings import ImageStudyConfig, StudyConfig

@@ -43,8 +43,7 @@ def run(config: OverheadConfig) -> StudyResult:
     """Time answers of every method in turn."""
     from tqdm import tqdm
 
-    from clustrs.models.load import load_model
-    from clustrs.models.protocol import apply_image_padding
+    from clustrs.models.load import apply_image_padding, load_model
     from clustrs_paper.studies.images import study_images
 
     contestants = [Contestant(*pair) for pair in resolve_methods(config.methods, config.keep)]
@@ -95,7 +94,7 @@ def measure(
 ) -> list[list[Timing]]:
     """The timings of each method. They take turns, beginning with another one in every round, so that what slows the
     machine down hits all alike. The first round warms up and does not count; each round has the next image."""
-    from clustrs.models.prompts import chat_prompt
+    from clustrs.models.ask import chat_prompt
 
     text = chat_prompt(processor, QUESTION, config.prompt_template)
     timings: list[list[Timing]] = [[] for _ in contestants]
@@ -116,7 +115,7 @@ def answer(model: Any, inputs: Mapping[str, Any], method: "Pruner", length: int,
     import torch
     from transformers import StoppingCriteriaList
 
-    from clustrs.models.clock import now, timing
+    from clustrs.models.scoring import now, timing
 
     stamps: list[float] = []
 

@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 from tiny_models import Load, prepare
 
 from clustrs import NoPruning
-from clustrs.models import plot
+from clustrs.models import draw
 from clustrs.models.ask import as_seen, ask
 from clustrs.models.attach import ImageSelection
 from clustrs.pruners.inputs import Layout, Selection
@@ -33,13 +33,13 @@ def selection(indices: list[int], grid: tuple[int, int] = (4, 6), tiles: int = 1
 
 
 def centre(drawing: Image.Image, grid: tuple[int, int], y: int, x: int) -> Any:
-    left, top, right, bottom = plot.cell_box(drawing.size, grid, y, x)
+    left, top, right, bottom = draw.cell_box(drawing.size, grid, y, x)
     return drawing.getpixel(((left + right) // 2, (top + bottom) // 2))
 
 
 def test_kept_tokens_are_lit_and_the_others_dimmed() -> None:
     result = selection([1, 9])
-    drawing = plot.overlay_kept(GREY, result)
+    drawing = draw.overlay_kept(GREY, result)
     assert lit_cells(GREY, result) == [(0, 1), (1, 3)]
     assert centre(drawing, (4, 6), 1, 3) == (120, 120, 120)
     assert centre(drawing, (4, 6), 2, 2) == (72, 72, 72)
@@ -49,44 +49,44 @@ def test_methods_with_and_without_clusters_look_alike() -> None:
     """Clusters are drawn on request only: a drawing shows what was kept, by whatever method."""
     labels = torch.arange(24) % 2
     plain, clustered = selection([1, 9]), selection([1, 9], labels=labels)
-    assert plot.overlay_kept(GREY, plain) == plot.overlay_kept(GREY, clustered)
-    assert plot.overlay_kept(GREY, plain) == plot.overlay_kept(GREY, plain, clusters=True)
-    assert plot.overlay_kept(GREY, clustered) != plot.overlay_kept(GREY, clustered, clusters=True)
+    assert draw.overlay_kept(GREY, plain) == draw.overlay_kept(GREY, clustered)
+    assert draw.overlay_kept(GREY, plain) == draw.overlay_kept(GREY, plain, clusters=True)
+    assert draw.overlay_kept(GREY, clustered) != draw.overlay_kept(GREY, clustered, clusters=True)
 
 
 def test_clusters_are_outlined_in_colors_of_their_own() -> None:
     """Left half and right half: a line along each border, none inside, and the kept token in its cluster's color."""
     labels = (torch.arange(24) % 6 >= 3).long()
-    drawing = plot.overlay_kept(GREY, selection([7, 10], labels=labels), clusters=True)
-    colors = [Image.new("RGB", (1, 1), plot.OKABE_ITO[i]).getpixel((0, 0)) for i in (0, 1)]
-    left, top, right, bottom = plot.cell_box(drawing.size, (4, 6), 2, 2)
+    drawing = draw.overlay_kept(GREY, selection([7, 10], labels=labels), clusters=True)
+    colors = [Image.new("RGB", (1, 1), draw.OKABE_ITO[i]).getpixel((0, 0)) for i in (0, 1)]
+    left, top, right, bottom = draw.cell_box(drawing.size, (4, 6), 2, 2)
     middle = (top + bottom) // 2
     assert drawing.getpixel((right - 1, middle)) == colors[0]
     assert drawing.getpixel((right, middle)) == colors[1]
     assert drawing.getpixel((left, middle)) == (72, 72, 72)
-    assert drawing.getpixel(plot.cell_box(drawing.size, (4, 6), 1, 1)[:2]) == colors[0]
-    assert drawing.getpixel(plot.cell_box(drawing.size, (4, 6), 1, 4)[:2]) == colors[1]
+    assert drawing.getpixel(draw.cell_box(drawing.size, (4, 6), 1, 1)[:2]) == colors[0]
+    assert drawing.getpixel(draw.cell_box(drawing.size, (4, 6), 1, 4)[:2]) == colors[1]
 
 
 def test_cluster_colors_differ() -> None:
-    colors = [plot._cluster_color(i) for i in range(21)]
+    colors = [draw._cluster_color(i) for i in range(21)]
     assert len(set(colors)) == 21
     assert all(len(color) == 7 and int(color[1:], 16) >= 0 for color in colors)
 
 
 def test_merged_tokens_are_dashed() -> None:
     """The white outline of a merged token is interrupted on every side; CLS has no cell."""
-    drawing = plot.overlay_kept(GREY, selection([-1, 1, 9], merged=torch.tensor([False, False, True])))
+    drawing = draw.overlay_kept(GREY, selection([-1, 1, 9], merged=torch.tensor([False, False, True])))
     pixels = np.asarray(drawing)
-    left, top, right, bottom = plot.cell_box(drawing.size, (4, 6), 1, 3)
+    left, top, right, bottom = draw.cell_box(drawing.size, (4, 6), 1, 3)
     for edge in (pixels[top, left:right], pixels[bottom - 1, left:right], pixels[top:bottom, left]):
         assert {tuple(pixel) for pixel in edge.tolist()} == {(255, 255, 255), (0, 0, 0)}
-    left, top, right, _ = plot.cell_box(drawing.size, (4, 6), 0, 1)
+    left, top, right, _ = draw.cell_box(drawing.size, (4, 6), 0, 1)
     assert (pixels[top, left:right] == 255).all()
 
 
 def test_an_image_of_which_nothing_was_dropped_is_shown_as_it_is() -> None:
-    drawing = plot.overlay_kept(GREY, selection(list(range(24))))
+    drawing = draw.overlay_kept(GREY, selection(list(range(24))))
     assert drawing.getcolors() == [(drawing.width * drawing.height, (120, 120, 120))]
 
 
@@ -95,7 +95,7 @@ def test_tiles_are_drawn_below_the_base_crop() -> None:
     result = selection([0, 24 + 9, 48 + 10], tiles=3)
     assert lit_cells(GREY, result) == [(0, 0)]
     assert lit_tile_cells(GREY, result, (4, 12)) == [(1, 3), (1, 10)]
-    assert plot.overlay_kept(GREY, result).size == (640, 2 * 427 + 8)
+    assert draw.overlay_kept(GREY, result).size == (640, 2 * 427 + 8)
     assert lit_cells(GREY, selection([30], tiles=2)) == []
 
 
@@ -104,7 +104,7 @@ def test_tiles_are_drawn_beside_the_base_crop_of_a_tall_image() -> None:
     result = selection([0, 24 + 9, 48 + 10], tiles=3)
     assert lit_cells(tall, result) == [(0, 0)]
     assert lit_tile_cells(tall, result, (8, 6)) == [(1, 3), (5, 4)]
-    assert plot.overlay_kept(tall, result).size == (2 * 427 + 8, 640)
+    assert draw.overlay_kept(tall, result).size == (2 * 427 + 8, 640)
 
 
 def test_the_family_says_how_tiles_lie() -> None:
@@ -116,7 +116,7 @@ def test_the_family_says_how_tiles_lie() -> None:
     ("size", "tiles", "columns"), [((90, 60), 6, 3), ((60, 90), 6, 2), ((400, 90), 4, 4), ((90, 80), 1, 1)]
 )
 def test_tiles_lie_as_the_image_is_shaped(size: tuple[int, int], tiles: int, columns: int) -> None:
-    assert plot._tile_columns(size, tiles) == columns
+    assert draw._tile_columns(size, tiles) == columns
 
 
 def test_rows_without_tokens_are_not_drawn() -> None:
@@ -133,17 +133,17 @@ def test_of_a_video_the_first_frame_is_drawn(tmp_path: Path) -> None:
     """Tokens of other frames lie in the same cells of other grids, and must not light up here."""
     result = replace(selection([0, 24 + 9, 48 + 10], tiles=3), modality="video")
     assert lit_cells(GREY, result) == [(0, 0)]
-    assert plot.overlay_kept(GREY, result) == plot.overlay_kept(GREY, selection([0]))
-    assert plot._crops(result) == "kept in the first frame: 1; in the frames not drawn: 1, 1"
+    assert draw.overlay_kept(GREY, result) == draw.overlay_kept(GREY, selection([0]))
+    assert draw._crops(result) == "kept in the first frame: 1; in the frames not drawn: 1, 1"
 
 
 def test_panels_of_tiles(tmp_path: Path) -> None:
     """Both drawings, and a caption that counts what was kept."""
     result = selection([0, 24 + 9, 48 + 10], tiles=3, labels=torch.arange(72) % 3)
-    assert plot._crops(result) == "kept in the base crop: 1; in the others: 1, 1"
-    plot.draw_kept(GREY, result, tmp_path / "kept.png")
-    plot.draw_comparison(GREY, {"a": result}, tmp_path / "compared.png")
-    expected = np.asarray(plot.overlay_kept(GREY, result, size=360))
+    assert draw._crops(result) == "kept in the base crop: 1; in the others: 1, 1"
+    draw.draw_kept(GREY, result, tmp_path / "kept.png")
+    draw.draw_comparison(GREY, {"a": result}, tmp_path / "compared.png")
+    expected = np.asarray(draw.overlay_kept(GREY, result, size=360))
     stored = np.asarray(Image.open(tmp_path / "compared.png").convert("RGB"))
     windows = np.lib.stride_tricks.sliding_window_view(stored[:, 12:372], expected.shape)
     matches = (windows[:, 0, 0, 1:-1, 1:-1] == expected[1:-1, 1:-1]).mean(axis=(1, 2, 3))
@@ -175,7 +175,7 @@ def test_a_bright_square_is_drawn_in_its_crop(load: Load, family: str, place: tu
 @pytest.mark.parametrize("size", [24, 48, 97, 1000])
 def test_the_longer_side_is_as_asked(size: int) -> None:
     """Outlines stay visible when cells are hardly larger than a pixel."""
-    drawing = plot.overlay_kept(GREY, selection([300], grid=(24, 24)), size=size)
+    drawing = draw.overlay_kept(GREY, selection([300], grid=(24, 24)), size=size)
     assert drawing.size == (size, round(size * 60 / 90))
     pixels = np.asarray(drawing.convert("L")).astype(int)
     assert pixels.max() > 120, "white of the outline"
@@ -183,33 +183,33 @@ def test_the_longer_side_is_as_asked(size: int) -> None:
 
 
 def test_the_default_size_has_room_for_every_token() -> None:
-    assert plot.overlay_kept(GREY, selection([3])).size == (640, 427)
-    assert plot.overlay_kept(GREY, selection([3], grid=(50, 100))).size == (1600, 1067)
-    tall = plot.overlay_kept(Image.new("RGB", (2, 900)), selection([3], grid=(100, 1)))
+    assert draw.overlay_kept(GREY, selection([3])).size == (640, 427)
+    assert draw.overlay_kept(GREY, selection([3], grid=(50, 100))).size == (1600, 1067)
+    tall = draw.overlay_kept(Image.new("RGB", (2, 900)), selection([3], grid=(100, 1)))
     assert tall.size == (4, 1600)
 
 
 @pytest.mark.parametrize("size", [0, -3, 2.5, True, "640"])
 def test_bad_sizes(size: Any) -> None:
     with pytest.raises(ValueError, match=f"size={size!r}: give the longer side of the drawing in pixels"):
-        plot.overlay_kept(GREY, selection([3]), size=size)
+        draw.overlay_kept(GREY, selection([3]), size=size)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P", "CMYK"])
 def test_images_of_any_mode(mode: str) -> None:
-    assert plot.overlay_kept(GREY.convert(mode), selection([3])).mode == "RGB"
+    assert draw.overlay_kept(GREY.convert(mode), selection([3])).mode == "RGB"
 
 
 def test_drawings_need_no_matplotlib() -> None:
-    code = "import sys; from clustrs.models import plot; print('matplotlib' in sys.modules)"
+    code = "import sys; from clustrs.models import draw; print('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_panels_show_the_drawing_pixel_by_pixel(tmp_path: Path) -> None:
     """Nothing is resampled on its way into the file: a line of one pixel stays one."""
     result = selection([300, 301], grid=(24, 24), labels=torch.arange(576) % 2)
-    expected = np.asarray(plot.overlay_kept(GREY, result, size=360))
-    plot.draw_comparison(GREY, {"a": result, "b": result}, tmp_path / "both.png", "What?")
+    expected = np.asarray(draw.overlay_kept(GREY, result, size=360))
+    draw.draw_comparison(GREY, {"a": result, "b": result}, tmp_path / "both.png", "What?")
     stored = np.asarray(Image.open(tmp_path / "both.png").convert("RGB"))
     windows = np.lib.stride_tricks.sliding_window_view(stored[:, 12:372], expected.shape)
     matches = (windows[:, 0, 0, 1:-1, 1:-1] == expected[1:-1, 1:-1]).mean(axis=(1, 2, 3))

@@ -1,0 +1,204 @@
+"""Count what a model call costs: FLOPs of every part, bytes of the KV cache.
+
+The model is built from its config on the meta device, where tensors have shapes and no values, and torch's
+`FlopCounterMode` counts the matrix products and convolutions of its own code; a multiply-add is 2 FLOPs. Norms,
+activations and softmax do not count. Attention counts in full, as eager and SDPA kernels with a mask compute it:
+nothing is saved for the causal half, nor in prefill for what lies outside a sliding window. Experts count as far as
+they are active, linear attention as transformers' own PyTorch code computes it: the update of its state by one token
+is written as elementwise products there, which do not count.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.flop_counter import FlopCounterMode
+
+from clustrs.models.adapters import adapter_class, get_adapter
+from clustrs.models.adapters.base import PatchGrid
+
+CACHED = ("keys", "values", "conv_states", "recurrent_states")
+"""What the layers of a cache hold, under transformers' names."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """FLOPs of one question about one image, part by part, and the bytes of the KV cache after prefill.
+
+    Attributes:
+        vision: FLOPs of the vision tower, for all crops.
+        projector: FLOPs of the projector, for all crops.
+        prefill: FLOPs of the language model for the prompt, with the logits of its last position.
+        decode: FLOPs of the first token after prefill.
+        kv_bytes: Bytes of the cache after prefill.
+    """
+
+    vision: int
+    projector: int
+    prefill: int
+    decode: int
+    kv_bytes: int
+
+    @property
+    def first_token(self) -> int:
+        """FLOPs until the first new token is known."""
+        return self.vision + self.projector + self.prefill
+
+
+def count_cost(
+    config: Any,
+    text_tokens: int,
+    visual_tokens: int,
+    crops: int = 1,
+    dtype: torch.dtype = torch.float32,
+    grid: PatchGrid | None = None,
+) -> Cost:
+    """Count the cost of a prompt with some visual tokens, before or after pruning.
+
+    Args:
+        config: The model's config. No weights are loaded.
+        text_tokens: Tokens of the prompt that are text.
+        visual_tokens: Visual tokens that the language model reads.
+        crops: Crops that go through the vision tower.
+        dtype: Type of the weights and of the KV cache.
+        grid: Size of the image in patches, for families that take images of any size.
+
+    Returns:
+        FLOPs of each part and bytes of the cache.
+
+    Raises:
+        ValueError: For a family that is not supported, or numbers that no prompt has.
+
+    Example:
+        >>> from transformers import LlavaConfig
+        >>> cost = count_cost(LlavaConfig(), text_tokens=35, visual_tokens=576)
+        >>> f"{cost.prefill / 1e12:.2f} TFLOP, {cost.kv_bytes / 2**20:.0f} MiB"
+        '8.18 TFLOP, 611 MiB'
+    """
+    for name, value, least in [
+        ("text_tokens", text_tokens, 0),
+        ("visual_tokens", visual_tokens, 0),
+        ("crops", crops, 1),
+    ]:
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value!r}")
+    kind = adapter_class(getattr(config, "model_type", None) or type(config).__name__)
+    if kind.takes_grid and grid is None:
+        raise ValueError(f"grid must be a PatchGrid for a {config.model_type} model, whose images have any size")
+    if grid is not None and not kind.takes_grid:
+        raise ValueError(f"grid must be None for a {config.model_type} model, whose crops have one size, got {grid!r}")
+    model = meta_model(config, dtype)
+    tower, projector = count_vision(model, grid)
+    prefill, decode, kv_bytes = count_text(model, text_tokens + visual_tokens)
+    return Cost(crops * tower, crops * projector, prefill, decode, kv_bytes)
+
+
+def meta_model(config: Any, dtype: torch.dtype = torch.float32) -> Any:
+    """Build a model without weights. Experts are multiplied in batches, which needs no values to know their shapes."""
+    from transformers import AutoModelForImageTextToText
+
+    with torch.device("meta"):
+        return AutoModelForImageTextToText.from_config(
+            config, dtype=dtype, attn_implementation="eager", experts_implementation="batched_mm"
+        ).eval()
+
+
+def count_vision(model: Any, grid: PatchGrid | None = None) -> tuple[int, int]:
+    """Count the FLOPs of the tower and of the projector for one crop, or for one image (or video) of a grid."""
+    adapter = get_adapter(model)
+    projected = 0
+
+    def start(*_: Any) -> None:
+        nonlocal projected
+        projected -= total(counter)
+
+    def stop(*_: Any) -> None:
+        nonlocal projected
+        projected += total(counter)
+
+    hooks = [hook for part in adapter.projectors() for hook in _hooks(part, start, stop)]
+    with counting() as counter:
+        adapter.encode_blank(grid)
+    for hook in hooks:
+        hook.remove()
+    return total(counter) - projected, projected
+
+
+def count_text(model: Any, tokens: int) -> tuple[int, int, int]:
+    """Count the FLOPs of prefill and of the token after it, and the bytes of the cache between the two."""
+    cache, counts, held = None, [], 0
+    for new in (tokens, 1):
+        with counting() as counter:
+            ids = torch.zeros(1, new, dtype=torch.long, device="meta")
+            out = model(input_ids=ids, use_cache=True, past_key_values=cache, logits_to_keep=1)
+        counts.append(total(counter))
+        if cache is None:
+            cache = out.past_key_values
+            held = sum(
+                tensor.numel() * tensor.element_size()
+                for layer in cache.layers
+                for tensor in tree_leaves([getattr(layer, name, None) for name in CACHED])
+                if isinstance(tensor, Tensor)
+            )
+    return counts[0], counts[1], held
+
+
+@contextmanager
+def counting() -> Iterator[FlopCounterMode]:
+    """Count the FLOPs of a block, with the triangular systems of linear attention, which torch has no formula for."""
+    mapping = {torch.ops.aten.linalg_solve_triangular: _triangular_flops}
+    with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=mapping) as counter, _HelpersToMeta():
+        yield counter
+
+
+def total(counter: FlopCounterMode) -> int:
+    """Return the counted FLOPs without rotary embeddings, which older transformers compute as products of matrices."""
+    parts = counter.get_flop_counts()
+    rotary = sum(sum(ops.values()) for name, ops in parts.items() if "rotary" in name.rpartition(".")[2])
+    return int(counter.get_total_flops() - rotary)
+
+
+def _triangular_flops(matrix: Any, columns: Any, *_: Any, **__: Any) -> int:
+    """FLOPs of solving triangular systems [..., n, n] for [..., n, m]: half those of a product."""
+    return int(matrix[-1] * prod(columns))
+
+
+class _HelpersToMeta(TorchDispatchMode):
+    """Positions and masks have values, on the CPU; they move to the meta device where they meet a tensor that is there.
+
+    Values are needed as long as shapes depend on them: of masks that select rows, and of lengths to split by. A flag
+    that is read from the meta device ("is anything masked?") is true; no count depends on it.
+    """
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in tree_leaves((args, kwargs))):
+            if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype == torch.bool:
+                return True
+            if func is torch.ops.aten.index.Tensor:
+                args = (args[0], [index for given in args[1] for index in _as_indices(given)])
+            args, kwargs = tree_map(_to_meta, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+def _as_indices(given: Tensor | None) -> list[Tensor | None]:
+    """Row numbers in place of a mask, whose values are known on the CPU alone."""
+    if given is None or given.dtype != torch.bool or given.is_meta:
+        return [given]
+    return list(given.nonzero().unbind(1))
+
+
+def _to_meta(value: Any) -> Any:
+    return value.to("meta") if isinstance(value, Tensor) else value
+
+
+def _hooks(module: Any, start: Callable[..., None], stop: Callable[..., None]) -> list[Any]:
+    return [module.register_forward_pre_hook(start), module.register_forward_hook(stop)]
