@@ -16,6 +16,7 @@ from clustrs.evaluation.store import AnswerRecord, Key, identity
 from clustrs.evaluation.tasks import Item, Task, get_task
 from clustrs.evaluation.tasks.sources import has_half_characters
 from clustrs.models import load, shared_encoding
+from clustrs.models.ask import chat_prompt
 from clustrs.models.load import apply_image_padding
 from clustrs.pruners import Pruner, from_dict
 from clustrs.validation import EngineName, excerpt
