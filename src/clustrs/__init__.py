@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors; a 
     from clustrs.export import export_onnx as export_onnx
     from clustrs.export import export_selection as export_selection
     from clustrs.models.adapters.base import Adapter as Adapter
+    from clustrs.models.adapters.base import PatchGrid as PatchGrid
     from clustrs.models.adapters.base import VisualTokens as VisualTokens
     from clustrs.models.adapters.base import list_model_types as list_model_types
     from clustrs.models.adapters.base import register_adapter as register_adapter
@@ -42,7 +43,6 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors; a 
     from clustrs.models.attach import Handle as Handle
     from clustrs.models.attach import ImageSelection as ImageSelection
     from clustrs.models.costs import Cost as Cost
-    from clustrs.models.costs import PatchGrid as PatchGrid
     from clustrs.models.costs import count_cost as count_cost
     from clustrs.models.draw import draw_comparison as draw_comparison
     from clustrs.models.draw import draw_kept as draw_kept
@@ -89,14 +89,11 @@ _MODULES = {
     "evaluation.tasks": "Item Task get_task list_tasks register_task",
     "evaluation.verdicts": "judge_run",
     "export": "export_onnx export_selection",
-    "models.adapters.base": "Adapter VisualTokens",
-    "models.adapters.registry": "list_model_types register_adapter",
-    "models.ask": "Answer ask",
-    "models.flops": "PatchGrid",
-    "models.prompts": "chat_prompt",
+    "models.adapters.base": "Adapter PatchGrid VisualTokens list_model_types register_adapter",
+    "models.ask": "Answer ask chat_prompt",
     "models.attach": "Handle ImageSelection",
-    "models.cost": "Cost count_cost",
-    "models.plot": "draw_comparison draw_kept",
+    "models.costs": "Cost count_cost",
+    "models.draw": "draw_comparison draw_kept",
     "models.load": "load_model quiet_transformers",
     "pruners": "ClustRS Denoise DivPrune EncoderStates FasterVLM Grid Layout NoPruning Pruner PrunerInputs Random "
     "Selection ToMe VisPruner VisionZip attach from_dict get_method list_methods list_presets method_class "
