@@ -110,11 +110,13 @@ def install_command(*extras: str, package: str = "") -> str:
     >>> install_command("app")
     "pip install './packages/clustrs-models' '.[app]'"
     >>> install_command("cli", package="clustrs-paper")
-    "pip install './packages/clustrs-models' './packages/clustrs-paper' '.[cli]'"
+    "pip install './packages/clustrs-models' '.[cli]' './packages/clustrs-paper'"
     """
-    folders = [] if extras and set(extras) <= set(WITHOUT_MODELS) else ["./packages/clustrs-models"]
-    folders += [f"./packages/{package}"] if package else []
-    return " ".join(["pip install", *(f"'{word}'" for word in (*folders, f".[{','.join(extras)}]"))])
+    words = [] if extras and set(extras) <= set(WITHOUT_MODELS) else ["./packages/clustrs-models"]
+    words.append(f".[{','.join(extras)}]")
+    if package:  # after clustrs: pip before 24 looks for it on an index otherwise
+        words.append(f"./packages/{package}")
+    return " ".join(["pip install", *(f"'{word}'" for word in words)])
 
 
 def install_hint(*extras: str, package: str = "") -> str:
