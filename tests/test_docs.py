@@ -237,7 +237,7 @@ def commands(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_are_understood(page: Path) -> None:
     """Every command has options that exist, with values that they take."""
-    from clustrs.cli.app import parse
+    from clustrs.cli.base import parse
 
     for line in commands(page):
         if "..." not in line:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from clustrs import ClustRS, NoPruning
-from clustrs.cli.compare import answers_table
+from clustrs.cli.ask import answers_table
 from clustrs.models.ask import Answer, Seconds
 from clustrs.pruners import variant_labels
 from clustrs.tables import NOTHING, Row, Table, Value

@@ -18,10 +18,8 @@ import torch
 from PIL import Image
 
 import clustrs
-from clustrs.cli import app as cli_app
 from clustrs.cli import ask as cli_ask
-from clustrs.cli import compare as cli_compare
-from clustrs.cli import main
+from clustrs.cli import base, main
 from clustrs.corruptions import Corruption
 from clustrs.corruptions.images import open_image
 from clustrs.embedded import DEFAULT, EMBEDDED
@@ -71,10 +69,10 @@ def test_ask_prints(run: Run, folder: Path, image_file: Path) -> None:
     options = ("--keep", 5, "--max-new-tokens", 3)
     code, out, err = run("ask", image_file, "What is this?", "--model", folder, *options)
     assert (code, err) == (0, "")
-    assert "clustrs: 5 of 16 visual tokens went in, 3 new tokens came out" in out
+    assert "clustrs: kept 5 of 16 visual tokens; generated 3" in out
     last = out.splitlines()[-1]
     assert last.startswith("milliseconds: vision ")
-    assert all(part in last for part in ("scoring", "selection", "prefill", "decode", "a token"))
+    assert all(part in last for part in ("scoring", "selection", "prefill", "decode", "per token"))
 
 
 def test_ask_json(ask: Callable[..., dict[str, Any]], folder: Path, image_file: Path) -> None:
@@ -99,7 +97,7 @@ def sample_questions(*texts: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("method", ["none", "clustrs"])
 def test_the_examples_of_the_help_are_answered_rightly(run: Run, method: str) -> None:
-    examples = sample_questions(cli_app.EXAMPLES, cli_ask.EXAMPLES, cli_compare.EXAMPLES)
+    examples = sample_questions(base.EXAMPLES, cli_ask.ASK_EXAMPLES, cli_ask.COMPARE_EXAMPLES)
     assert examples
     for image, question in examples:
         code, out, _ = run("ask", image, question, "--method", method, "--json")
@@ -121,7 +119,7 @@ def test_one_new_token_has_no_decode(
     seconds = ask("--max-new-tokens", 1)["seconds"]
     assert seconds["decode"] == 0
     assert seconds["decode_per_token"] is None
-    assert "decode - a token" in run("ask", image_file, "Hm?", "--model", folder, "--max-new-tokens", 1)[1]
+    assert "decode - per token" in run("ask", image_file, "Hm?", "--model", folder, "--max-new-tokens", 1)[1]
 
 
 def test_unpruned_answer_is_the_models_own(ask: Callable[..., dict[str, Any]], folder: Path, image_file: Path) -> None:
@@ -231,7 +229,9 @@ def test_drawing_that_cannot_be_stored(run: Run, folder: Path, image_file: Path,
     show = tmp_path / "file" / "kept.png"
     code, _, err = run("ask", image_file, "What?", "--model", folder, "--max-new-tokens", 1, "--show", show)
     assert code == 2
-    assert err.startswith(f"clustrs: --show '{show.parent}': '{show.parent}' is not a folder")
+    assert err.startswith(
+        f"clustrs: --show must be a folder that can be written to, got '{show.parent}' ('{show.parent}' is not"
+    )
 
 
 def test_onevision(run: Run, image_file: Path, tmp_path: Path) -> None:
@@ -361,25 +361,25 @@ def test_one_colour_and_tiny_images(run: Run, folder: Path, anyres: Path, tmp_pa
 
 MISTAKES: list[tuple[list[str], str]] = [
     (["--method", "clusters"], "unknown method 'clusters' (did you mean 'clustrs'?), expected one of clustrs, "),
-    (["--keep", "many"], "--keep many: give a count (16) or a fraction (0.25)"),
-    (["--keep", "0"], "--keep 0: give a count"),
-    (["--keep", "1.5"], "--keep 1.5: give a count"),
-    (["--keep", "nan"], "--keep nan: give a count"),
+    (["--keep", "many"], "--keep must be a count (16) or a fraction (0.25), got 'many'"),
+    (["--keep", "0"], "--keep must be a count"),
+    (["--keep", "1.5"], "--keep must be a count"),
+    (["--keep", "nan"], "--keep must be a count"),
     (["--method", "none", "--keep", "16"], "keep=16: this method keeps every token"),
-    (["--set", "tau"], "--set tau: give KEY=VALUE"),
-    (["--set", "=2"], "--set =2: give KEY=VALUE"),
+    (["--set", "tau"], "--set must be KEY=VALUE (write tau=2), got 'tau'"),
+    (["--set", "=2"], "--set must be KEY=VALUE"),
     (["--set", "tua=2"], "clustrs has no parameter 'tua' (did you mean 'tau'?)"),
     (["--set", "tau=-1"], "tau must be a number above 0, got -1"),
     (["--set", "tau=big"], "tau must be a number above 0, got 'big'"),
-    (["--set", "keep=3"], "--set keep=3: give --keep 3"),
+    (["--set", "keep=3"], "--set must not contain keep (write --keep 3)"),
     (["--corrupt", "sleet:1"], "unknown corruption 'sleet'; available: gaussian, salt_pepper"),
     (["--corrupt", "fog:1"], "unknown corruption 'fog' (did you mean 'imagenet_c/fog'?); available: gaussian"),
     (["--corrupt", "gaussian"], "corruption must be NAME:LEVEL"),
-    (["--seed", "x"], "--seed x: give an integer from 0 to 9223372036854775807"),
-    (["--scope", "all"], "--scope all: give one of image, crop"),
-    (["--crops", "first"], "--crops first: give one of all, base"),
-    (["--positions", "none"], "--positions none: give one of compact, original"),
-    (["--max-new-tokens", "0"], "--max-new-tokens 0: give an integer from 1 to 2147483647"),
+    (["--seed", "x"], "--seed must be an integer from 0 to 9223372036854775807, got 'x'"),
+    (["--scope", "all"], "--scope must be one of image, crop, got 'all'"),
+    (["--crops", "first"], "--crops must be one of all, base, got 'first'"),
+    (["--positions", "none"], "--positions must be one of compact, original, got 'none'"),
+    (["--max-new-tokens", "0"], "--max-new-tokens must be an integer from 1 to 2147483647"),
     (["--show", "kept.xyz"], "drawing 'kept.xyz': give a file name that ends in .png, .pdf, .svg"),
     (["--nonsense"], "no such option: --nonsense (see clustrs ask --help)"),
 ]
@@ -397,10 +397,10 @@ def test_mistakes(run: Run, folder: Path, image_file: Path, words: list[str], me
     ("words", "message"),
     [
         (["--methods", "clustrs,nothing"], "unknown method 'nothing'"),
-        (["--methods", "clustrs,"], "--methods clustrs,: a value is empty"),
-        (["--methods", "grid,grid"], "--methods grid,grid: give each once"),
-        (["--set", "tua=2"], "--set tua: none of the methods has this parameter"),
-        (["--methods", "grid", "--set", "tau=2"], "--set tau: none of the methods has this parameter"),
+        (["--methods", "clustrs,"], "--methods must be values separated by spaces or commas, none of them empty"),
+        (["--methods", "grid,grid"], "--methods has a duplicate value: grid"),
+        (["--set", "tua=2"], "--set tua is not a parameter of any of these methods"),
+        (["--methods", "grid", "--set", "tau=2"], "--set tau is not a parameter of any of these methods"),
     ],
 )
 def test_mistakes_in_compare(run: Run, folder: Path, image_file: Path, words: list[str], message: str) -> None:
@@ -412,14 +412,14 @@ def test_mistakes_in_compare(run: Run, folder: Path, image_file: Path, words: li
 
 def test_mistakes_in_words(run: Run, folder: Path, image_file: Path) -> None:
     mistakes: list[tuple[list[Any], str]] = [
-        (["answer"], "no such command 'answer' (see clustrs --help)"),
-        (["aks"], "no such command 'aks'. Did you mean"),
+        (["prune"], "no such command 'prune' (see clustrs --help)"),
+        (["aks"], "no such command 'aks' (did you mean 'ask'?)"),
         (["ask"], "missing argument 'IMAGE' (see clustrs ask --help)"),
         (["ask", "sample:scene-1"], "missing argument 'QUESTION' (see clustrs ask --help)"),
         (["ask", "sample:scene-1", "What?", "--kep", "3"], "no such option: --kep (did you mean '--keep'?)"),
-        (["ask", "sample:scene-1", "What?", "--model", "--json"], "--model: a value is missing"),
+        (["ask", "sample:scene-1", "What?", "--model", "--json"], "--model needs a value"),
         (["ask", "sample:scene-1", "What?", "more"], "got unexpected extra argument(s) (more)"),
-        (["study", "stabilty"], "no such command 'stabilty'. Did you mean 'stability'?"),
+        (["study", "stabilty"], "no such command 'stabilty' (did you mean 'stability'?)"),
         (["ask", "sample:dog", "What?"], "image 'sample:dog': the samples are photo-1"),
         (["ask", image_file, " ", "--model", folder], "the question is empty"),
         (["ask", image_file, "An <image>?", "--model", folder], "the question has '<image>' in it"),

@@ -64,12 +64,12 @@ def test_the_same_command_finds_its_run(run: Run, root: Path, tmp_path: Path, mo
 
 def test_export_and_import(run: Run, root: Path, tmp_path: Path) -> None:
     assert run("eval", *options(root), "-o", tmp_path / "run")[0] == 3
-    code, out, _ = run("export", tmp_path / "run", "--format", "mmvet", "-o", tmp_path / "files")
+    code, out, _ = run("export-answers", tmp_path / "run", "--format", "mmvet", "-o", tmp_path / "files")
     assert code == 0
     assert len(out.split()) == 6
     some = sorted((tmp_path / "files").iterdir())[0]
     words = ("--task", "custom", "--data", root, "--format", "mmvet", "--name", "theirs", "-o", tmp_path / "again")
-    code, out, err = run("import", some, *words)
+    code, out, err = run("import-answers", some, *words)
     assert (code, err) == (0, "")
     assert "theirs" in out
     rows = [json.loads(line) for line in (tmp_path / "again" / "answers.jsonl").read_text().splitlines()]
@@ -104,7 +104,7 @@ def test_judge(run: Run, root: Path, tmp_path: Path, serve: Callable[..., Server
     words = ("judge", tmp_path, "--judge-model", "marker", "--judge-url", server.url)
     code, out, err = run(*words)
     assert (code, out, server.asked) == (2, "", [])
-    assert re.fullmatch(rf"clustrs: \d+ calls to marker at {server.url}: confirm them with --yes\n", err)
+    assert re.fullmatch(rf"clustrs: \d+ calls to marker at {server.url} need --yes where nobody can be asked\n", err)
     code, out, err = run(*words, "--yes")
     assert code == 0
     assert "failed 0" in out
@@ -152,12 +152,12 @@ def test_corrupt(run: Run, root: Path, tmp_path: Path) -> None:
         (["eval", "--model", "mini-lava"], "clustrs: model 'mini-lava': there is no such folder or embedded model"),
         (["eval", "--methods", "clust"], "clust"),
         (["eval", "--corrupt", "gausian"], "gaussian"),
-        (["eval", "--keep", "many"], "--keep many"),
+        (["eval", "--keep", "many"], "--keep must be a count (16) or a fraction (0.25), got 'many'"),
         (["eval", "--config", "nothing"], "ready ones are"),
         (["report", "nowhere"], "nowhere"),
         (["judge", "nowhere", "--judge-model", "m"], "nowhere"),
-        (["export", "nowhere", "--format", "mmvet", "-o", "x"], "nowhere"),
-        (["import", "nowhere", "--format", "mmvet", "--task", "scenes", "-o", "x"], "nowhere"),
+        (["export-answers", "nowhere", "--format", "mmvet", "-o", "x"], "nowhere"),
+        (["import-answers", "nowhere", "--format", "mmvet", "--task", "scenes", "-o", "x"], "nowhere"),
     ],
 )
 def test_mistakes(run: Run, words: list[str], message: str) -> None:

@@ -6,21 +6,32 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 
 import clustrs
-from clustrs.cli import arguments, main, terminal
-from clustrs.cli.app import parse
-from clustrs.cli.commands import app, command
+from clustrs.cli import main, terminal
+from clustrs.cli import options as o
+from clustrs.cli.base import Command, app, parse
 from clustrs.embedded import MODELS
 from clustrs.plugins import install_hint
 
 Run = Callable[..., tuple[int, str, str]]
 COMMANDS = [
-    *([], ["ask"], ["compare"], ["corrupt"], ["eval"], ["report"], ["judge"], ["export"], ["import"], ["study"]),
+    *(
+        [],
+        ["ask"],
+        ["compare"],
+        ["corrupt"],
+        ["eval"],
+        ["report"],
+        ["judge"],
+        ["export-answers"],
+        ["import-answers"],
+        ["study"],
+    ),
     *(["study", "overhead"], ["study", "ablation"], ["methods"], ["models"], ["samples"], ["tasks"], ["corruptions"]),
 ]
 BOXES = re.compile("[\x1b\u2500-\u257f]")
@@ -79,7 +90,7 @@ def test_options_stand_in_panels(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_help_text_looks_like_markup(run: Run, words: list[str]) -> None:
     usage, _, text = run(*words, "--help")[1].partition("\n\n")
     assert usage.startswith("Usage: ")
-    assert "[" not in re.sub(r"<.*?>|\[required\]", "", text.partition("\nexamples")[0])
+    assert "[" not in re.sub(r"<.*?>|\[required\]|\[default:[^]]*\]", "", text.partition("\nexamples")[0])
 
 
 def test_version(run: Run) -> None:
@@ -137,8 +148,8 @@ def test_completion_can_be_installed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["stud"], "no such command 'stud'. Did you mean 'study'? (see clustrs --help)"),
-        (["study", "overhed"], "no such command 'overhed'. Did you mean 'overhead'? (see clustrs study --help)"),
+        (["stud"], "no such command 'stud' (did you mean 'study'?) (see clustrs --help)"),
+        (["study", "overhed"], "no such command 'overhed' (did you mean 'overhead'?) (see clustrs study --help)"),
         (
             ["eval", "--metods", "none"],
             "no such option: --metods (did you mean '--methods'?) (see clustrs eval --help)",
@@ -147,7 +158,7 @@ def test_completion_can_be_installed(tmp_path: Path) -> None:
         (["eval", "--corrupt", "gausian:1"], "unknown corruption 'gausian' (did you mean 'gaussian'?)"),
         (["ask", "sample:scene1", "Why?"], "image 'sample:scene1' (did you mean 'sample:scene-1'?): the samples are"),
         (["eval", "--task", "scene"], "unknown task 'scene' (did you mean 'scenes'?)"),
-        (["eval", "--dtype", "float"], "--dtype float: give one of auto, float32, float16, bfloat16 (did you mean"),
+        (["eval", "--dtype", "float"], "--dtype must be one of auto, float32, float16, bfloat16 (did you mean"),
         (["judge", "run"], "missing option '--judge-model' (see clustrs judge --help)"),
     ],
 )
@@ -180,44 +191,33 @@ def test_without_typer(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     assert run("ask") == (2, "", f"clustrs: typer is not installed: {install_hint('cli')}\n")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServeOptions:
-    """The options of a command that passes words on."""
-
-    model: str = arguments.positional("the model", "MODEL")
-    keep: tuple[int | float, ...] = arguments.option((16,), "budgets", metavar="K")
-    quiet: bool = arguments.option(False, "say nothing")
-    rest: tuple[str, ...] = arguments.everything_else("options of the server")
-
-
 def test_words_are_passed_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "registered_commands", list(app.registered_commands))
     given = []
 
-    @command("serve-test", panel="Serve")
-    def serve(options: ServeOptions) -> int:
+    @app.command("serve-test", cls=Command, context_settings={"ignore_unknown_options": True})
+    def serve(
+        model: str,
+        rest: list[str],
+        keep: o.Keep = None,
+        quiet: Annotated[bool, o.flag("say nothing", "--quiet")] = False,
+    ) -> int:
         """Serve a model."""
-        given.append(options)
+        given.append((model, keep, quiet, rest))
         return 7
 
     words = ["m", "--port", "80", "--keep", "16", "64", "--enable-this", "--quiet", "-tp", "2"]
     assert run("serve-test", *words)[0] == 7
-    rest = ("--port", "80", "--enable-this", "-tp", "2")
-    assert given == [ServeOptions(model="m", keep=(16, 64), quiet=True, rest=rest)]
+    assert given == [("m", (16, 64), True, ["--port", "80", "--enable-this", "-tp", "2"])]
     assert "Serve a model." in run("serve-test", "--help")[1]
 
 
 def test_parsing_runs_nothing() -> None:
-    options = parse(["eval", "--keep", "16", "50", "--set-task", "a=1", "b=x", "--no-retry"])
-    assert (options.keep, options.set_task, options.no_retry, options.model) == (
-        (16, 50),
-        {"a": 1, "b": "x"},
-        True,
-        None,
-    )
+    given = parse(["eval", "--keep", "16", "50", "--set-task", "a=1", "b=x", "--no-retry"])
+    assert given == {"keep": (16, 50), "set_task": {"a": 1, "b": "x"}, "no_retry": True}
 
 
 def test_the_last_of_two_wins_and_numbers_may_be_negative() -> None:
-    assert parse(["compare", "i.png", "Why?", "--keep", "16", "--keep", "3", "4"]).keep == (3, 4)
-    assert parse(["study", "movement", "a.png", "--levels", "-1", "2"]).levels == (-1.0, 2.0)
-    assert parse(["ask", "i.png", "Why?", "--set", "tau=-1"]).set == {"tau": -1}
+    assert parse(["compare", "i.png", "Why?", "--keep", "16", "--keep", "3", "4"])["keep"] == (3, 4)
+    assert parse(["study", "movement", "a.png", "--levels", "-1", "2"])["levels"] == (-1.0, 2.0)
+    assert parse(["ask", "i.png", "Why?", "--set", "tau=-1"])["settings"] == {"tau": -1}

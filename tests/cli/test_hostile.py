@@ -43,7 +43,7 @@ def refused(run: Run, *words: Any) -> str:
         ("eval", "--methods", LONG),
         ("eval", "-o", LONG),
         ("report", LONG),
-        ("export", LONG, "--format", "mmvet", "-o", "x"),
+        ("export-answers", LONG, "--format", "mmvet", "-o", "x"),
         ("study", LONG),
         ("study", "movement", LONG),
         ("study", "movement", "--corrupt", LONG),
@@ -77,7 +77,7 @@ def test_lone_surrogates(run: Run, words: tuple[str, ...]) -> None:
 
 
 def test_null_characters(run: Run) -> None:
-    assert "has a null character" in refused(run, "ask", "a\0.png", "Why?")
+    assert "contains a null character" in refused(run, "ask", "a\0.png", "Why?")
 
 
 OUTPUTS: list[tuple[tuple[str, ...], str]] = [
@@ -95,7 +95,7 @@ def test_folders_that_take_no_files(
 ) -> None:
     (tmp_path / "file").touch()
     message = refused(run, *(word.format(tmp_path / "file") for word in words))
-    assert message.startswith(f"clustrs: {option} '{tmp_path / 'file'}")
+    assert message.startswith(f"clustrs: {option} must be a folder that can be written to, got '{tmp_path / 'file'}")
     assert "is not a folder" in message
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     message = refused(run, *(word.format(tmp_path / "new") for word in words))
@@ -138,13 +138,13 @@ def test_other_errors_of_the_system(run: Run, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("eval", "--workers", "2"), "--workers 2: this is for Ray, add --engine ray"),
-        (("eval", "--address", "auto"), "--address auto: this is for Ray, add --engine ray"),
-        (("eval", "--set-task", "limit=3"), "--set-task limit=3: give --limit 3"),
-        (("study", "ablation", "--set-task", "data=x"), "--set-task data=x: give --data x"),
-        ((*CORRUPT, "--contact-sheet", "-o", "x.png"), "give --corrupt NAME:LEVEL for one image, or --contact-sheet"),
+        (("eval", "--workers", "2"), "--workers 2 needs --engine ray"),
+        (("eval", "--address", "auto"), "--address auto needs --engine ray"),
+        (("eval", "--set-task", "limit=3"), "--set-task must not contain limit (write --limit 3)"),
+        (("study", "ablation", "--set-task", "data=x"), "--set-task must not contain data (write --data x)"),
+        ((*CORRUPT, "--contact-sheet", "-o", "x.png"), "corrupt needs either --corrupt NAME:LEVEL or --contact-sheet"),
         (("study", "movement", "--levels", "1"), "levels=(1.0,) but no corruption"),
-        ((*ASK, "--set", "keep=3"), "--set keep=3: give --keep 3"),
+        ((*ASK, "--set", "keep=3"), "--set must not contain keep (write --keep 3)"),
     ],
 )
 def test_bad_combinations(run: Run, words: tuple[str, ...], message: str) -> None:

@@ -162,9 +162,9 @@ def test_a_value_that_cannot_be_a_command(install: Install, run: Run) -> None:
 def test_commands_of_our_other_packages_are_named_where_they_are_missing(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from clustrs.cli import app
+    from clustrs.cli import base
 
-    monkeypatch.setitem(app.PACKAGES, "paint", "clustrs-paint")
+    monkeypatch.setitem(base.PACKAGES, "paint", "clustrs-paint")
     expected = "clustrs paint is in the package clustrs-paint: pip install './packages/clustrs-models' "
     assert run("paint") == (2, "", f"clustrs: {expected}'./packages/clustrs-paint' '.[cli]' (in a clone of ClustRS)\n")
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from clustrs.cli import compare, main, values
-from clustrs.cli.app import parse
+from clustrs.cli import main, options
+from clustrs.cli.ask import compared
+from clustrs.cli.base import parse
 from clustrs.cli.evaluate import configuration
 from clustrs.embedded import DEFAULT, EMBEDDED, EmbeddedModel, default_task
+from clustrs.pruners import Pruner, variant_labels
 from clustrs_paper import command as study
 
 Run = Callable[..., tuple[int, str, str]]
@@ -21,63 +23,70 @@ LISTS = [
 ]
 
 
+def compare_words(*words: str) -> list[Pruner]:
+    """The methods that `clustrs compare` compares with these words."""
+    given = parse(["compare", "sample:scene-1", "Why?", *words])
+    return compared(given.get("methods", ["all"]), given.get("keep"), given.get("settings"))
+
+
+def labels(*words: str) -> list[str]:
+    return variant_labels(compare_words(*words), with_keep=True)
+
+
 @pytest.mark.parametrize(("keep", "methods"), LISTS)
 def test_spaces_or_commas_everywhere(keep: list[str], methods: list[str]) -> None:
-    compared = compare.compared(parse(["compare", "sample:scene-1", "Why?", *methods, *keep]))
-    assert [(method.name, method.keep) for method in compared] == [("none", 1.0), ("clustrs", 16), ("clustrs", 50)]
+    pruners = compare_words(*methods, *keep)
+    assert [(method.name, method.keep) for method in pruners] == [("none", 1.0), ("clustrs", 16), ("clustrs", 50)]
     evaluated = configuration(parse(["eval", *methods, *keep])).methods
     assert [(method["name"], method["keep"]) for method in evaluated] == [
         ("none", 1.0),
         ("clustrs", 16),
         ("clustrs", 50),
     ]
-    config = study.make_config(study.parse(["overhead", *methods, *keep]))
+    config = study.make_config("overhead", study.parse(["overhead", *methods, *keep]))
     assert (config.methods, config.keep) == (("none", "clustrs"), (16, 50))
-    config = study.make_config(study.parse(["ablation", *keep]))
+    config = study.make_config("ablation", study.parse(["ablation", *keep]))
     assert config.keep == (16, 50)
 
 
 def test_commas_inside_a_parameter_stay() -> None:
     words = ["--methods", "clustrs clip=[0.2,0.9],none", "clustrs tau=2"]
-    compared = compare.compared(parse(["compare", "sample:scene-1", "Why?", *words]))
-    assert compare.labels(compared) == [
+    assert labels(*words) == [
         "clustrs clip=[0.2,0.9]",
         "none",
         "clustrs tau=2",
     ]
     words_of_a_switch = ["--methods", "clustrs", "clustrs representative=medoid"]
-    assert compare.labels(compare.compared(parse(["compare", "sample:scene-1", "Why?", *words_of_a_switch]))) == [
+    assert labels(*words_of_a_switch) == [
         "clustrs",
         "clustrs representative=medoid",
     ]
     for word in ("clustrs,clustrs clip=0,0", "clustrs,clustrs clip=[0,0]"):
-        options = parse(["compare", "sample:scene-1", "Why?", "--methods", word])
-        assert compare.labels(compare.compared(options)) == ["clustrs", "clustrs clip=[0,0]"]
+        assert labels("--methods", word) == ["clustrs", "clustrs clip=[0,0]"]
         clips = [method["clip"] for method in configuration(parse(["eval", "--methods", word, "--keep", "16"])).methods]
         assert clips == [[0.1, 0.95], [0.0, 0.0]]
-    presets = parse(["compare", "sample:scene-1", "Why?", "--methods", "clustrs,clustrs-robust"])
-    assert compare.labels(compare.compared(presets)) == ["clustrs", "clustrs-robust"]
+    assert labels("--methods", "clustrs,clustrs-robust") == ["clustrs", "clustrs-robust"]
     evaluated = configuration(parse(["eval", *words])).methods
     assert [method["name"] for method in evaluated] == ["clustrs", "none", "clustrs"]
-    assert values.split(["a=[1,[2,3]],b", "c"]) == ["a=[1,[2,3]]", "b", "c"]
+    assert options.split(["a=[1,[2,3]],b", "c"]) == ["a=[1,[2,3]]", "b", "c"]
 
 
 @pytest.mark.parametrize("text", ["a,", ",a", "a,,b", ""])
 def test_empty_values(text: str) -> None:
-    with pytest.raises(ValueError, match="a value is empty"):
-        values.split([text])
+    with pytest.raises(ValueError, match="none of them empty"):
+        options.split([text])
 
 
 def test_ask_takes_one_budget(run: Run) -> None:
     code, out, err = run("ask", "sample:scene-1", "Why?", "--keep", "16", "50")
     assert (code, out) == (2, "")
-    assert err == "clustrs: --keep 16 50: ask takes one budget, clustrs compare takes several\n"
+    assert err == "clustrs: --keep must be one budget for ask, got 16 50 (clustrs compare takes several)\n"
 
 
 def test_settings_add_up() -> None:
-    options = parse(["ask", "i.png", "Why?", "--set", "tau=2", "shrink=false", "--set", "centroid=huber"])
-    assert options.set == {"tau": 2, "shrink": False, "centroid": "huber"}
-    assert parse(["ask", "i.png", "Why?"]).set == {}
+    given = parse(["ask", "i.png", "Why?", "--set", "tau=2", "shrink=false", "--set", "centroid=huber"])
+    assert given["settings"] == {"tau": 2, "shrink": False, "centroid": "huber"}
+    assert parse(["ask", "i.png", "Why?"]) == {"image": "i.png", "question": "Why?"}
 
 
 BIG = ["9" * 400, "9" * 6000, "-" + "9" * 400, "1e400", "٣"]
@@ -106,7 +115,7 @@ def test_numbers_of_hundreds_of_digits(run: Run, command: list[str], options: li
             code, out, err = run(*command, f"{option}={text}")
             assert (code, out) == (2, "")
             assert err.startswith(f"clustrs: {option} ")
-            assert ": give a" in err
+            assert " must be a" in err
             assert err.count("\n") == 1
             assert len(err) < 400
 
@@ -125,15 +134,11 @@ def test_parameters_of_hundreds_of_digits(run: Run, value: str) -> None:
 
 
 def test_numbers_of_other_kinds() -> None:
-    assert (values.keep("16"), values.keep("0.25"), values.keep("1.0")) == (16, 0.25, 1.0)
-    assert (values.seed("0"), values.seed(str(2**63 - 1))) == (0, 2**63 - 1)
-    for read, text in (
-        (values.seed, str(2**63)),
-        (values.integer(), "1.0"),
-        (values.number, "inf"),
-        (values.keep, "inf"),
-    ):
-        with pytest.raises(ValueError, match="give a"):
+    keep, seed = options.read_keep, options.integer(0, options.LARGEST_SEED)
+    assert (keep("16"), keep("0.25"), keep("1.0")) == (16, 0.25, 1.0)
+    assert (seed("0"), seed(str(2**63 - 1))) == (0, 2**63 - 1)
+    for read, text in ((seed, str(2**63)), (options.integer(), "1.0"), (options.number, "inf"), (keep, "inf")):
+        with pytest.raises(ValueError, match="must be a"):
             read(text)
 
 
@@ -176,14 +181,14 @@ def test_the_help_of_a_study_explains_only_options_that_it_has(capsys: pytest.Ca
         shown = capsys.readouterr().out
         own = set(re.findall(r"^ +(?:-o, )?(?:-h, )?(--[a-z0-9-]+)", shown, re.MULTILINE))
         assert set(re.findall(r"--[a-z][a-z0-9-]+", shown)) == own
-        assert ("IMAGE" in shown) == ("Give images before" in shown)
+        assert ("IMAGE" in shown) == ("Images come before" in shown)
         assert "images are given" not in shown or "IMAGE" in shown
 
 
 def test_defaults_are_those_of_the_config() -> None:
     from clustrs_paper.studies.overhead import OverheadConfig
 
-    assert study.make_config(study.parse(["overhead"])) == OverheadConfig()
+    assert study.make_config("overhead", study.parse(["overhead"])) == OverheadConfig()
     words: list[Any] = ["overhead", "a.png", "--crops", "base", "--quiet", "--repeats", "3"]
     expected = OverheadConfig(images=("a.png",), crops="base", progress=False, repeats=3)
-    assert study.make_config(study.parse(words)) == expected
+    assert study.make_config("overhead", study.parse(words)) == expected

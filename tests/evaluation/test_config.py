@@ -81,7 +81,7 @@ def test_differences_say_what_changed() -> None:
 
 
 def test_every_ready_configuration_is_valid() -> None:
-    from clustrs.cli.app import parse
+    from clustrs.cli.base import parse
     from clustrs.cli.evaluate import configuration
 
     ready = [Path(name) for name in sorted(shipped_configs())]
@@ -93,7 +93,7 @@ def test_every_ready_configuration_is_valid() -> None:
 
 
 def test_a_configuration_file(tmp_path: Path) -> None:
-    from clustrs.cli.app import parse
+    from clustrs.cli.base import parse
     from clustrs.cli.evaluate import configuration
 
     file = tmp_path / "mine.yaml"
@@ -142,7 +142,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         (BOMB, "line 2 has the alias ..: write the value out"),
         ("[" * 5000, "is not YAML: nested more than 20 deep"),
         ("1: 2", "give a mapping"),
-        ("methods: ['']", "methods: a value is empty, give values"),
+        ("methods: ['']", "methods must be values separated by spaces or commas, none of them empty"),
         ('a: "\\ud800"', "unknown option 'a'|is not YAML"),
     ],
     ids=lambda value: value[:24],

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from clustrs.cli.app import parse
+from clustrs.cli.base import parse
 from clustrs.cli.evaluate import configuration
 from clustrs.corruptions import Corruption, list_corruptions
 from clustrs.embedded import DEFAULT

@@ -282,7 +282,7 @@ def test_all_scienceqa_answers_of_llava(run: Any, tmp_path: Path) -> None:
     entries = json.loads((real("scienceqa") / "llava_test_CQM-A.json").read_text())
     assert len(entries) == 4241
     words = ("--task", "scienceqa", "--data", real("scienceqa"), "--format", "llava", "-o", tmp_path / "run")
-    code, out, err = run("import", llava_answers(tmp_path / "answers.jsonl", entries), *words)
+    code, out, err = run("import-answers", llava_answers(tmp_path / "answers.jsonl", entries), *words)
     assert code == 0
     assert err == "2224 of 4241 predictions set aside: their questions have no image\n"
     config = json.loads((tmp_path / "run" / "config.json").read_text())

@@ -79,7 +79,7 @@ def test_totals_of_all_official_questions(tmp_path: Path) -> None:
 
 def test_import_of_a_grade_file_alone(run: Run, data: Path, grade_file: Path, tmp_path: Path) -> None:
     words = ("--task", "mmvet", "--data", data, "--format", "mmvet", "--name", "llava-v1.5-7b")
-    code, out, err = run("import", grade_file, *words, "-o", tmp_path / "run")
+    code, out, err = run("import-answers", grade_file, *words, "-o", tmp_path / "run")
     assert code == 0
     assert err == "the file has scores only: answers are recorded without their words (--grades takes both)\n"
     assert (
@@ -102,7 +102,7 @@ def test_import_of_predictions_with_their_grades(run: Run, data: Path, grade_fil
     texts = {item: f"answer {item}" for item in MARKS}
     write_json(tmp_path / "llava-v1.5-7b.json", texts)
     words = ("--task", "mmvet", "--data", data, "--format", "mmvet", "--grades", grade_file)
-    code, out, err = run("import", tmp_path / "llava-v1.5-7b.json", *words, "-o", tmp_path / "run")
+    code, out, err = run("import-answers", tmp_path / "llava-v1.5-7b.json", *words, "-o", tmp_path / "run")
     assert (code, err) == (0, "")
     assert "total 46.7, std 5.1, runs [40.0, 52.5, 47.5]" in out
     records = [json.loads(line) for line in (tmp_path / "run" / "answers.jsonl").read_text().splitlines()]
@@ -119,7 +119,7 @@ def test_replies_without_a_number_are_counted(run: Run, data: Path, tmp_path: Pa
     write_json(tmp_path / "grades.json", content)
     assert read_grades(tmp_path / "grades.json").without_number == 1
     words = ("--task", "mmvet", "--data", data, "--format", "mmvet", "-o", tmp_path / "run")
-    code, out, err = run("import", tmp_path / "grades.json", *words)
+    code, out, err = run("import-answers", tmp_path / "grades.json", *words)
     assert code == 0
     assert "total 40.0, std 0.0, runs [40.0]" in out
     assert "1 of the scores are 0 because the judge's reply was no number" in err
@@ -128,7 +128,7 @@ def test_replies_without_a_number_are_counted(run: Run, data: Path, tmp_path: Pa
 def test_some_questions_only(run: Run, data: Path, tmp_path: Path) -> None:
     write_json(tmp_path / "grades.json", {"v1_1": entry([0.5])})
     words = ("--task", "mmvet", "--data", data, "--format", "mmvet", "-o", tmp_path / "run")
-    code, out, _ = run("import", tmp_path / "grades.json", *words)
+    code, out, _ = run("import-answers", tmp_path / "grades.json", *words)
     assert code == 0
     assert "(1 of 4 questions, judge gpt-4-0613):\nrec 50.0, total 50.0" in out
     assert load_run(tmp_path / "run").errors == {"no prediction": 3}

@@ -34,14 +34,17 @@ def test_vision_encoder(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "give a model, or --tokens and --dim for the selection alone"),
-        (["--tokens", 24], "give a model, or --tokens and --dim"),
-        (["mini-llava", "--dim", 8], "--dim: a model says this itself, leave it or the model out"),
-        (["mini-llava", "mini-onevision"], "mini-llava mini-onevision: give one model"),
-        (["--tokens", 24, "--dim", 8, "--dtype", "float16"], "--dtype float16: the selection alone takes float32"),
+        ([], "export-onnx needs a model, or --tokens and --dim for the selection alone"),
+        (["--tokens", 24], "export-onnx needs a model, or --tokens and --dim"),
+        (["mini-llava", "--dim", 8], "--dim is for the selection alone, got a model, too"),
+        (["mini-llava", "mini-onevision"], "MODEL must be one model, got mini-llava mini-onevision"),
+        (
+            ["--tokens", 24, "--dim", 8, "--dtype", "float16"],
+            "--dtype must be float32 for the selection alone",
+        ),
         (["--tokens", 24, "--dim", 8, "--method", "tome"], "method 'tome' cannot be exported (exportable: "),
-        (["--tokens", 24, "--dim", 8, "--keep", 3, 4], "--keep 3 4: a graph has one budget, give one"),
-        (["--tokens", 24, "--dim", 8, "--set", "keep=3"], "--set keep=3: give --keep 3"),
+        (["--tokens", 24, "--dim", 8, "--keep", 3, 4], "--keep must be one budget for a graph, got 3 4"),
+        (["--tokens", 24, "--dim", 8, "--set", "keep=3"], "--set must not contain keep (write --keep 3)"),
     ],
 )
 def test_mistakes_are_told_in_one_line(run: Run, tmp_path: Path, words: list[Any], message: str) -> None:

@@ -12,5 +12,5 @@ def parts(study: Any, model: Path, *words: Any) -> tuple[StudyPart, ...]:
     name = study.__name__.rpartition(".")[2]
     given = [str(word) for word in words]
     options = command.parse([name, *given, *([] if "--model" in given else ["--model", str(model)]), "--quiet"])
-    result: tuple[StudyPart, ...] = study.run(command.make_config(options)).parts
+    result: tuple[StudyPart, ...] = study.run(command.make_config(name, options)).parts
     return result

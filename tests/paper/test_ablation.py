@@ -155,14 +155,14 @@ def test_a_judge_comes_in_between(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--keep", "x"), "--keep x: give a count"),
-        (("--keep", "4,4"), "--keep 4,4: give each once"),
-        (("--levels", "one"), "--levels one: give a number"),
-        (("--seeds", "-1"), "--seeds -1: give an integer from 0"),
+        (("--keep", "x"), "--keep must be a count"),
+        (("--keep", "4,4"), "--keep has a duplicate value: 4"),
+        (("--levels", "one"), "--levels must be a number"),
+        (("--seeds", "-1"), "--seeds must be an integer from 0"),
         (("--corrupt", "fogg"), "unknown corruption 'fogg'"),
-        (("--set-task", "scoring"), "--set-task scoring: give KEY=VALUE"),
+        (("--set-task", "scoring"), "--set-task must be KEY=VALUE"),
         (("--task", "scene"), "unknown task 'scene'"),
-        (("--batch-size", "0"), "--batch-size 0: give an integer from 1"),
+        (("--batch-size", "0"), "--batch-size must be an integer from 1"),
     ],
 )
 def test_mistakes(folder_of: Folders, data: Path, tmp_path: Path, words: tuple[str, ...], message: str) -> None:

@@ -133,11 +133,11 @@ def test_findings_says_where_it_does_not_help() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--keep", "0"), "--keep 0: give a count"),
-        (("--keep", "4,,5"), "--keep 4,,5: a value is empty"),
-        (("--levels", "1,1"), "--levels 1,1: give each once"),
+        (("--keep", "0"), "--keep must be a count"),
+        (("--keep", "4,,5"), "--keep must be values separated by spaces or commas, none of them empty"),
+        (("--levels", "1,1"), "--levels has a duplicate value: 1"),
         (("--corrupt", "gausian"), "did you mean 'gaussian'"),
-        (("--count", "0"), "--count 0: give an integer from 1"),
+        (("--count", "0"), "--count must be an integer from 1"),
         (("nothing.png",), "there is no such file"),
     ],
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from clustrs.cli.app import parse
+from clustrs.cli.base import parse
 from clustrs.cli.evaluate import configuration
 from clustrs.evaluation.config import Config, parse_corruption
 from clustrs.pruners import from_dict

@@ -188,10 +188,10 @@ def test_a_method_that_keeps_the_cls_token_alone(folder_of: Folders, image_file:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--seed", "-1"), "--seed -1: give an integer from 0 to 4294967295"),
-        (("--methods", "clustrs,"), "--methods clustrs,: a value is empty"),
+        (("--seed", "-1"), "--seed must be an integer from 0 to 4294967295"),
+        (("--methods", "clustrs,"), "--methods must be values separated by spaces or commas, none of them empty"),
         (("--corrupt", "jpeg", "--levels", "0.5"), "jpeg level must be"),
-        (("--count", "0"), "--count 0: give an integer from 1"),
+        (("--count", "0"), "--count must be an integer from 1"),
     ],
 )
 def test_mistakes(words: tuple[str, ...], message: str) -> None:

@@ -145,8 +145,8 @@ def test_a_figure_for_each_image_and_level(folder_of: Folders, image_file: Path)
     [
         (("--levels", "1"), r"levels=\(1.0,\) but no corruption"),
         (("--corrupt", "fog"), "unknown corruption 'fog'"),
-        (("--keep", "1.5"), "--keep 1.5: give a count"),
-        (("--count", "-1"), "--count -1: give an integer from 1"),
+        (("--keep", "1.5"), "--keep must be a count"),
+        (("--count", "-1"), "--count must be an integer from 1"),
         (("nowhere.png",), "there is no such file"),
     ],
 )

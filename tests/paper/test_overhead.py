@@ -184,13 +184,13 @@ def test_quartiles() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--repeats", "0"), "--repeats 0: give an integer from 1"),
-        (("--count", "-1"), "--count -1: give an integer from 1"),
-        (("--new-tokens", "0"), "--new-tokens 0: give an integer from 1"),
-        (("--new-tokens", "14,14"), "give each once"),
-        (("--keep", "some"), "--keep some"),
+        (("--repeats", "0"), "--repeats must be an integer from 1"),
+        (("--count", "-1"), "--count must be an integer from 1"),
+        (("--new-tokens", "0"), "--new-tokens must be an integer from 1"),
+        (("--new-tokens", "14,14"), "--new-tokens has a duplicate value: 14"),
+        (("--keep", "some"), "--keep must be a count"),
         (("--methods", "clusters"), "clusters"),
-        (("--crops", "none"), "--crops none: give one of all, base"),
+        (("--crops", "none"), "--crops must be one of all, base"),
     ],
 )
 def test_mistakes(folder_of: Folders, words: tuple[str, ...], message: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from recorded_run import write_run
 
-from clustrs.cli.app import parse
+from clustrs.cli.base import parse
 from clustrs.cli.evaluate import configuration
 from clustrs.evaluation.report import write_report
 from clustrs.evaluation.report.summary import Summary

@@ -113,8 +113,8 @@ def test_tau_of_the_paper_is_its_own_table() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--parameters", "tau", "tauu"), "--parameters tauu: give one of tau, clip.*did you mean 'tau'"),
-        (("--parameters", "tau", "tau"), "--parameters tau tau: give each once"),
+        (("--parameters", "tau", "tauu"), "--parameters must be one of tau, clip.*did you mean 'tau'"),
+        (("--parameters", "tau", "tau"), "--parameters has a duplicate value: tau"),
         (("--corrupt", "gaussian:x"), "must be NAME:LEVEL"),
     ],
 )

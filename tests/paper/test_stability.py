@@ -163,16 +163,16 @@ def test_what_is_drawn(result: StudyPart) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--levels", "0,x"), "--levels x: give a number"),
-        (("--levels", "1,1"), "--levels 1,1: give each once"),
+        (("--levels", "0,x"), "--levels must be a number"),
+        (("--levels", "1,1"), "--levels has a duplicate value: 1"),
         (("--levels", "-1"), "gaussian level must be"),
         (("--corrupt", "gausian"), "unknown corruption 'gausian'"),
-        (("--methods", "clustrs,clustrs"), "--methods clustrs,clustrs: give each once"),
+        (("--methods", "clustrs,clustrs"), "--methods has a duplicate value: clustrs"),
         (("--methods", "clusters"), "unknown method 'clusters'"),
-        (("--keep", "many"), "--keep many: give a count"),
-        (("--keep", "0"), "--keep 0: give a count"),
-        (("--top", "0"), "--top 0: give an integer from 1"),
-        (("--count", "0"), "--count 0: give an integer from 1"),
+        (("--keep", "many"), "--keep must be a count"),
+        (("--keep", "0"), "--keep must be a count"),
+        (("--top", "0"), "--top must be an integer from 1"),
+        (("--count", "0"), "--count must be an integer from 1"),
     ],
 )
 def test_mistakes(words: tuple[str, ...], message: str) -> None:

@@ -86,12 +86,12 @@ def test_serve_adds_to_overrides(run: Run, started: list[list[str]]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["mini-llava", "--keep", "0"], "--keep 0: give a count"),
+        (["mini-llava", "--keep", "0"], "--keep must be a count"),
         (["mini-llava"], "--keep"),
         (["mini-llava", "--keep", "4", "--method", "nope"], "unknown method 'nope'"),
         (["mini-llava", "--keep", "4", "--method", "visionzip"], "'visionzip' cannot be served: it needs hidden"),
         (["mini-llava", "--keep", "4", "--set", "tua=2"], "clustrs has no parameter 'tua'"),
-        (["mini-llava", "--keep", "4", "--set", "keep=5"], "--set keep=5: give --keep 5"),
+        (["mini-llava", "--keep", "4", "--set", "keep=5"], "--set must not contain keep (write --keep 5)"),
         (["./nowhere", "--keep", "4"], "model './nowhere': there is no such folder"),
         (["mini-llava", "--keep", "4", "--hf-overrides", "{"], "--hf-overrides must be a JSON object, got {"),
         (["mini-llava", "--keep", "4", "--hf-overrides", '{"clustrs": {}}'], "the key 'clustrs' is set by"),
@@ -219,7 +219,7 @@ def test_a_message_part_carries_the_numbers_without_pickle(tmp_path: Path, dtype
         (["a/cat.jpg", "b/cat.png", "--keep", "4"], "another one is written to"),
         (["missing.jpg", "--keep", "4"], "image 'missing.jpg': there is no such file"),
         (["--keep", "4"], "IMAGE"),
-        (["sample:cat", "--keep", "1.5"], "--keep 1.5: give a count"),
+        (["sample:cat", "--keep", "1.5"], "--keep must be a count"),
     ],
 )
 def test_encode_stops_in_one_line(run: Run, tmp_path: Path, words: list[str], message: str) -> None:

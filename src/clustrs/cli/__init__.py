@@ -1,15 +1,15 @@
-"""The `clustrs` command: words to calls, nothing else.
+"""The `clustrs` command: parse arguments and dispatch to commands.
 
-To add a command: one file here, named in `app.COMMANDS`, with a frozen dataclass of its options (fields made by
-`arguments.option` and `positional`; shared groups are in `options.py`) and a function that takes one, decorated with
-`@command("name", panel=...)`. Its docstring is the help text, what it returns is the exit code, a ValueError is told in
-one line with exit code 2. What it needs is imported inside it, so that `--help` stays quick. A field made by
-`arguments.everything_else` collects the words that the command does not know, to pass them on to another program.
+To add a command: a function with `Annotated` parameters in one of the modules of `base.MODULES`, decorated with
+`@app.command("name", cls=Command, rich_help_panel=..., epilog=examples)`; `options.py` has the options that commands
+share. Its docstring is the help text, its result the exit code; a ValueError is printed in one line with exit code 2.
+Import inside the function what it needs, so that `--help` stays fast and mistyped arguments are refused before torch is
+loaded.
 
 Other packages add commands by an entry point in the group `clustrs.commands`. Its name is the name of the command; its
 value is a `typer.Typer` (mounted as a group of commands under that name) or a function (one command, registered with
-`cls=clustrs.cli.commands.Command`). It is loaded when the command is called, and when the commands are listed, so its
-module must not import anything heavy. What a command returns is the exit code; a ValueError is printed in one line.
+`cls=clustrs.cli.base.Command`). It is loaded when the command is called, and when the commands are listed, so its
+module must not import anything heavy. The same rules hold for results and errors.
 """
 
 import os
@@ -28,12 +28,12 @@ LONGEST_WORD = 300
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; 0 is success, 2 a mistake of the user's, told in one line. A command may have codes of its own."""
+    """Run a command and return its exit code: 0 for success, 2 for an error that is described in one line."""
     words = sys.argv[1:] if argv is None else argv
     try:
         check_words(words)
         source_date()
-        from clustrs.cli.app import call
+        from clustrs.cli.base import call
 
         with plugin_warnings_in_one_line():
             return call(words) or 0
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:  # a full disk, a read-only folder, a name that is too long
         return complain(f"{error.filename or 'writing the output'}: {error.strerror or error}")
     except MemoryError:
-        return complain("out of memory: give a smaller image, model or batch")
+        return complain("out of memory (try a smaller image, model or batch)")
 
 
 @contextmanager
@@ -80,9 +80,9 @@ def check_words(words: Sequence[str]) -> None:
         try:
             word.encode()
         except UnicodeEncodeError:
-            raise ValueError(f"argument {word!a} is not valid UTF-8: give it in UTF-8, or rename the file") from None
+            raise ValueError(f"argument {word!a} is not valid UTF-8 (rename the file)") from None
         if "\0" in word:
-            raise ValueError(f"argument {word!a} has a null character in it: leave it out")
+            raise ValueError(f"argument {word!a} contains a null character")
 
 
 def complain(message: str) -> int:

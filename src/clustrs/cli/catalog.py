@@ -1,12 +1,12 @@
 """`clustrs samples`, `methods`, `models`, `tasks` and `corruptions`: what there is, with other packages' additions."""
 
-import json
-from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any
+from dataclasses import MISSING, asdict, fields
+from json import dumps
+from typing import Annotated, Any
 
 from clustrs.cli import terminal
-from clustrs.cli.arguments import option
-from clustrs.cli.commands import command
+from clustrs.cli.base import Command, app
+from clustrs.cli.options import AsJson, flag
 from clustrs.embedded import DEFAULT, EMBEDDED, INSTALL, SAMPLE, data_package, samples
 
 PANEL = "What there is"
@@ -27,28 +27,14 @@ MATRIX = {
 """Columns of the support matrix: keys of a row, and their heads."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ListOptions:
-    """The options of every list."""
-
-    json: bool = option(False, "print JSON")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelsOptions(ListOptions):
-    """The options of `clustrs models`."""
-
-    matrix: bool = option(False, "only the table of families and where they run")
-
-
-@command("samples", panel=PANEL)
-def run_samples(options: ListOptions) -> None:
+@app.command("samples", cls=Command, rich_help_panel=PANEL)
+def list_samples_command(json: AsJson = False) -> None:
     """List the sample images.
 
     Those of a task have questions for the models that know it, and the right answers. Give sample:NAME wherever an
     image is asked for.
     """
-    if options.json:
+    if json:
         terminal.print_json([{**asdict(sample), "path": str(sample.path)} for sample in samples()])
         return
     rows = [
@@ -59,43 +45,46 @@ def run_samples(options: ListOptions) -> None:
     terminal.print_table(["image", "task", "licence", "question", "answer"], rows)
 
 
-@command("methods", panel=PANEL)
-def run_methods(options: ListOptions) -> None:
+@app.command("methods", cls=Command, rich_help_panel=PANEL)
+def list_methods_command(json: AsJson = False) -> None:
     """List the pruning methods and their parameters."""
     from clustrs.pruners import list_methods, list_presets
 
-    listed = [describe(name) for name in list_methods()]
-    if options.json:
+    listed = [describe_method(name) for name in list_methods()]
+    if json:
         terminal.print_json(listed)
         return
     rows = []
     for method in listed:
         parameters = [
-            key if value == "required" else f"{key}={json.dumps(value)}" for key, value in method["parameters"].items()
+            key if value == "required" else f"{key}={dumps(value)}" for key, value in method["parameters"].items()
         ]
         rows.append([method["name"], method["summary"], ", ".join(parameters), method["paper"] or ""])
     terminal.print_table(["method", "what it keeps", "parameters", "paper"], rows)
     print("\nPresets, each a method with some of its parameters:")
     for name in list_presets():
-        print(f"  {name}: {describe(name)['summary']}")
+        print(f"  {name}: {describe_method(name)['summary']}")
 
 
-def describe(name: str) -> dict[str, Any]:
+def describe_method(name: str) -> dict[str, Any]:
     """A method's name, what it does, its parameters with defaults ("required" if there is none), its paper."""
     from clustrs.pruners import list_presets, method_class
 
     method = method_class(name)
     if name in list_presets():
         preset = {key: value for key, value in list_presets()[name].items() if key != "name"}
-        given = " ".join(f"{key}={json.dumps(value, separators=(',', ':'))}" for key, value in preset.items())
+        given = " ".join(f"{key}={dumps(value, separators=(',', ':'))}" for key, value in preset.items())
         return {"name": name, "summary": f"{method.name} {given}", "parameters": preset, "paper": method.paper}
     defaults = {f.name: "required" if f.default is MISSING else f.default for f in fields(method)}
     summary = (method.__doc__ or "").strip().partition("\n")[0]
     return {"name": name, "summary": summary, "parameters": defaults, "paper": method.paper}
 
 
-@command("models", panel=PANEL)
-def run_models(options: ModelsOptions) -> None:
+@app.command("models", cls=Command, rich_help_panel=PANEL)
+def list_models_command(
+    matrix: Annotated[bool, flag("only the table of families and where they run", "--matrix")] = False,
+    json: AsJson = False,
+) -> None:
     """List the families of models that a method can be attached to, and the embedded models.
 
     Prints the model_type of their config, their class in transformers, and what was tested; where each family runs
@@ -104,17 +93,17 @@ def run_models(options: ModelsOptions) -> None:
     from clustrs.models.adapters import list_model_types
 
     listed = [describe_family(model_type) for model_type in list_model_types()]
-    if options.json:
+    if json:
         terminal.print_json(listed)
         return
-    matrix = [[row[key] for key in MATRIX] for row in listed]
-    if options.matrix:
-        terminal.print_table(list(MATRIX.values()), matrix)
+    support = [[row[key] for key in MATRIX] for row in listed]
+    if matrix:
+        terminal.print_table(list(MATRIX.values()), support)
         return
     columns = ["model_type", "class", "tokens_per_image", "tested"]
     terminal.print_table(columns, [[family[key] for key in columns] for family in listed])
     print(f"\n{TESTED}\n")
-    terminal.print_table(list(MATRIX.values()), matrix)
+    terminal.print_table(list(MATRIX.values()), support)
     print()
     rows = [[model.name, model.family, model.knows, model.task, model.question] for model in EMBEDDED]
     terminal.print_table(["embedded model", "model_type", "knows", "task", "a question it understands"], rows)
@@ -157,21 +146,21 @@ def support_matrix() -> str:
     return terminal.markdown_table(list(MATRIX.values()), [[row[key] for key in MATRIX] for row in rows])
 
 
-@command("tasks", panel=PANEL)
-def run_tasks(options: ListOptions) -> None:
+@app.command("tasks", cls=Command, rich_help_panel=PANEL)
+def list_tasks_command(json: AsJson = False) -> None:
     """List the tasks that clustrs eval --task takes."""
     from clustrs.evaluation.tasks import describe_task, list_tasks
 
     listed = {name: describe_task(name) for name in list_tasks()}
-    if options.json:
+    if json:
         terminal.print_json([{"name": name, **asdict(task)} for name, task in listed.items()])
         return
     rows = [[name, task.measures, task.scoring, task.data] for name, task in listed.items()]
     terminal.print_table(["task", "questions", "score", "data"], rows)
 
 
-@command("corruptions", panel=PANEL)
-def run_corruptions(options: ListOptions) -> None:
+@app.command("corruptions", cls=Command, rich_help_panel=PANEL)
+def list_corruptions_command(json: AsJson = False) -> None:
     """List the corruptions, the levels they are measured at, and those they accept.
 
     Give NAME:LEVEL to --corrupt.
@@ -179,7 +168,7 @@ def run_corruptions(options: ListOptions) -> None:
     from clustrs.corruptions import corruption_rule, list_corruptions, missing_reason
 
     rules = {name: corruption_rule(name) for name in list_corruptions()}
-    if options.json:
+    if json:
         terminal.print_json(
             [
                 {"name": name, "group": rule.group, "levels": list(rule.levels), "accepted": rule.accepted}

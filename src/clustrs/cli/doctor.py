@@ -10,9 +10,9 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 
 from clustrs.cli import terminal
-from clustrs.cli.arguments import option
+from clustrs.cli.base import Command, app
 from clustrs.cli.catalog import PANEL
-from clustrs.cli.commands import command
+from clustrs.cli.options import AsJson
 from clustrs.plugins import install_hint
 
 BROKEN = "broken"
@@ -44,15 +44,8 @@ class Finding:
     note: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class DoctorOptions:
-    """The options of `clustrs doctor`."""
-
-    json: bool = option(False, "print JSON")
-
-
-@command("doctor", panel=PANEL)
-def run_doctor(options: DoctorOptions) -> int:
+@app.command("doctor", cls=Command, rich_help_panel=PANEL)
+def doctor(json: AsJson = False) -> int:
     """Check the optional packages: installed, which version, whether they work, and what to do.
 
     The exit code is 1 if something that is installed does not work.
@@ -62,7 +55,7 @@ def run_doctor(options: DoctorOptions) -> int:
         with terminal.status(f"trying {check.name}"):
             findings.append(examine(check))
     findings.append(judge_key())
-    if options.json:
+    if json:
         terminal.print_json([asdict(finding) for finding in findings])
     else:
         rows = [[finding.name, finding.state, finding.version, finding.note] for finding in findings]

@@ -1,51 +1,279 @@
-"""Groups of options that several commands share: the model, the words and pixels it is given, where to prune."""
+"""Options that commands share, as `Annotated` types; how their words are read; what the shell completes.
 
-from dataclasses import dataclass, fields
+A function with parameters of these types is a Typer command:
 
-from clustrs.cli.arguments import option
-from clustrs.embedded import DEFAULT, list_known
-from clustrs.validation import Crops, ImagePadding, LoadOptions, Positions, PromptTemplate, Scope
+    @app.command("mine", cls=Command)
+    def mine(model: Model = DEFAULT, keep: Keep = None, seed: Seed = 0) -> None: ...
+"""
 
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+
+from clustrs import validation
+from clustrs.cli.base import SEPARATOR, SETTINGS
+from clustrs.embedded import list_known
+from clustrs.validation import Crops, Dtype, ImagePadding, LoadOptions, Positions, PromptTemplate, Scope
+
+LARGEST = 2**31 - 1
+LARGEST_SEED = 2**63 - 1
 MODEL, LOADING, PRUNING, IMAGES, QUESTIONS = "Model", "Loading the model", "Pruning", "Images", "Questions"
-PANELS = {
-    **dict.fromkeys(("model", "max_new_tokens", "new_tokens", "prompt_template", "image_padding"), MODEL),
-    **dict.fromkeys((one.name for one in fields(LoadOptions)), LOADING),
-    **dict.fromkeys(("method", "methods", "keep", "set", "scope", "crops", "positions"), PRUNING),
-    **dict.fromkeys(("corrupt", "levels", "seed", "seeds", "count"), IMAGES),
-    **dict.fromkeys(("task", "data", "set_task", "task_options", "limit", "batch_size", "judge_model"), QUESTIONS),
-}
-"""The panel of the help in which an option stands, by its name: the same in every command."""
+"""Panels of the help."""
+Reader = Callable[[str], Any]
+"""Makes a value of a word; its ValueError says what the value must be ("must be a count")."""
+Completion = list[tuple[str, str]]
+"""Values with a note on each."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelOptions(LoadOptions):
-    """Which model, and how it is loaded."""
+def integer(low: int = 1, high: int = LARGEST) -> Reader:
+    """Return a reader of integers from `low` to `high`."""
 
-    model: str = option(
-        DEFAULT,
-        f"a folder, a Hugging Face id, or an embedded model: {list_known()}",
-        metavar="ID_OR_FOLDER",
+    def read(text: str) -> int:
+        if re.fullmatch(r"[+-]?\d{1,20}", text, re.ASCII) and low <= int(text) <= high:
+            return int(text)
+        raise ValueError(f"must be an integer from {low} to {high}")
+
+    return read
+
+
+def number(text: str) -> float:
+    """Read a finite number."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not validation.is_number(value):
+        raise ValueError("must be a number")
+    return value
+
+
+def read_keep(text: str) -> int | float:
+    """Read a count or a fraction of the visual tokens."""
+    try:
+        value = int(text) if re.fullmatch(r"[+-]?\d{1,10}", text, re.ASCII) else float(text)
+        validation.keep(value)
+    except ValueError:
+        raise ValueError("must be a count (16) or a fraction (0.25)") from None
+    return value
+
+
+def one_of(kind: Any) -> Reader:
+    """Return a reader of the values of a `Literal`."""
+    options = get_args(kind)
+
+    def read(text: str) -> str:
+        if text not in options:
+            raise ValueError(f"must be one of {', '.join(options)}{validation.nearest(text, options)}")
+        return text
+
+    return read
+
+
+def split(words: Sequence[str]) -> list[str]:
+    """Split words at commas; a comma inside brackets belongs to a value."""
+    parts: list[str] = []
+    for word in words:
+        parts.append("")
+        depth = 0
+        for sign in word:
+            depth += (sign == "[") - (sign == "]")
+            if sign == "," and depth <= 0:
+                parts.append("")
+            else:
+                parts[-1] += sign
+    stripped = [part.strip() for part in parts]
+    if "" in stripped:
+        raise ValueError("must be values separated by spaces or commas, none of them empty")
+    return stripped
+
+
+def split_methods(words: Sequence[str]) -> list[str]:
+    """Split as `split` does, and leave commas inside the values of parameters (`clustrs clip=0,0`)."""
+    if not any("=" in word for word in words):
+        return split(words)
+    from clustrs.pruners import registry
+
+    return [spec for word in words for spec in registry.split_methods(word)]
+
+
+def several(read: Reader = str, split: Callable[[Sequence[str]], list[str]] = split) -> Reader:
+    """Return a reader of a list, each value by `read`, none of them twice."""
+
+    def read_list(text: str) -> tuple[Any, ...]:
+        values = []
+        for word in split(text.split(SEPARATOR)):
+            try:
+                values.append(read(word))
+            except ValueError as error:
+                raise ValueError(f"{error}, got {word!r}") from None
+        for value in values:
+            if values.count(value) > 1:
+                raise ValueError(f"has a duplicate value: {value}")
+        return tuple(values)
+
+    return read_list
+
+
+def read_settings(text: str) -> dict[str, Any]:
+    """Read KEY=VALUE pairs; a value is JSON or a word, and the last one wins where a key comes twice."""
+    return dict(validation.key_value(word, "must be KEY=VALUE (write tau=2)") for word in text.split(SEPARATOR))
+
+
+def option(
+    help: str,
+    metavar: str | None = None,
+    panel: str | None = None,
+    *flags: str,
+    read: Reader | None = None,
+    complete: Callable[[str], Completion] | None = None,
+    choices: Any = None,
+) -> Any:
+    """Declare an option, for `Annotated`.
+
+    Args:
+        help: Its text in the help.
+        metavar: What stands for its value in the help; for a list it ends in "...".
+        panel: The panel of the help in which it stands.
+        flags: Its spellings (default: from the parameter's name).
+        read: The reader of its value; for a list, `several(...)`.
+        complete: What the shell completes.
+        choices: A `Literal` whose values it takes; sets `read`, `metavar` and `complete`.
+    """
+    if choices is not None:
+        listed = [(value, "") for value in get_args(choices)]
+        read, metavar, complete = one_of(choices), "|".join(get_args(choices)), lambda incomplete: listed
+    parser = checked(read) if read else None
+    return typer.Option(
+        *flags, help=help, parser=parser, metavar=metavar, rich_help_panel=panel, autocompletion=complete
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class PromptOptions:
-    """The words and the pixels that a model is given."""
-
-    prompt_template: PromptTemplate = option(
-        "checkpoint", "the model's own chat template, or LLaVA-1.5's with its system line"
-    )
-    image_padding: ImagePadding = option(
-        "checkpoint",
-        "as the model's processor has it, or padded to a square with the mean colour instead of cropped, as "
-        "LLaVA-1.5 is evaluated",
-    )
+def flag(help: str, name: str, panel: str | None = None) -> Any:
+    """Declare an option without a value, for `Annotated`."""
+    return typer.Option(name, help=help, rich_help_panel=panel)
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttachOptions:
-    """How a method is attached."""
+def checked(read: Reader) -> Callable[[Any], Any]:
+    """Let Typer report the error of a reader together with the option; defaults are not read."""
 
-    scope: Scope = option("image", 'one budget for the whole "image" or for each "crop"')
-    crops: Crops = option("all", '"all" crops or the "base" crop alone')
-    positions: Positions = option("compact", '"compact" or "original" position of kept tokens')
+    def parse(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return read(value)
+        except ValueError as error:
+            given = "" if "duplicate" in str(error) or ", got " in str(error) else f", got {shown(value)}"
+            raise typer.BadParameter(f"{error}{given}") from None
+
+    return parse
+
+
+def shown(value: str) -> str:
+    """Return a value as the user typed it, in quotes."""
+    return repr(" ".join(value.split(SEPARATOR)))
+
+
+def complete_methods(incomplete: str) -> Completion:
+    """Complete pruning methods and presets, also as the last of several that commas separate."""
+    from clustrs.cli.catalog import describe_method
+    from clustrs.pruners import list_methods, list_presets
+
+    before, comma, _ = incomplete.rpartition(",")
+    return [(before + comma + name, describe_method(name)["summary"]) for name in (*list_methods(), *list_presets())]
+
+
+def complete_corruptions(incomplete: str) -> Completion:
+    """Complete corruptions at the levels they are measured at, also as the last of several."""
+    from clustrs.corruptions import corruption_rule, list_corruptions
+
+    before, comma, _ = incomplete.rpartition(",")
+    rules = {name: corruption_rule(name) for name in list_corruptions()}
+    return [
+        (f"{before}{comma}{name}:{level:g}", rule.accepted) for name, rule in rules.items() for level in rule.levels
+    ]
+
+
+def complete_images(incomplete: str) -> Completion:
+    """Complete sample images; the shell completes files."""
+    from clustrs.embedded import SAMPLE, samples
+
+    return [(f"{SAMPLE}{sample.name}", sample.licence) for sample in samples()]
+
+
+def complete_models(incomplete: str) -> Completion:
+    """Complete the embedded models."""
+    from clustrs.embedded import EMBEDDED
+
+    return [(model.name, f"embedded, {model.knows}") for model in EMBEDDED]
+
+
+def complete_tasks(incomplete: str) -> Completion:
+    """Complete the tasks of `clustrs eval`."""
+    from clustrs.evaluation.tasks import list_tasks
+
+    return [(name, "") for name in list_tasks()]
+
+
+def check_settings(settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the parameters of a method; the budget has an option of its own."""
+    if settings and "keep" in settings:
+        raise ValueError(f"--set must not contain keep (write --keep {settings['keep']})")
+    return dict(settings or {})
+
+
+def load_options(params: Mapping[str, Any]) -> LoadOptions:
+    """Return the options of loading a model among a command's parameters."""
+    return LoadOptions(**{one.name: params[one.name] for one in fields(LoadOptions)})
+
+
+# The model.
+KNOWN = f"a folder, a Hugging Face id, or an embedded model: {list_known()}"
+Model = Annotated[str, option(KNOWN, "ID_OR_FOLDER", MODEL, complete=complete_models)]
+TEMPLATE = "the model's own chat template, or LLaVA-1.5's with its system line"
+Template = Annotated[PromptTemplate, option(TEMPLATE, panel=MODEL, choices=PromptTemplate)]
+PADDING = "as the model's processor does, or padded to a square with the mean color, as LLaVA-1.5 is evaluated"
+Padding = Annotated[ImagePadding, option(PADDING, panel=MODEL, choices=ImagePadding)]
+NewTokens = Annotated[int, option("longest answer", "N", MODEL, read=integer())]
+
+# Loading it.
+Device = Annotated[str | None, option("cpu, cuda, cuda:1, mps ... (default: an accelerator if any)", "DEVICE", LOADING)]
+DTYPE = "type of the weights (default: float32 on a CPU, the checkpoint's own elsewhere)"
+DtypeOption = Annotated[Dtype | None, option(DTYPE, panel=LOADING, choices=Dtype)]
+ATTN = "attention implementation: sdpa, eager, flash_attention_2 ... (default: chosen by transformers)"
+Attn = Annotated[str | None, option(ATTN, "NAME", LOADING)]
+Load8Bit = Annotated[bool, flag("quantize to 8 bits (needs bitsandbytes or torchao)", "--load-in-8bit", LOADING)]
+Load4Bit = Annotated[bool, flag("quantize to 4 bits (needs bitsandbytes or torchao)", "--load-in-4bit", LOADING)]
+DEVICE_MAP = "spread the model over devices: auto, balanced ... (needs accelerate)"
+DeviceMap = Annotated[str | None, option(DEVICE_MAP, "MAP", LOADING)]
+
+# The method.
+METHOD = "how to choose the tokens: a method or a preset, see clustrs methods"
+Method = Annotated[str, option(METHOD, "METHOD", PRUNING, complete=complete_methods)]
+METHODS = 'methods or presets, see clustrs methods; parameters may follow: none "clustrs tau=2" clustrs-robust'
+Methods = Annotated[
+    Sequence[str] | None,
+    option(METHODS, "METHOD...", PRUNING, read=several(split=split_methods), complete=complete_methods),
+]
+KEEP = "a count (16) or a fraction (0.25; 1.0 is all) of the visual tokens"
+Keep = Annotated[Sequence[float] | None, option(f"{KEEP} (default: 16)", "K...", PRUNING, read=several(read_keep))]
+SETTING = "parameters of the method, see clustrs methods"
+Settings = Annotated[Mapping[str, Any] | None, option(SETTING, SETTINGS, PRUNING, "--set", read=read_settings)]
+ScopeOption = Annotated[Scope, option("one budget for the image, or for each crop", panel=PRUNING, choices=Scope)]
+CropsOption = Annotated[Crops, option("all crops, or the base crop alone", panel=PRUNING, choices=Crops)]
+POSITIONS = "positions of kept tokens: without gaps, or their own"
+PositionsOption = Annotated[Positions, option(POSITIONS, panel=PRUNING, choices=Positions)]
+
+# Images, input and output.
+IMAGE = "an image file, or sample:NAME (see clustrs samples)"
+Image = Annotated[str, typer.Argument(metavar="IMAGE", help=IMAGE, autocompletion=complete_images)]
+CORRUPT = "corrupt the image first, for example gaussian:0.5; see clustrs corruptions"
+Corrupt = Annotated[str | None, option(CORRUPT, "NAME:LEVEL", IMAGES, complete=complete_corruptions)]
+Seed = Annotated[int, option("seed of the corruption", "SEED", IMAGES, read=integer(0, LARGEST_SEED))]
+AsJson = Annotated[bool, flag("print JSON", "--json")]
+OutputFolder = Annotated[Path, option("the folder to write to", "FOLDER", None, "-o", "--output")]
+OutputFile = Annotated[Path, option("the file to write", "FILE", None, "-o", "--output")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run")]

@@ -1,89 +1,74 @@
-"""`clustrs report` and `judge`: from a run's answers to scores, tables and plots."""
+"""`clustrs report`, `judge`, `export-answers`, `import-answers`: scores, tables and plots; answers in other formats."""
 
 import os
 import sys
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from clustrs.cli.arguments import option, positional
-from clustrs.cli.commands import command
-from clustrs.cli.outputs import print_report
+import typer
 
+from clustrs.cli import options as o
+from clustrs.cli import terminal
+from clustrs.cli.base import Command, app
 
-@dataclass(frozen=True, kw_only=True)
-class ReportOptions:
-    """The options of `clustrs report`."""
+if TYPE_CHECKING:
+    from clustrs.evaluation.exchange import Grades
 
-    folder: Path = positional("the folder of a run, or of results that lmms-eval wrote", "RUN")
-    judge_model: str | None = option(None, "whose verdicts count, when there are several judges'")
-    metric: str | None = option(None, "which metric to show of lmms-eval's results (default: a task's first)")
-    compare_with: str | None = option(None, "show the paper's numbers for this model next to ours", metavar="MODEL")
-    images: int | None = option(
-        None,
-        "run the model again on N questions where methods disagree, and draw what was kept",
-        metavar="N",
-        high=10_000,
-    )
-    latency: int | None = option(
-        None, "run the model again, and time N answers of each method", metavar="N", high=10_000
-    )
+PANEL = "Measure"
+Format = Literal["mmvet", "llava"]
+FormatOption = Annotated[Format, o.option("the format of MM-Vet's evaluator or of LLaVA's scorer", choices=Format)]
+DRAW = "run the model again on N questions where methods disagree, and draw what was kept"
+TIME = "run the model again, and time N answers of each method"
+GRADES = "their scores from MM-Vet's evaluator, ..._JUDGE-grade-3runs.json"
 
 
-@command("report", panel="Measure")
-def run_report(options: ReportOptions) -> None:
+@app.command("report", cls=Command, rich_help_panel=PANEL)
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run, or a folder of results that lmms-eval wrote")],
+    judge_model: Annotated[str | None, o.option("the judge whose verdicts count, if there are several", "NAME")] = None,
+    metric: Annotated[str | None, o.option("the metric of lmms-eval to show (default: a task's first)", "NAME")] = None,
+    compare_with: Annotated[str | None, o.option("show the paper's numbers for this model, too", "MODEL")] = None,
+    images: Annotated[int | None, o.option(DRAW, "N", read=o.integer(1, 10_000))] = None,
+    latency: Annotated[int | None, o.option(TIME, "N", read=o.integer(1, 10_000))] = None,
+) -> None:
     """Write the tables and plots of a run.
 
     They are report.html, .md, .tex and .csv in the run's folder. Results of lmms-eval (--model clustrs) become runs
     first, one per model and task, in a folder clustrs beside them.
     """
-    from clustrs.integrations.lmms_eval.results import holds_results
+    from clustrs.integrations.lmms_eval.results import holds_results, import_results
 
-    if holds_results(options.folder):
-        report_results(options)
+    if holds_results(folder):
+        if images or latency or judge_model:
+            raise ValueError("--images, --latency and --judge-model need a run of clustrs eval")
+        for run in import_results(folder, metric, terminal.say):
+            print(f"{run.name}:")
+            terminal.print_report(run, None, compare_with)
         return
-    if options.metric is not None:
-        raise ValueError(
-            f"--metric {options.metric}: {str(options.folder)!r} has no results of lmms-eval, leave it out"
-        )
-    if options.images or options.latency:
+    if metric is not None:
+        raise ValueError(f"--metric {metric} needs results of lmms-eval, got {str(folder)!r}")
+    if images or latency:
         from clustrs.evaluation.report.rerun import draw_examples, measure_latency
         from clustrs.models.load import quiet_transformers
 
         quiet_transformers()
-        if options.images:
-            draw_examples(options.folder, options.images, options.judge_model)
-        if options.latency:
-            measure_latency(options.folder, options.latency)
-    print_report(options.folder, options.judge_model, options.compare_with)
+        if images:
+            draw_examples(folder, images, judge_model)
+        if latency:
+            measure_latency(folder, latency)
+    terminal.print_report(folder, judge_model, compare_with)
 
 
-def report_results(options: ReportOptions) -> None:
-    """Report the results of lmms-eval in a folder, a run per model and task."""
-    from clustrs.cli import terminal
-    from clustrs.integrations.lmms_eval.results import import_results
-
-    if options.images or options.latency or options.judge_model:
-        raise ValueError("--images, --latency and --judge-model are for runs of clustrs eval, leave them out")
-    for run in import_results(options.folder, options.metric, terminal.say):
-        print(f"{run.name}:")
-        print_report(run, None, options.compare_with)
-
-
-@dataclass(frozen=True, kw_only=True)
-class JudgeOptions:
-    """The options of `clustrs judge`."""
-
-    folder: Path = positional("the folder of a run", "RUN")
-    judge_model: str = option(..., "the judge's name on the server")
-    judge_url: str = option("https://api.openai.com/v1", "the server")
-    judge_runs: int = option(1, "ask so many times and average", metavar="N", high=1000)
-    concurrency: int = option(4, "calls at a time", metavar="N", high=1000)
-    yes: bool = option(False, "do not ask for confirmation, however many calls it takes")
-
-
-@command("judge", panel="Measure")
-def run_judge(options: JudgeOptions) -> None:
+@app.command("judge", cls=Command, rich_help_panel=PANEL)
+def judge(
+    folder: o.Run,
+    judge_model: Annotated[str, o.option("the judge's name on the server", "NAME")],
+    judge_url: Annotated[str, o.option("the server", "URL")] = "https://api.openai.com/v1",
+    judge_runs: Annotated[int, o.option("ask N times and average", "N", read=o.integer(1, 1000))] = 1,
+    concurrency: Annotated[int, o.option("calls at a time", "N", read=o.integer(1, 1000))] = 4,
+    yes: Annotated[bool, o.flag("do not ask for confirmation, however many calls it takes", "--yes")] = False,
+) -> None:
     """Let a language model score the answers of a run.
 
     Any OpenAI-compatible server will do. The key comes from the variable OPENAI_API_KEY.
@@ -91,17 +76,74 @@ def run_judge(options: JudgeOptions) -> None:
     from clustrs.evaluation.judge import Judge
     from clustrs.evaluation.verdicts import judge_run
 
-    judge = Judge(options.judge_model, options.judge_url, os.environ.get("OPENAI_API_KEY"))
-    confirm = None if options.yes else partial(confirm_calls, judge.model, judge.url)
-    summary = judge_run(options.folder, judge, options.judge_runs, options.concurrency, confirm=confirm)
+    server = Judge(judge_model, judge_url, os.environ.get("OPENAI_API_KEY"))
+    confirm = None if yes else partial(confirm_calls, server.model, server.url)
+    summary = judge_run(folder, server, judge_runs, concurrency, confirm=confirm)
     print(f"judged {summary.judged}, reused {summary.reused}, failed {summary.failed}")
-    print_report(options.folder, options.judge_model)
+    terminal.print_report(folder, judge_model)
 
 
 def confirm_calls(model: str, url: str, calls: int) -> bool:
     """Ask the user, who may have to pay for them."""
     text = f"{calls} calls to {model} at {url}"
     if not sys.stdin.isatty():
-        raise ValueError(f"{text}: confirm them with --yes")
+        raise ValueError(f"{text} need --yes where nobody can be asked")
     print(f"{text}. Go ahead? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+@app.command("export-answers", cls=Command, rich_help_panel=PANEL)
+def export_answers(folder: o.Run, format: FormatOption, output: o.OutputFolder) -> None:
+    """Write the answers of a run for MM-Vet's evaluator or LLaVA's scorer."""
+    from clustrs.evaluation.exchange import export_run
+
+    for path in export_run(folder, format, output):
+        print(path)
+
+
+@app.command("import-answers", cls=Command, rich_help_panel=PANEL)
+def import_answers(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="predictions, or a grade file of MM-Vet's evaluator")],
+    format: FormatOption,
+    task: Annotated[str, o.option("the task, see clustrs tasks", "TASK", complete=o.complete_tasks)],
+    output: o.OutputFolder,
+    grades: Annotated[Path | None, o.option(GRADES, "FILE")] = None,
+    data: Annotated[Path | None, o.option("the folder of the task's files", "FOLDER")] = None,
+    name: Annotated[str, o.option("the name of the method in the report", "NAME")] = "imported",
+) -> None:
+    """Score predictions that another program made."""
+    from clustrs.evaluation.exchange import import_run
+    from clustrs.evaluation.tasks import get_task
+
+    loaded = get_task(task, data)
+    predictions, scores = read_predictions(file, format, grades)
+    aside = import_run(loaded, predictions, name, output, scores)
+    if aside:
+        print(f"{aside} of {len(predictions)} predictions set aside: their questions have no image", file=sys.stderr)
+    terminal.print_report(output)
+    if scores is not None:
+        print_grades(scores, loaded.items)
+
+
+def read_predictions(file: Path, format: Format, grades: Path | None) -> tuple[dict[str, str], "Grades | None"]:
+    """Read the predictions, and their scores where there are any; MM-Vet's evaluator may have written scores alone."""
+    from clustrs.evaluation.exchange import holds_grades, import_predictions, read_grades
+
+    scores = read_grades(grades) if grades else None
+    if scores is None and format == "mmvet" and holds_grades(file):
+        scores = read_grades(file)
+        print(
+            "the file has scores only: answers are recorded without their words (--grades takes both)", file=sys.stderr
+        )
+        return dict.fromkeys(scores.scores, ""), scores
+    return import_predictions(file, format), scores
+
+
+def print_grades(grades: "Grades", items: Any) -> None:
+    """Print the totals as MM-Vet's evaluator does."""
+    from clustrs.evaluation.exchange import totals
+
+    graded = f"{len(grades.scores)} of {len(items)} questions, judge {grades.judge}"
+    print(f"\nas MM-Vet's evaluator prints it ({graded}):\n{totals(grades, items)}")
+    if grades.without_number:
+        print(f"{grades.without_number} of the scores are 0 because the judge's reply was no number", file=sys.stderr)

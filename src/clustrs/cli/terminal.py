@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TextIO
 
 from clustrs.tables import Table
@@ -99,3 +100,39 @@ def print_json(value: Any) -> None:
     import json
 
     print(json.dumps(value, indent=2))
+
+
+def check_folder(option: str, folder: Path) -> None:
+    """Check that files can be written to a folder that may not exist yet."""
+    try:
+        existing = folder
+        while not existing.exists():
+            existing = existing.parent
+        problem = "" if existing.is_dir() else f"{str(existing)!r} is not a folder"
+        if not problem and not os.access(existing, os.W_OK | os.X_OK):
+            problem = f"{str(existing)!r} is read-only"
+    except OSError as error:
+        problem = f"{error.strerror}"
+    if problem:
+        raise ValueError(f"{option} must be a folder that can be written to, got {str(folder)!r} ({problem})")
+
+
+def check_file(option: str, path: Path) -> None:
+    """Check that a file can be written, as far as its name and its folder tell."""
+    try:
+        folder = path.is_dir()
+    except OSError as error:
+        raise ValueError(f"{option} must be the name of a file, got {str(path)!r} ({error.strerror})") from None
+    if folder:
+        raise ValueError(f"{option} must be the name of a file, got the folder {str(path)!r}")
+    check_folder(option, path.parent)
+
+
+def print_report(folder: Path, judge: str | None = None, compare_with: str | None = None) -> None:
+    """Write the report of a run; print its table and where the report is."""
+    from clustrs.evaluation.report import terminal_table, write_report
+    from clustrs.evaluation.results import load_run
+
+    run = load_run(folder, judge)
+    print(terminal_table(run, compare_with, width()))
+    print(f"\nreport: {write_report(folder, judge, compare_with)}")

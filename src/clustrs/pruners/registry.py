@@ -241,7 +241,7 @@ def split_methods(text: str) -> list[str]:
         specs[-1] += sign
     stripped = [spec.strip() for spec in specs]
     if "" in stripped:
-        raise ValueError("a value is empty, separate values by spaces or commas")
+        raise ValueError("must be values separated by spaces or commas, none of them empty")
     return stripped
 
 

@@ -1,0 +1,243 @@
+"""The Typer application: the classes that parse and explain commands, plugins that add some, and the call of one."""
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import EntryPoint
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+from clustrs import __version__, validation
+from clustrs.cli import terminal
+from clustrs.plugins import install_hint, leave_out, load_entry, plugin_entries
+
+NAME = "clustrs"
+MODULES = ("ask", "evaluate", "report", "deploy", "catalog", "doctor")
+"""The modules that declare commands, in the order of the help."""
+COMMANDS = "clustrs.commands"
+"""Entry points of other packages: a `typer.Typer` or a function each."""
+PLUGIN_PANEL = "From other packages"
+PACKAGES = {"study": "clustrs-paper"}
+"""Commands of our other packages: the package to install where one is missing."""
+SEPARATOR = "\0"
+"""Between the words of a list while Typer carries them as one; no argument contains it (see `check_words`)."""
+SETTINGS = "KEY=VALUE..."
+"""Metavar of options that add up when they are repeated."""
+PARSE_ONLY = "parse only"
+"""As a context's object: return the parameters and run nothing."""
+EXAMPLES = """\
+start here:
+  clustrs samples                                               images to try, and questions to ask about them
+  clustrs ask sample:photo-3 "What is at the top right?"
+  clustrs compare sample:photo-3 "What is at the top right?" --corrupt gaussian:0.1
+  clustrs eval --limit 24 --methods none clustrs fastervlm      measure accuracy, and write a report
+  clustrs study stability                                       noise and the ranking of tokens (clustrs-paper)
+
+your own model:
+  clustrs ask cat.jpg "What is this?" --model llava-hf/llava-1.5-7b-hf --keep 64
+
+separate the values of a list by spaces or commas: --keep 16 50 is --keep 16,50
+exit codes: 0 success, 2 an error described in one line on standard error, 130 stopped with Ctrl-C
+"""
+
+app = typer.Typer(add_completion=True, pretty_exceptions_enable=False)
+
+
+class HelpMixin:
+    """Panels and examples in the help: with boxes on a terminal, as plain sections anywhere else."""
+
+    examples: str | None = None
+
+    def __init__(self, *given: Any, epilog: str | None = None, **settings: Any) -> None:
+        super().__init__(*given, **settings)
+        self.examples = epilog
+
+    def format_options(self: Any, context: Any, formatter: Any) -> None:
+        """Write plain sections, one per panel."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(context):
+            record = param.get_help_record(context)
+            usual = "Arguments" if param.param_type_name == "argument" else "Options"
+            if record is not None:
+                sections.setdefault(getattr(param, "rich_help_panel", None) or usual, []).append(record)
+        for name in sorted(sections, key=lambda name: (name != "Arguments", name == "Options")):
+            with formatter.section(name):
+                formatter.write_dl(sections[name])
+        if isinstance(self, TyperGroup):
+            self.format_commands(context, formatter)
+
+    def format_help(self: Any, context: Any, formatter: Any) -> None:
+        self.rich_markup_mode = "rich" if terminal.is_rich(sys.stdout) else None
+        super().format_help(context, formatter)  # type: ignore[misc]
+        if self.examples and self.rich_markup_mode:
+            terminal.print_examples(self.examples)
+        elif self.examples:
+            formatter.write(f"\n{self.examples}")
+
+
+class Command(HelpMixin, TyperCommand):  # type: ignore[misc]
+    """A command whose lists are given with spaces or commas.
+
+    An option whose metavar ends in "..." takes all words up to the next option; its reader gets them in one string,
+    with `SEPARATOR` between them. Those with the metavar `SETTINGS` add up when they are repeated.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args if ctx.resilient_parsing else self.join_lists(args))
+
+    def join_lists(self, args: Sequence[str]) -> list[str]:
+        """Join the words of each list: `--keep 16 50` becomes `--keep` and one word. Negative numbers are values."""
+        valued = {
+            flag: str(param.metavar or "")
+            for param in self.params
+            if isinstance(param, TyperOption) and not param.is_flag
+            for flag in param.opts
+        }
+        joined: list[str] = []
+        settings: dict[str, list[str]] = {}
+        left = list(args)
+        while left:
+            word = left.pop(0)
+            if word == "--":
+                joined += [word, *left]
+                break
+            flag, equals, value = word.partition("=")
+            if flag not in valued:
+                joined.append(word)
+                continue
+            found = [value] if equals else []
+            several = valued[flag].endswith("...")
+            while left and not equals and not looks_like_option(left[0]) and (several or not found):
+                found.append(left.pop(0))
+            if not found:
+                raise ValueError(f"{flag} needs a value (see {NAME} {self.name} --help)")
+            if valued[flag] == SETTINGS:
+                settings.setdefault(flag, []).extend(found)
+            else:
+                joined += [flag, SEPARATOR.join(found)]
+        return [*(word for flag, found in settings.items() for word in (flag, SEPARATOR.join(found))), *joined]
+
+    def invoke(self, ctx: Any) -> Any:
+        return given_options(ctx) if ctx.obj == PARSE_ONLY else super().invoke(ctx)
+
+
+def given_options(ctx: typer.Context) -> dict[str, Any]:
+    """Return the parameters of a command that are on the command line, by name."""
+    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
+    return {name: ctx.params[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+
+
+def looks_like_option(word: str) -> bool:
+    """Tell an option from a value; negative numbers are values."""
+    return word.startswith("-") and word != "-" and not word[1:2].isdigit() and not word.startswith("-.")
+
+
+class Group(HelpMixin, TyperGroup):  # type: ignore[misc]
+    """A group of commands; without a word it shows its help."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args or ["--help"])
+
+
+class Root(Group):
+    """The `clustrs` command: its own commands, and those of other packages by entry points in `clustrs.commands`."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *(name for name in self.plugins() if self.get_command(ctx, name))]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command by name; None where there is none, or where the plugin that offers it fails."""
+        found = super().get_command(ctx, cmd_name)
+        entry = self.plugins().get(cmd_name)
+        if found is not None or entry is None:
+            return found
+        try:
+            found = as_command(cmd_name, load_entry(entry))
+        except ValueError as error:
+            leave_out(str(error))
+            return None
+        self.add_command(found, cmd_name)
+        return found
+
+    def plugins(self) -> dict[str, EntryPoint]:
+        """Return the entry points that are not in `commands`, by name."""
+        return {entry.name: entry for entry in plugin_entries(COMMANDS) if entry.name not in self.commands}
+
+
+def as_command(name: str, value: Any) -> Any:
+    """Make a command of an entry point's value: a `typer.Typer` or a function."""
+    plugin = value
+    if not isinstance(value, typer.Typer):
+        if not callable(value):
+            raise ValueError(f"the command {name} must be a typer.Typer or a function, got {value!r}")
+        plugin = typer.Typer()
+        plugin.command(name, cls=Command)(value)
+    plugin._add_completion = False
+    found: Any = typer.main.get_group(plugin) if isinstance(value, typer.Typer) else typer.main.get_command(plugin)
+    found.name = name
+    if getattr(found, "rich_help_panel", None) is None:
+        found.rich_help_panel = PLUGIN_PANEL
+    return found
+
+
+def print_version(given: bool) -> None:
+    """Print the version and stop."""
+    if given:
+        print(f"{NAME} {__version__}")
+        raise typer.Exit
+
+
+@app.callback(cls=Root, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+def describe(
+    version: Annotated[
+        bool, typer.Option("--version", "-V", callback=print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Fewer and cleaner visual tokens for vision-language models, without training."""
+
+
+def call(words: Sequence[str], parse_only: bool = False) -> Any:
+    """Run the command that the words name and return its result; a ValueError in one line says what is wrong."""
+    for module in MODULES:
+        import_module(f"clustrs.cli.{module}")
+    root = typer.main.get_command(app)
+    if f"_{NAME.upper()}_COMPLETE" in os.environ:
+        root.main(prog_name=NAME)  # a shell asks for completions
+    try:
+        with root.make_context(NAME, list(words), obj=PARSE_ONLY if parse_only else None) as context:
+            return root.invoke(context)
+    except typer.Exit as stop:
+        return stop.exit_code
+    except typer.TyperException as error:
+        raise ValueError(usage_message(error)) from None
+
+
+def parse(words: Sequence[str]) -> Any:
+    """Return the parameters that the words of a command set, by name, and run nothing."""
+    return call(words, parse_only=True)
+
+
+def usage_message(error: typer.TyperException) -> str:
+    """Describe in one line what is wrong with the words, and where help is."""
+    context, param = getattr(error, "ctx", None), getattr(error, "param", None)
+    message, given = error.format_message().rstrip("."), getattr(error, "message", "")
+    path = NAME if context is None else context.command_path
+    if param is not None and given:  # the reader of a value says "must be ..."
+        name = max(param.opts, key=len) if isinstance(param, TyperOption) else param.metavar or param.name
+        return f"{name} {given}"
+    option = getattr(error, "option_name", None)
+    if context is not None and option and message.startswith("No such option"):
+        known = [flag.lstrip("-") for one in context.command.get_params(context) for flag in one.opts]
+        near = validation.nearest(option.lstrip("-"), known).replace("mean '", "mean '--")
+        message = f"no such option: {option}{near}"
+    unknown = re.match("No such command '(.*?)'", message)
+    if unknown and unknown[1] in PACKAGES:
+        package = PACKAGES[unknown[1]]
+        return f"{NAME} {unknown[1]} is in the package {package}: {install_hint('cli', package=package)}"
+    if unknown and context is not None:
+        message = f"{unknown[0]}{validation.nearest(unknown[1], context.command.list_commands(context))}"
+    return f"{message[:1].lower()}{message[1:]} (see {path} --help)"

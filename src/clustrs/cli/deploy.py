@@ -1,0 +1,150 @@
+"""`clustrs serve`, `encode` and `export-onnx`: pruned models in vLLM and in edge runtimes."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from clustrs.cli import options as o
+from clustrs.cli import terminal
+from clustrs.cli.ask import make_method
+from clustrs.cli.base import Command, app
+from clustrs.embedded import DEFAULT, image_path
+
+PANEL, ALONE = "Deploy", "The selection alone"
+SERVE_EXAMPLES = """\
+examples:
+  clustrs serve llava-hf/llava-1.5-7b-hf --keep 64
+  clustrs serve llava-hf/llava-1.5-7b-hf --keep 0.25 --method divprune --tensor-parallel-size 2 --port 8001
+  clustrs serve mini-llava --keep 16 --dtype float32 --enforce-eager      the embedded model, on a CPU
+"""
+ENCODE_EXAMPLES = """\
+examples:
+  clustrs encode cat.jpg dog.jpg --model llava-hf/llava-1.5-7b-hf --keep 16 -o encoded
+  clustrs encode sample:scene-1 --model mini-llava --keep 16 -o encoded
+"""
+ONNX_EXAMPLES = """\
+examples:
+  clustrs export-onnx mini-llava --keep 16 -o vision-16.onnx            tower, scoring, projector and selection
+  clustrs export-onnx --tokens 576 --dim 4096 --keep 16 -o select.onnx  the selection alone
+"""
+KEEP = "visual tokens kept of each image: a count (64) or a fraction (0.25)"
+Budget = Annotated[float, o.option(KEEP, "K", o.PRUNING, read=o.read_keep)]
+SERVED = "a folder, a Hugging Face id, or the embedded mini-llava or mini-onevision"
+EXPORTED = "a folder, a Hugging Face id, or an embedded model; clustrs models --matrix has the families"
+SaveDtype = Literal["float16", "bfloat16", "float32"]
+GraphDtype = Literal["float32", "float16"]
+PASS_ON = {"ignore_unknown_options": True}
+
+
+@app.command("serve", cls=Command, epilog=SERVE_EXAMPLES, rich_help_panel=PANEL, context_settings=PASS_ON)
+def serve(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=SERVED, autocompletion=o.complete_models)],
+    keep: Budget,
+    method: o.Method = "clustrs",
+    settings: o.Settings = None,
+    vllm: Annotated[list[str] | None, typer.Argument(metavar="VLLM_OPTIONS...", help="options of vllm serve")] = None,
+) -> None:
+    """Start vLLM's OpenAI-compatible server with a pruned model.
+
+    Prints the method and the budget. Everything that can be wrong with the pruning is found before vLLM starts; vLLM
+    gets all other options.
+    """
+    from clustrs.serving import server
+
+    described = {"method": method, "keep": keep, **o.check_settings(settings)}
+    server.serve(server.prepare(model, described, tuple(vllm or ())))
+
+
+@app.command("encode", cls=Command, epilog=ENCODE_EXAMPLES, rich_help_panel=PANEL)
+def encode(
+    ctx: typer.Context,
+    images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help=o.IMAGE, autocompletion=o.complete_images)],
+    keep: Budget,
+    output: o.OutputFolder,
+    method: o.Method = "clustrs",
+    settings: o.Settings = None,
+    model: o.Model = DEFAULT,
+    device: o.Device = None,
+    dtype: o.DtypeOption = None,
+    attn: o.Attn = None,
+    load_in_8bit: o.Load8Bit = False,
+    load_in_4bit: o.Load4Bit = False,
+    device_map: o.DeviceMap = None,
+    save_dtype: Annotated[SaveDtype, o.option("type of the numbers that are written", choices=SaveDtype)] = "float16",
+) -> None:
+    """Encode and prune images for a vLLM server on another machine.
+
+    Writes one .safetensors file per image with the embeddings [1, k, D] that vllm serve --enable-mm-embeds takes in
+    the place of an image. vLLM has no DINOv2 tower, so give --model; what photo-llava, the default, writes is for
+    other runtimes.
+    """
+    from clustrs.models.load import load_model, quiet_transformers
+    from clustrs.pruners import get_method
+    from clustrs.serving import embeddings
+
+    pruner = get_method(method, keep=keep, **o.check_settings(settings))
+    files = embeddings.output_files([image_path(image) for image in images], output)
+    quiet_transformers()
+    with terminal.status(f"loading {model}"):
+        loaded, processor = load_model(model, o.load_options(ctx.params))
+    for line in embeddings.encode_files(loaded, processor, files, pruner, save_dtype, model):
+        print(line)
+
+
+@app.command("export-onnx", cls=Command, epilog=ONNX_EXAMPLES, rich_help_panel=PANEL)
+def export_onnx(
+    output: Annotated[Path, o.option("the .onnx file; a .json file describes it", "FILE", None, "-o", "--output")],
+    model: Annotated[
+        list[str] | None, typer.Argument(metavar="MODEL", help=EXPORTED, autocompletion=o.complete_models)
+    ] = None,
+    method: o.Method = "clustrs",
+    keep: o.Keep = None,
+    settings: o.Settings = None,
+    dtype: Annotated[GraphDtype, o.option("type of weights, pixels and features", choices=GraphDtype)] = "float32",
+    tokens: Annotated[int | None, o.option("without a model: tokens of an image", "N", ALONE, read=o.integer())] = None,
+    dim: Annotated[int | None, o.option("without a model: width of the tokens", "D", ALONE, read=o.integer())] = None,
+    hidden_dim: Annotated[
+        int | None, o.option("without a model: width of the hidden states, for vispruner", "H", ALONE, read=o.integer())
+    ] = None,
+) -> None:
+    """Write a vision encoder with its pruning as one ONNX graph.
+
+    Pixels in, k visual tokens out; without a model, the selection alone.
+    """
+    chosen = o.check_settings(settings)
+    terminal.check_file("--output", output)
+    sizes = {"tokens": tokens, "dim": dim, "hidden_dim": hidden_dim}
+    alone = check_source(model or [], sizes, dtype)
+    budgets = keep or (None,)
+    if len(budgets) > 1:
+        raise ValueError(f"--keep must be one budget for a graph, got {' '.join(map(str, budgets))}")
+    pruner = make_method(method, budgets[0], chosen)
+    from clustrs import export
+
+    if alone or not model:
+        info = export.export_selection(pruner, output, **sizes)  # type: ignore[arg-type]
+    else:
+        from clustrs.models.load import load_model, quiet_transformers
+
+        quiet_transformers()
+        loaded, _ = load_model(model[0])
+        info = export.export_onnx(loaded.cpu().half() if dtype == "float16" else loaded.cpu(), pruner, output)
+    print(f"{output}: {pruner.name} keeps {info.kept} of {info.tokens} tokens of {info.dim} numbers, {info.dtype}")
+    print(f"{output.with_suffix('.json')}: method, parameters, inputs, outputs, versions")
+
+
+def check_source(model: list[str], sizes: dict[str, Any], dtype: str) -> bool:
+    """Tell whether the selection alone is exported; either a model or the sizes of one must be given."""
+    given = [f"--{name.replace('_', '-')}" for name, value in sizes.items() if value is not None]
+    if len(model) > 1:
+        raise ValueError(f"MODEL must be one model, got {' '.join(model)}")
+    if model and given:
+        raise ValueError(f"{given[0]} is for the selection alone, got a model, too")
+    if model:
+        return False
+    if sizes["tokens"] is None or sizes["dim"] is None:
+        raise ValueError("export-onnx needs a model, or --tokens and --dim for the selection alone")
+    if dtype != "float32":
+        raise ValueError(f"--dtype must be float32 for the selection alone, got {dtype}")
+    return True
