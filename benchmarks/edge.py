@@ -1,11 +1,11 @@
-"""What does a pruned vision encoder cost outside of Python, and what does less precision do to it?
+"""Measure the cost of a pruned vision encoder outside of Python, and the effect of lower precision.
 
 Times, for the vision part of LLaVA-1.5 (CLIP ViT-L at 336 pixels, projector to 4096, random weights) and of the
 embedded mini-llava, one image at a time: the tower with its projector, the same with scoring and ClustRS, and the
 selection alone; as ONNX graphs in onnxruntime, eagerly in PyTorch, and with torch.compile. All take turns in one run,
 so that their ratios can be trusted where their times cannot.
 
-Then mini-llava's vision part in less precision, float16 and int8 (onnxruntime's dynamic quantisation), is compared with
+Then mini-llava's vision part in less precision, float16 and int8 (onnxruntime's dynamic quantization), is compared with
 float32 in PyTorch on drawn scenes, clean and noisy: which tokens are kept, and how many questions are answered right.
 
 Writes edge.json, edge.md and edge.png to the output folder; `--draw edge.json` draws the picture of a stored run again.
@@ -77,7 +77,7 @@ def clip_large(layers: int) -> LlavaForConditionalGeneration:
 def calls_of(
     model: Any, keeps: list[int], folder: Path, threads: int, *, compiled: bool, combined: bool
 ) -> tuple[dict[tuple[str, str], Call], Row]:
-    """What is timed: (runtime, part) to a call without arguments. Also N and D of the model."""
+    """Return the timed calls by (runtime, part), without arguments. Also N and D of the model."""
     calls: dict[tuple[str, str], Call] = {}
     info = export_onnx(model, NoPruning(), folder / "tower.onnx")
     generator = torch.Generator().manual_seed(0)
@@ -138,7 +138,7 @@ def measure(name: str, calls: dict[tuple[str, str], Call], seconds: float, bar: 
     ]
 
 
-def quantise(exact: Path, rough: Path) -> None:
+def quantize(exact: Path, rough: Path) -> None:
     """Write a graph with int8 weights wherever a product has constant ones: in tower and projector."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -153,7 +153,7 @@ def encoders(folder: Path, model: Any, processor: Any, threads: int) -> tuple[di
     exact, rough, int8 = paths.values()
     export_onnx(model, method, exact)
     export_onnx(half, method, rough)
-    quantise(exact, int8)
+    quantize(exact, int8)
     ways: dict[str, Encode] = {
         REFERENCE: partial(encode_eagerly, PrunedVision(model, method), processor),
         "PyTorch float16": partial(encode_eagerly, PrunedVision(half, method), processor),
@@ -163,7 +163,7 @@ def encoders(folder: Path, model: Any, processor: Any, threads: int) -> tuple[di
 
 
 def encode_eagerly(vision: PrunedVision, processor: Any, images: list[Image.Image]) -> Encoded:
-    """What `encode` does, without a graph."""
+    """Encode without a graph."""
     pixels = processor.image_processor(images, return_tensors="pt")["pixel_values"]
     features, indices = vision(pixels.to(next(vision.parameters()).dtype))
     return features.numpy(), indices.numpy()
@@ -198,7 +198,7 @@ def compare_precisions(folder: Path, count: int, threads: int, bar: "tqdm[Any]")
 
 
 def tally(images: list[Row], references: list[Row]) -> Row:
-    """What one precision kept and said, beside the reference."""
+    """Compare the kept tokens and answers of one precision with the reference."""
     common = [len(image["kept"] & other["kept"]) for image, other in zip(images, references, strict=True)]
     said_here, said_there, right = (
         [text for row in rows for text in row[key]]
@@ -247,14 +247,14 @@ def plot(rows: list[Row], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     models = list(dict.fromkeys(row["model"] for row in rows))
-    colours = dict(zip(RUNTIMES, palette.SERIES, strict=False))
+    colors = dict(zip(RUNTIMES, palette.SERIES, strict=False))
     fig, axes = plt.subplots(1, len(models), figsize=(6.4 * len(models), 4.2), squeeze=False, layout="constrained")
     for axis, model in zip(axes[0], models, strict=True):
         parts = list(dict.fromkeys(row["part"] for row in rows if row["model"] == model))
         for offset, runtime in enumerate(RUNTIMES):
             cells = [r for r in rows if r["model"] == model and r["runtime"] == runtime]
             places = [parts.index(r["part"]) + (offset - 1) * 0.27 for r in cells]
-            bars = axis.barh(places, [r["ms"] for r in cells], height=0.25, color=colours[runtime], label=runtime)
+            bars = axis.barh(places, [r["ms"] for r in cells], height=0.25, color=colors[runtime], label=runtime)
             axis.bar_label(bars, fmt="%.0f", padding=3, fontsize=7)
         axis.set_yticks(range(len(parts)), parts)
         axis.invert_yaxis()

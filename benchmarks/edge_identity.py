@@ -58,8 +58,8 @@ def pictures(model: str, count: int) -> Iterator[tuple[str, str, Image.Image]]:
 
 
 def compare(found: Encoded, expected: Encoded) -> Row:
-    """How many of one image's kept tokens are others; if none is, the largest difference of a number, and of a token as
-    a share of its length."""
+    """Count the kept tokens of one image that differ; if none does, return the largest difference of a number, and of a
+    token as a share of its length."""
     (features,), (indices,) = found
     (reference,), (reference_indices,) = expected
     differ = len(indices) - len(np.intersect1d(indices, reference_indices))

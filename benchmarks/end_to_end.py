@@ -1,4 +1,4 @@
-"""How long does a image take until the first new token, part by part, and what does pruning save?
+"""Time an image until the first new token, stage by stage, with and without pruning.
 
 Two models with the shapes of published ones and random weights, in float32: LLaVA-OneVision with its 0.5B language
 model, and LLaVA-1.5-7B. Of the latter's 32 decoder layers only as many are built as fit in memory (--gib). The time
@@ -141,7 +141,7 @@ SHAPES = {
 
 
 def layers_that_fit(shape: Shape, gib: float) -> int:
-    """How many decoder layers fit in `gib` GiB of float32 weights beside the rest, at most all."""
+    """Return the number of decoder layers that fit in `gib` GiB of float32 weights beside the rest, at most all."""
     with torch.device("meta"):
         model = shape.model(shape.config())
     every = model.model.language_model.layers
@@ -297,7 +297,7 @@ def table(rows: list[Row]) -> str:
 
 
 def notes(rows: list[Row]) -> list[str]:
-    """What is not a plain measurement, for each model."""
+    """Describe what is not a plain measurement, for each model."""
     lines = [f"float32, random weights, {TEXT_TOKENS} text tokens, {NEW_TOKENS} new tokens, one image"]
     for row in {row["model"]: row for row in rows}.values():
         run, every, crops = row["layers_run"], row["layers"], row["crops"]
@@ -311,7 +311,7 @@ def notes(rows: list[Row]) -> list[str]:
 
 
 def verdicts(rows: list[Row], shapes: list[Shape]) -> list[str]:
-    """What was expected, and whether it was reached."""
+    """Compare the results with the targets."""
     found = {(row["model"], row["tokens"]): row for row in rows}
     lines = []
     for shape in shapes:
@@ -343,14 +343,14 @@ def plot(rows: list[Row], path: Path) -> None:
 
     models = list(dict.fromkeys(row["model"] for row in rows))
     fig, axes = plt.subplots(1, len(models), figsize=(5.2 * len(models), 4.4), layout="constrained", squeeze=False)
-    colours = dict(zip(("vision", "scoring", "selection", "prefill"), palette.SERIES, strict=False))
+    colors = dict(zip(("vision", "scoring", "selection", "prefill"), palette.SERIES, strict=False))
     for axis, model in zip(axes[0], models, strict=True):
         mine = [row for row in rows if row["model"] == model]
         labels = [f"{row['tokens']}\n{row['method']}" for row in mine]
         bottom = [0.0] * len(mine)
         for part in PARTS:
             heights = [row["ms"][part] / 1e3 for row in mine]
-            axis.bar(labels, heights, bottom=bottom, color=colours[part], label=part)
+            axis.bar(labels, heights, bottom=bottom, color=colors[part], label=part)
             bottom = [b + h for b, h in zip(bottom, heights, strict=True)]
         for i, top in enumerate(bottom):
             axis.annotate(f"{top:.1f} s", (i, top), ha="center", va="bottom", fontsize=9)

@@ -1,4 +1,4 @@
-"""How long does it take to select tokens?
+"""Time the selection of tokens.
 
 For every size, budget and batch, each method is timed in turn with two yardsticks: the floor, one N x N x D matrix
 product, and the greedy loop of DivPrune as its authors published it, whose cost grows with the number of tokens chosen.
@@ -35,7 +35,7 @@ from clustrs.ops import dispatch
 
 HIDDEN, KEYS = 1024, 64
 LAUNCHES = ("LaunchKernel", "GraphLaunch")
-"""What the profiler calls a kernel's launch, and that of a CUDA graph with all its kernels."""
+"""Names in the profiler of the launch of a kernel, and of a CUDA graph with all its kernels."""
 FLOOR, LOOP = "floor", "divprune's loop"
 TARGETS = [("clustrs", 16, FLOOR, 1.4), ("clustrs", 144, FLOOR, 2.0)]
 TARGET_SIZE = (576, 4096, 1)
@@ -157,7 +157,7 @@ def table(rows: list[Row]) -> str:
 
 
 def verdicts(rows: list[Row]) -> list[str]:
-    """What was to be reached, and whether it was."""
+    """Compare the results with the targets."""
     lines = []
     for name, k, _, limit in TARGETS:
         for row in rows:
@@ -204,8 +204,8 @@ def draw_panel(axis: Any, rows: list[Row], panel: tuple[str, int, str, str, str]
     special = {FLOOR: ("black", ":", ""), LOOP: ("#777777", "--", "")}
     for name in dict.fromkeys(row["method"] for row in subset):
         points = sorted((row[along], row["ms"]) for row in subset if row["method"] == name)
-        colour, line, marker = special.get(name, (palette.color(name), "-", palette.marker(name)))
-        axis.plot(*zip(*points, strict=True), color=colour, linestyle=line, marker=marker, label=name)
+        color, line, marker = special.get(name, (palette.color(name), "-", palette.marker(name)))
+        axis.plot(*zip(*points, strict=True), color=color, linestyle=line, marker=marker, label=name)
     ticks = sorted({row[along] for row in subset})
     scale = {"xscale": "log"} if along == "n" else {}
     axis.set(title=title, xlabel=label, yscale="log", **scale)

@@ -1,4 +1,4 @@
-"""How many requests does a server answer, and how soon, with and without pruning?
+"""Measure the throughput and latency of a server, with and without pruning.
 
 The same requests go to vLLM's own server and to pruned ones (`clustrs serve`), one server after the other on
 127.0.0.1: a drawn image each, questions and answers of mixed lengths, first 8 and then 32 at once. vLLM's caches of
@@ -166,7 +166,7 @@ def wait_until_ready(address: str, process: "subprocess.Popen[bytes]", log: Path
 
 
 def read_metrics(address: str) -> dict[str, float]:
-    """How many KV-cache blocks the server has, and what part of them is in use."""
+    """Return the number of KV-cache blocks of the server, and the share in use."""
     with urllib.request.urlopen(f"{address}/metrics", timeout=10) as reply:
         text = reply.read().decode()
     blocks = re.search(r'vllm:cache_config_info\{[^}]*num_gpu_blocks="(\d+)"', text)
@@ -280,7 +280,7 @@ def with_ratios(rows: list[Row]) -> list[Row]:
 
 
 def predictions() -> list[Row]:
-    """What the cost model says until the first token, for both models and for LLaVA-1.5-7B in half precision."""
+    """Return the modeled cost until the first token, for both models and for LLaVA-1.5-7B in half precision."""
     import torch
     from transformers import AutoConfig
 

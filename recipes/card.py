@@ -28,8 +28,8 @@ from recipes.train import NAMES
 DOCS = Path(__file__).parents[1] / "docs"
 LOGS = DOCS / "training"
 PARTS = ("encoder", "language")
-COLOURS = (*palette.SERIES, "#000000", "#999999", "#88ccee", "#cc6677")
-"""Colours that colour-blind people can tell apart, and that are not those of methods."""
+COLORS = (*palette.SERIES, "#000000", "#999999", "#88ccee", "#cc6677")
+"""Colors that color-blind people can tell apart, and that are not those of methods."""
 STYLES = ("-", "--", ":", "-.")
 NOT_SHARES = {"step", "stage", "side", "seconds", "rate", "loss"}
 """Columns of a log that are not shares of right answers."""
@@ -45,12 +45,12 @@ def collect(source: Path = Path("build/train")) -> dict[str, list[dict[str, Any]
 
 
 def read_log(name: str) -> list[dict[str, Any]]:
-    """What a run in the docs wrote while it trained."""
+    """Read the training log of a run in the docs."""
     return [json.loads(line) for line in (LOGS / f"{name}.jsonl").read_text().splitlines()]
 
 
 def curves(logs: dict[str, list[dict[str, Any]]]) -> None:
-    """What each run had right, over its minutes."""
+    """Draw the accuracy of each run over its minutes."""
     for family, name in NAMES.items():
         runs = [(part, logs[f"{family}-{part}"]) for part in PARTS if f"{family}-{part}" in logs]
         if not runs:
@@ -67,7 +67,7 @@ def plot_run(axis: Any, title: str, rows: list[dict[str, Any]], keys: list[str])
     """Draw some columns of a log, with a line where a stage begins."""
     for i, key in enumerate(keys):
         found = [(row["seconds"] / 60, 100 * row[key]) for row in rows if key in row]
-        axis.plot(*zip(*found, strict=True), STYLES[i % 4], color=COLOURS[i % 9], label=key, linewidth=1.3)
+        axis.plot(*zip(*found, strict=True), STYLES[i % 4], color=COLORS[i % 9], label=key, linewidth=1.3)
     for start in [row["seconds"] / 60 for a, row in pairwise(rows) if a["stage"] != row["stage"]]:
         axis.axvline(start, color="#bbbbbb", linewidth=0.8)
     axis.set(title=title, xlabel="minutes", ylabel="right, %", ylim=(0, 101))
@@ -109,8 +109,8 @@ def noise_curve(results: dict[str, dict[str, Any]]) -> None:
         accuracy = result["accuracy"]
         right = {key.removeprefix("sigma "): cell["right"] for key, cell in accuracy.items() if "sigma" in key}
         right = {"clean": accuracy["clean"]["right"], **right}
-        axis.plot([*right], [*right.values()], "o-", color=COLOURS[i], label=name)
-        axis.axhline(accuracy["grey image"]["right"], color=COLOURS[i], linestyle=":", label=f"{name}, grey image")
+        axis.plot([*right], [*right.values()], "o-", color=COLORS[i], label=name)
+        axis.axhline(accuracy["grey image"]["right"], color=COLORS[i], linestyle=":", label=f"{name}, grey image")
     axis.set(xlabel="noise, sigma", ylabel="right, %", ylim=(0, 100))
     axis.legend(fontsize=8)
     axis.grid(alpha=0.25)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from clustrs_models.drawing import COLOURS, LARGEST, MOST, PATCH, SHAPES, SMALLEST, Drawing, Scene, draw, sample
+from clustrs_models.drawing import COLORS, LARGEST, MOST, PATCH, SHAPES, SMALLEST, Drawing, Scene, draw, sample
 from clustrs_models.scenes import KINDS, Question, by_answer, draw_questions, generator_for, lists, pairs
 
 IGNORED = -100
@@ -21,10 +21,10 @@ CLEAR = 0.35
 """A patch belongs to an object that covers at least this much of it; below `FAINT` it is background."""
 FAINT = 0.08
 PLACES = 12
-"""Columns, and rows, in which an object's centre can lie, over the whole grid."""
+"""Columns, and rows, in which an object's center can lie, over the whole grid."""
 SIZES = 9
 """Steps of an object's area, each larger by the same factor."""
-COLOUR = {name: i for i, name in enumerate(COLOURS)}
+COLOR = {name: i for i, name in enumerate(COLORS)}
 SHAPE = {name: i for i, name in enumerate(SHAPES)}
 NAMES = (*KINDS, "list", "hint", "grade")
 
@@ -49,11 +49,11 @@ class Stage:
     pairs: int = 0
     """Further questions that compare two objects, per image."""
     counts: int = 0
-    """Further questions for the number of objects of a colour or of a shape, per image."""
+    """Further questions for the number of objects of a color or of a shape, per image."""
     spreading: bool = False
-    """Whether the encoder's classifiers are held to unit weights, see `tower.spread`."""
+    """Hold the encoder's classifiers to unit weights, see `tower.spread`."""
     even: bool = False
-    """Whether in small images too the area of all objects says nothing about their number."""
+    """Make the area of all objects independent of their number in small images, too."""
 
 
 def blurred(image: NDArray[np.float32], sigma: float) -> NDArray[np.float32]:
@@ -84,7 +84,7 @@ def corrupted(pixels: NDArray[np.uint8], settings: dict[str, float], generator: 
 
 
 def patch_labels(drawing: Drawing, corner: NDArray[np.int64], grid: int) -> dict[str, NDArray[Any]]:
-    """What each patch shows: shape, colour, digit (0: none), and of its object the centre and the size."""
+    """Return the labels of each patch: shape, color, digit (0: none), and of its object the center and the size."""
     things = drawing.scene.things
     nearest = drawing.coverage.argmax(0)
     covered = drawing.coverage.max(0)
@@ -103,7 +103,7 @@ def patch_labels(drawing: Drawing, corner: NDArray[np.int64], grid: int) -> dict
     place = np.concatenate([place / (grid * PATCH) * 4 - 2, 2 * np.log(areas / 800)[:, None]], 1)
     return {
         "shape": label([SHAPE[thing.shape] for thing in things]),
-        "colour": label([COLOUR[thing.colour] for thing in things]),
+        "color": label([COLOR[thing.color] for thing in things]),
         "digit": digit.reshape(-1),
         "column": label(steps[:, 0].tolist()),
         "row": label(steps[:, 1].tolist()),
@@ -150,9 +150,9 @@ class Images(Dataset[dict[str, Tensor]]):
             row: dict[str, Any] = {"pixels": pixels, "corner": corner}
             if self.words is None:
                 row |= patch_labels(drawing, corner, self.grid)
-                present = np.zeros(len(COLOUR) * len(SHAPE), np.float32)
+                present = np.zeros(len(COLOR) * len(SHAPE), np.float32)
                 for thing in drawing.scene.things:
-                    present[COLOUR[thing.colour] * len(SHAPE) + SHAPE[thing.shape]] = 1
+                    present[COLOR[thing.color] * len(SHAPE) + SHAPE[thing.shape]] = 1
                 row |= {"present": present, "count": np.array(min(len(drawing.scene.things), MOST) - 1)}
             else:
                 asked = draw_questions(drawing.scene, self.questions, generator)
@@ -175,7 +175,7 @@ class Images(Dataset[dict[str, Tensor]]):
 
 def hints(scene: Scene, corner: NDArray[np.int64], middle: float) -> list[Question]:
     """Steps towards the harder kinds: where in the whole image an object lies, whether it is large, whether there is
-    anything of a shape or of a colour (two questions of each, so that yes and no are about as frequent)."""
+    anything of a shape or of a color (two questions of each, so that yes and no are about as frequent)."""
     found = []
     for thing in scene.things:
         x, y = thing.x + corner[1], thing.y + corner[0]
@@ -184,7 +184,7 @@ def hints(scene: Scene, corner: NDArray[np.int64], middle: float) -> list[Questi
             Question("hint", f"Is the {thing.name} above or below?", "above" if y < middle else "below"),
             Question("hint", f"Is the {thing.name} larger or smaller?", "larger" if thing.area > USUAL else "smaller"),
         ]
-    for key, every, words in (("shape", SHAPE, "a {}"), ("colour", COLOUR, "a {} object")):
+    for key, every, words in (("shape", SHAPE, "a {}"), ("color", COLOR, "a {} object")):
         there = {getattr(thing, key) for thing in scene.things}
         absent = [value for value in every if value not in there]
         for value in [*sorted(there)[:2], *absent[:: max(1, len(absent) // 2)][:2]]:
@@ -193,9 +193,9 @@ def hints(scene: Scene, corner: NDArray[np.int64], middle: float) -> list[Questi
 
 
 def counts(scene: Scene) -> list[Question]:
-    """How many objects of each colour, and of each shape."""
+    """Ask for the number of objects of each color, and of each shape."""
     found = []
-    for key, values in (("colour", COLOUR), ("shape", SHAPE)):
+    for key, values in (("color", COLOR), ("shape", SHAPE)):
         for value in values:
             number = sum(getattr(thing, key) == value for thing in scene.things)
             found.append(Question("hint", f"How many {value} objects are there?", str(number)))
@@ -215,7 +215,7 @@ def drawn(questions: list[Question], count: int, generator: Generator) -> list[Q
 
 
 def grades(scene: Scene, corner: NDArray[np.int64], side: float) -> list[Question]:
-    """Where in the whole image each object lies, and how large it is, in ten steps."""
+    """Ask for the place of each object in the whole image, and for its size, in ten steps."""
     found = []
     for thing in scene.things:
         size = np.log(thing.area / SMALLEST) / np.log(LARGEST / SMALLEST)

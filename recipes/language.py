@@ -69,7 +69,7 @@ class Asking(nn.Module):
         return self.head(self.language.norm(text[batch["targets"] != IGNORED]))
 
 
-def initialise(model: Any, spread: float) -> None:
+def initialize(model: Any, spread: float) -> None:
     """Random weights to begin with. The usual ones are meant for widths of thousands: in a narrow model they leave the
     words so small beside the image that the first layers lose them. Here every layer gets and gives values of about
     1, and the two that write to the residual stream share it. `spread` is the standard deviation of the features."""

@@ -1,4 +1,4 @@
-"""What an embedded model can do: everything its card says in numbers.
+"""Measure an embedded model: all numbers of its card.
 
 python -m recipes.measure mini-llava                   writes recipes/results/mini-llava.json, and prints it
 python -m recipes.measure mini-llava --only seconds    one part of it anew
@@ -35,7 +35,7 @@ ON_OBJECT = 0.25
 
 
 def answers(model: Any, processor: Any, image: Image.Image, example: Example, method: Pruner) -> list[bool]:
-    """Whether each question about an image is answered right."""
+    """Return True for each question about an image that is answered right."""
     prompts = [(0, chat_prompt(processor, question.text)) for question in example.questions]
     batch = sharing.encode(model, processor, [image], prompts)
     replies = sharing.reply(model, processor, batch, method, 3)
@@ -60,7 +60,7 @@ def accuracy(
 
 
 def attention(model: Any, processor: Any, tests: list[Example]) -> dict[str, float]:
-    """How often the most attended tokens lie on objects, and how often any token does."""
+    """Return the share of the most attended tokens that lie on objects, and that of all tokens."""
     hits, share = [], []
     for example in tqdm(tests, desc="attention", file=sys.stderr):
         image = clean(example)
@@ -117,18 +117,18 @@ def noisy(sigma: float) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=list(NAMES.values()))
-    parser.add_argument("--images", type=int, default=250, help="so many of the test set (default: all 250)")
+    parser.add_argument("--images", type=int, default=250, help="number of images of the test set (default: all 250)")
     parser.add_argument("--only", nargs="+", help="measure these parts again, and leave the others as they are")
     options = parser.parse_args()
     model, processor = load_model(options.model)
     tests = list(examples(options.images))
 
-    def grey(example: Example) -> Image.Image:
+    def gray(example: Example) -> Image.Image:
         return Image.new("RGB", (example.drawing.scene.side,) * 2, (128, 128, 128))
 
     conditions: dict[str, tuple[Pruner, Any]] = {
         "clean": (NoPruning(), clean),
-        "grey image": (NoPruning(), grey),
+        "grey image": (NoPruning(), gray),
         **{f"random, k = {k}": (Random(keep=k), clean) for k in (16, 50, 144)},
         **{f"sigma {sigma}": (NoPruning(), noisy(sigma)) for sigma in SIGMAS},
     }

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from clustrs.models.processors import LlavaOnevisionProcessor
-from clustrs_models.drawing import COLOURS, SHAPES
+from clustrs_models.drawing import COLORS, SHAPES
 
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>", "<image>", "<video>")
 WORDS = [
@@ -75,7 +75,7 @@ NORM = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 
 
 def vocabulary() -> dict[str, int]:
-    return {word: i for i, word in enumerate([*SPECIAL, *WORDS, *COLOURS, *SHAPES])}
+    return {word: i for i, word in enumerate([*SPECIAL, *WORDS, *COLORS, *SHAPES])}
 
 
 def tokenizer(words: dict[str, int] | None = None) -> Any:
@@ -201,7 +201,7 @@ def published(name: str) -> str:
 
 
 def save_video_processor(images: Any, folder: Path) -> None:
-    """What readers of the whole LLaVA-OneVision processor ask for, though the model has seen no video."""
+    """Video part that the LLaVA-OneVision processor requires, though the model has seen no video."""
     shared = ("do_convert_rgb", "do_normalize", "do_rescale", "do_resize", "image_mean", "image_std", "resample")
     given = json.loads(images.to_json_string())
     settings = {name: given[name] for name in (*shared, "rescale_factor", "size")}

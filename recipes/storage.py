@@ -71,7 +71,7 @@ def answers(folder: Path, task: Task, methods: Sequence[Pruner], corruption: Cor
 
 
 def compare(task: Task, method: Pruner, before: list[Said], after: list[Said]) -> dict[str, Any]:
-    """How many answers, and how many selections, differ; and how many answers are right."""
+    """Count the answers and the selections that differ, and the right answers."""
     both = list(zip(before, after, strict=True))
     return {
         "method": method.to_dict(),

@@ -6,16 +6,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clustrs_models.drawing import COLOURS, MOST, SHAPES
+from clustrs_models.drawing import COLORS, MOST, SHAPES
 from recipes.data import IGNORED, PLACES, SIZES
 
-SEEN, MEASURED = ("shape", "colour", "digit"), ("column", "row", "size")
-"""What the classifiers of patches tell apart: in every stage, and in those that spread the features."""
+SEEN, MEASURED = ("shape", "color", "digit"), ("column", "row", "size")
+"""Labels of the classifiers of patches: in every stage, and in those that spread the features."""
 SHARPNESS = 1.5
-"""What the cosine of a feature and a class is multiplied by in the stages that spread the features, times the norm."""
+"""Factor of the cosine of a feature and a class in the stages that spread the features, times the norm."""
 
 
-def normalised(pixels: Tensor) -> Tensor:
+def normalized(pixels: Tensor) -> Tensor:
     """Bytes (B, side, side, 3) to (B, 3, side, side) between -1 and 1."""
     return pixels.permute(0, 3, 1, 2).float() / 127.5 - 1
 
@@ -53,7 +53,7 @@ class Clip(nn.Module):
     def forward(self, pixels: Tensor, corner: Tensor) -> Tensor:
         """Hidden states that the projector reads, CLS first."""
         embeddings = self.tower.embeddings
-        patches = embeddings.patch_embedding(normalised(pixels))
+        patches = embeddings.patch_embedding(normalized(pixels))
         side = patches.shape[-1]
         positions = embeddings.position_embedding.weight
         patches = patches.flatten(2).transpose(1, 2) + positions[1 + places(corner, side, self.grid)]
@@ -68,7 +68,7 @@ class Clip(nn.Module):
         return hidden[:, 0], self.tower.post_layernorm(cls_only(self.tower.encoder.layers[-1], hidden))
 
     def features(self, pixels: Tensor, corner: Tensor) -> Tensor:
-        """What the projector gets, one row a patch."""
+        """Return the projector's input, one row per patch."""
         return self(pixels, corner)[:, 1:]
 
 
@@ -87,7 +87,7 @@ class Siglip(nn.Module):
         places = old.position_embedding.weight[1:]
         norm, side = clip.pre_layrnorm, int(len(places) ** 0.5)
         with torch.no_grad():
-            embedded = old.patch_embedding(normalised(pixels)).flatten(2).transpose(1, 2) + places
+            embedded = old.patch_embedding(normalized(pixels)).flatten(2).transpose(1, 2) + places
             gain = norm.weight / embedded.std(-1).mean()
             grown = (
                 F.interpolate(
@@ -106,7 +106,7 @@ class Siglip(nn.Module):
 
     def forward(self, pixels: Tensor, corner: Tensor) -> Tensor:
         embeddings = self.tower.embeddings
-        patches = embeddings.patch_embedding(normalised(pixels))
+        patches = embeddings.patch_embedding(normalized(pixels))
         positions = embeddings.position_embedding.weight[places(corner, patches.shape[-1], self.grid)]
         hidden = patches.flatten(2).transpose(1, 2) + positions
         for layer in self.tower.encoder.layers:
@@ -139,10 +139,10 @@ class Heads(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.shape = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 1 + len(SHAPES)))
-        self.colour = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 1 + len(COLOURS)))
+        self.color = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 1 + len(COLORS)))
         self.digit = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 11))
         self.geometry = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 3))
-        whole = len(SHAPES) * len(COLOURS) + MOST
+        whole = len(SHAPES) * len(COLORS) + MOST
         self.read = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, whole))
         self.last = nn.Linear(width, whole)
         self.column = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 1 + PLACES))
@@ -152,7 +152,7 @@ class Heads(nn.Module):
 
 def spread(head: Any, patches: Tensor) -> Tensor:
     """A classifier's logits when it may not choose how strongly to look: its classes are unit vectors, and all features
-    are normalised. To be told apart, classes must differ much in the features, which the projector reads as they are:
+    are normalized. To be separable, classes must differ much in the features, which the projector reads as they are:
     what is a small part of their variance is learnt late by the language model, or never."""
     classes = F.normalize(head[1].weight, dim=1)
     return SHARPNESS * F.linear(F.layer_norm(patches, patches.shape[-1:]), classes)

@@ -98,7 +98,7 @@ def train_language(settings: dict[str, Any], family: str, folder: Path) -> None:
     if family == "llava":
         some = Images(settings, family, 0, Stage(stages(own)[0].sides[:1], (16,), 1))[0]
         with torch.no_grad():
-            language.initialise(model, encoder.features(some["pixels"], some["corner"]).std().item())
+            language.initialize(model, encoder.features(some["pixels"], some["corner"]).std().item())
     else:
         for name, part in parts(model).items():
             if name != "newline":

@@ -123,15 +123,15 @@ def _arrow(edge: Import, importer: int, imported: int) -> list[str]:
     (x, y), (left, top) = _corner(importer), _corner(imported)
     column, row = x + BOX_WIDTH // 2, top + BOX_HEIGHT // 2
     if imported < importer:
-        start, tip, back, colour = y, left + BOX_WIDTH, 8, PLAIN
+        start, tip, back, color = y, left + BOX_WIDTH, 8, PLAIN
     else:
-        start, tip, back, colour = y + BOX_HEIGHT, left, -8, LAZY if edge.exempt else UPWARD
+        start, tip, back, color = y + BOX_HEIGHT, left, -8, LAZY if edge.exempt else UPWARD
     dashes = ' stroke-dasharray="5 4"' if edge.exempt else ""
     return [
         f"<g><title>{escape(edge.importer)} imports {escape(edge.imported)}</title>",
-        f'<path d="M{column} {start}V{row}H{tip + back}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>',
-        f'<path d="M{tip} {row}l{back} -5v10z" fill="{colour}"/>',
-        f'<circle cx="{column}" cy="{row}" r="4" fill="{colour}"/></g>',
+        f'<path d="M{column} {start}V{row}H{tip + back}" fill="none" stroke="{color}" stroke-width="2"{dashes}/>',
+        f'<path d="M{tip} {row}l{back} -5v10z" fill="{color}"/>',
+        f'<circle cx="{column}" cy="{row}" r="4" fill="{color}"/></g>',
     ]
 
 

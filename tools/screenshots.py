@@ -95,7 +95,7 @@ def top(page: Any, heading: str) -> float:
 
 
 def below(page: Any, heading: str) -> float:
-    """Where the next section begins."""
+    """Return the position of the next section."""
     return float(page.locator(f"h2:text('{heading}') ~ h2").first.bounding_box()["y"])
 
 

@@ -4,7 +4,7 @@ vLLM's CPU build asks for a torchvision whose compiled operators belong to anoth
 then fails while it registers shapes for operators that do not exist. Declared without an implementation, they let the
 import pass; what vLLM and transformers use of torchvision is written in Python. `make test-vllm` copies this file into
 its environment, where a .pth file imports it at every start of Python; torch is imported only once torchvision is asked
-for. It is no part of the package.
+for. It does not belong to the package.
 """
 
 import sys

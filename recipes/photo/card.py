@@ -44,7 +44,7 @@ def columns(rows: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
 
 
 def curves(rows: list[dict[str, Any]]) -> None:
-    """What the training had right, over its minutes."""
+    """Draw the accuracy of the training over its minutes."""
     figure, axes = plt.subplots(1, 2, figsize=(13, 4))
     for axis, title, keys in zip(axes, ("training images", "unseen photographs"), columns(rows), strict=True):
         plot_run(axis, f"{NAME}: {title}", rows, keys)

@@ -68,7 +68,7 @@ def part_of(text: str) -> tuple[int, int]:
     """Read "I/N"."""
     first, _, count = text.partition("/")
     if not (first.isdecimal() and count.isdecimal() and 1 <= int(first) <= int(count)):
-        raise argparse.ArgumentTypeError(f"{text!r}: give I/N, such as 1/2")
+        raise argparse.ArgumentTypeError(f"must be I/N (such as 1/2), got {text!r}")
     return int(first), int(count)
 
 

@@ -85,7 +85,7 @@ def training_images(settings: dict[str, Any], data: Path) -> tuple[TrainingImage
 
 
 def pixel_values(images: Sequence[Image.Image]) -> Tensor:
-    """(B, 3, side, side), normalised as the model's processor does it."""
+    """(B, 3, side, side), normalized as the model's processor does it."""
     bytes_ = torch.from_numpy(np.stack([np.asarray(image) for image in images])).permute(0, 3, 1, 2)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
     return (bytes_.float() / 255 - mean) / std

@@ -15,11 +15,11 @@ from recipes.data import IGNORED
 from recipes.language import Asking
 
 SHARPNESS = 10.0
-"""What a cosine is multiplied with to be a logit."""
+"""Factor between a cosine and a logit."""
 
 
 WORD_SIDE = 8
-"""Images made of words have so many tokens in a row and in a column."""
+"""Tokens in a row and in a column of images made of words."""
 
 
 class PhotoAsking(Asking):
@@ -110,7 +110,7 @@ def quarter_losses(heads: Heads, visual: Tensor, quarters: Tensor) -> tuple[Tens
 
 
 def norm_penalty(visual: Tensor, words: Tensor) -> Tensor:
-    """How far the norms of projected tokens are from those of the word embeddings, in logarithms."""
+    """Return the distance of the norms of projected tokens from those of the word embeddings, in logarithms."""
     usual = words.detach().norm(dim=-1).mean()
     return (visual.norm(dim=-1) / usual).log().square().mean()
 
@@ -166,7 +166,7 @@ def loss(
 
 @torch.no_grad()
 def judged(asking: PhotoAsking, heads: Heads, batches: list[dict[str, Tensor]]) -> dict[str, float]:
-    """What is right on images of photographs that training has not seen, by kind of question."""
+    """Return the accuracy on photographs that training has not seen, by kind of question."""
     sums: dict[str, list[float]] = {}
     for batch in batches:
         fresh = dict(batch)

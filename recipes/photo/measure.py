@@ -1,4 +1,4 @@
-"""What photo-llava can do, with all tokens, and the geometry of its tokens: everything its card says in numbers.
+"""Measure photo-llava with all tokens, and the geometry of its tokens: all numbers of its card.
 
 python -m recipes.photo.measure                        writes recipes/results/photo-llava.json, and prints it
 python -m recipes.photo.measure --only geometry        one part of it anew
@@ -48,7 +48,7 @@ def by_image(task: Photos, limit: int | None) -> dict[str, list[Item]]:
 
 
 def accuracy(model: Any, processor: Any, task: Photos, asked: Any, name: str, method: Pruner, change: Any) -> Any:
-    """Right answers in per cent, over all and by kind of question; naming in collages is `name` and `neighbour`."""
+    """Right answers in per cent, over all and by kind of question; naming in collages is `name` and `neighbor`."""
     right: dict[str, list[float]] = defaultdict(list)
     for image, items in tqdm(asked.items(), desc=name, file=sys.stderr):
         prompts = [(0, chat_prompt(processor, item.question)) for item in items]
@@ -92,7 +92,7 @@ def unchanged(image: Image.Image, name: str) -> Image.Image:
     return image
 
 
-def grey(image: Image.Image, name: str) -> Image.Image:
+def gray(image: Image.Image, name: str) -> Image.Image:
     return Image.new("RGB", (SIDE, SIDE), (128, 128, 128))
 
 
@@ -104,7 +104,7 @@ def noisy(sigma: float) -> Any:
 def conditions() -> dict[str, tuple[Pruner, Any]]:
     return {
         "clean": (NoPruning(), unchanged),
-        "grey image": (NoPruning(), grey),
+        "grey image": (NoPruning(), gray),
         **{f"sigma {sigma}": (NoPruning(), noisy(sigma)) for sigma in SIGMAS},
         **{f"random, k = {k}": (Random(keep=k), unchanged) for k in COUNTS},
     }
@@ -116,7 +116,7 @@ def main() -> None:
         "--model", default="photo-llava", help="the shipped one, or the folder of another run (default: %(default)s)"
     )
     parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--images", type=int, help="so many of the test set (default: all)")
+    parser.add_argument("--images", type=int, help="number of images of the test set (default: all)")
     parser.add_argument("--only", nargs="+", help="measure these parts again, and leave the others as they are")
     options = parser.parse_args()
     target = RESULT if options.model == "photo-llava" else REPEATED

@@ -81,7 +81,7 @@ def save(model: Any, folder: Path) -> None:
     (folder / "model.safetensors").chmod(0o644)  # safetensors writes files that only their owner can read
 
 
-def initialise(model: Any, features: torch.Tensor) -> None:
+def initialize(model: Any, features: torch.Tensor) -> None:
     """Random weights to begin with: what enters the language model, words and image alike, has `EMBEDDED` as standard
     deviation, and its layers write as much together. `features` (..., D) are some of the tower's tokens: the projector
     begins as if they were standardised, so that no channel drowns the others."""

@@ -1,4 +1,4 @@
-"""Which layer the projector should read: a linear classifier of each quarter of a collage, on every layer's tokens.
+"""Find the layer for the projector to read: a linear classifier of each quarter of a collage, on every layer's tokens.
 
     python -m recipes.photo.probe        prints and writes recipes/results/photo-probe.json
 

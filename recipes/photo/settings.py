@@ -1,4 +1,4 @@
-"""Where the recipe's settings, its photographs and its products are."""
+"""Settings of the recipe, and the folders of its photographs and products."""
 
 import tomllib
 from pathlib import Path

@@ -107,7 +107,7 @@ def pattern() -> Tensor:
 
 
 def onnx_hidden_states(model: Any, pixels: Tensor) -> list[Tensor]:
-    """What ONNX Runtime computes after each layer, for images of 336 pixels."""
+    """Return the output of each layer in ONNX Runtime, for images of 336 pixels."""
     import onnxruntime
 
     for dimension in model.graph.input[0].type.tensor_type.shape.dim[2:]:
@@ -119,7 +119,7 @@ def onnx_hidden_states(model: Any, pixels: Tensor) -> list[Tensor]:
 
 
 def hidden_states(tower: nn.Module, pixels: Tensor) -> list[Tensor]:
-    """What transformers computes after each layer."""
+    """Return the output of each layer in transformers."""
     with torch.inference_mode():
         return list(tower(pixels, output_hidden_states=True).hidden_states[1:])
 

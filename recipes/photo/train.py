@@ -33,9 +33,9 @@ class Stage(shared.Stage):
     """Some steps with the same settings."""
 
     language: bool = True
-    """Whether the language model is trained, too, or the projector alone."""
+    """Train the language model, too, not the projector alone."""
     words: bool = False
-    """Whether the images are made of words, for the language model alone."""
+    """Make the images of words, for the language model alone."""
     every_word: float = 0.0
     """The weight with which an answer is expected at every word of its question, too."""
 
@@ -51,7 +51,7 @@ def train(settings: dict[str, Any], folder: Path) -> None:
     embeddings = model.model.language_model.embed_tokens
     heads = language.Heads(embeddings, words)
     shards, unseen = Shards(folder / "features"), Shards(folder / "development")
-    models.initialise(model, torch.stack([shards[n]["features"] for n in range(16)]))
+    models.initialize(model, torch.stack([shards[n]["features"] for n in range(16)]))
     asking = language.PhotoAsking(model, words)
     plan = stages(own)
     total = sum(s.steps for s in plan)
@@ -89,7 +89,7 @@ def export(settings: dict[str, Any], folder: Path) -> None:
 
 
 def wait_for(images: int, folder: Path, seconds: float = 20.0) -> None:
-    """Wait until the features of so many images are there."""
+    """Wait until the features of this many images are there."""
     while not all((folder / part).is_dir() for part in ("features", "development")) or (
         len(Shards(folder / "features", empty=True)) < images
     ):

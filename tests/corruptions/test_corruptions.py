@@ -21,7 +21,7 @@ def noise_image(height: int = 60, width: int = 80, seed: int = 0) -> Image.Image
     return Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
-def grey(value: int = 128, size: tuple[int, int] = (400, 300)) -> Image.Image:
+def gray(value: int = 128, size: tuple[int, int] = (400, 300)) -> Image.Image:
     return Image.new("RGB", size, (value,) * 3)
 
 
@@ -88,13 +88,13 @@ def test_levels_and_corruptions_have_their_own_draws() -> None:
 
 def test_seed_is_pinned() -> None:
     # Stored results name their seeds: these numbers must never change.
-    image = grey(size=(3, 1))
+    image = gray(size=(3, 1))
     assert applied("gaussian", 0.1, image, "v1_0", 0).tolist() == [[[95, 91, 85], [153, 169, 136], [143, 128, 114]]]
 
 
 def test_gaussian_moments() -> None:
     sigma = 0.1  # the clipping at 5 sigma is far away
-    change = (applied("gaussian", sigma, grey()) - 128) / 255
+    change = (applied("gaussian", sigma, gray()) - 128) / 255
     n = change.size
     rounding = 1 / 255**2 / 12
     assert abs(change.mean()) < 4 * sigma / math.sqrt(n)
@@ -104,7 +104,7 @@ def test_gaussian_moments() -> None:
 
 @pytest.mark.parametrize("sigma", PAPER_LEVELS["gaussian"][1:])
 def test_gaussian_clips(sigma: float) -> None:
-    corrupted = applied("gaussian", sigma, grey())
+    corrupted = applied("gaussian", sigma, gray())
     for end, distance in ((0, 127.5 / 255), (255, 126.5 / 255)):  # from 128 to where a value rounds to the end
         beyond = math.erfc(distance / sigma / math.sqrt(2)) / 2
         assert abs((corrupted == end).mean() - beyond) < 4 * math.sqrt(beyond * (1 - beyond) / corrupted.size)
@@ -112,7 +112,7 @@ def test_gaussian_clips(sigma: float) -> None:
 
 @pytest.mark.parametrize("rho", PAPER_LEVELS["salt_pepper"])
 def test_salt_pepper_counts(rho: float) -> None:
-    corrupted = applied("salt_pepper", rho, grey())
+    corrupted = applied("salt_pepper", rho, gray())
     n = corrupted.shape[0] * corrupted.shape[1]
     spread = 4 * math.sqrt(rho / 2 * (1 - rho / 2) / n)
     black, white = (corrupted == 0).all(-1), (corrupted == 255).all(-1)
@@ -122,8 +122,8 @@ def test_salt_pepper_counts(rho: float) -> None:
 
 
 def test_salt_pepper_all() -> None:
-    assert set(np.unique(applied("salt_pepper", 1, grey()))) == {0, 255}
-    assert (applied("salt_pepper", 0, grey()) == 128).all()
+    assert set(np.unique(applied("salt_pepper", 1, gray()))) == {0, 255}
+    assert (applied("salt_pepper", 0, gray()) == 128).all()
 
 
 @pytest.mark.parametrize("factor", [0, 0.5, 1, 1.5, 2])
@@ -149,7 +149,7 @@ def test_contrast_is_pillows(factor: float) -> None:
 @pytest.mark.parametrize("size", [(300, 300), (400, 300), (100, 1000), (1000, 100), (1, 64), (64, 1), (2, 9)])
 @pytest.mark.parametrize("share", [0, *PAPER_LEVELS["cutout"], 1])
 def test_cutout_area(size: tuple[int, int], share: float) -> None:
-    corrupted = applied("cutout", share, grey(size=size))
+    corrupted = applied("cutout", share, gray(size=size))
     black = (corrupted == 0).all(-1)
     rows, columns = np.flatnonzero(black.any(1)), np.flatnonzero(black.any(0))
     cut_height, cut_width = cutout_size(size[1], size[0], share)
@@ -166,7 +166,7 @@ def test_cutout_area(size: tuple[int, int], share: float) -> None:
 
 
 def test_cutout_reaches_every_border() -> None:
-    corrupted = [applied("cutout", 0.25, grey(size=(8, 8)), str(i)) == 0 for i in range(200)]
+    corrupted = [applied("cutout", 0.25, gray(size=(8, 8)), str(i)) == 0 for i in range(200)]
     corners = {(bool(black[0].any()), bool(black[:, 0].any())) for black in corrupted}
     assert len(corners) == 4
     assert any(black[-1].any() for black in corrupted)
@@ -203,8 +203,8 @@ def test_motion_blur_is_the_convolution(size: int) -> None:
     assert np.abs(applied("motion_blur", size, image, "a") - expected).max() <= 0.501
 
 
-def test_motion_blur_of_one_colour_and_of_one_pixel() -> None:
-    assert (applied("motion_blur", 31, grey()) == 128).all()
+def test_motion_blur_of_one_color_and_of_one_pixel() -> None:
+    assert (applied("motion_blur", 31, gray()) == 128).all()
     image = noise_image()
     assert (applied("motion_blur", 1, image) == pixels(image)).all()
 
@@ -264,9 +264,9 @@ def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match="image must be in RGB, got mode 'L'"):
         corruption.apply(Image.new("L", (4, 4)), "a")
     with pytest.raises(ValueError, match="image_id must be a string, got 3"):
-        corruption.apply(grey(), 3)  # type: ignore[arg-type]
+        corruption.apply(gray(), 3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"seed must be an integer, got 0.5"):
-        corruption.apply(grey(), "a", 0.5)  # type: ignore[arg-type]
+        corruption.apply(gray(), "a", 0.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"gaussian level must be .*, got True"):
         Corruption("gaussian", True)
 

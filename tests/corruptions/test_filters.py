@@ -55,7 +55,7 @@ def test_smear_of_a_point() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 3), (2, 5), (60, 3)])
-def test_smear_keeps_one_colour(shape: tuple[int, ...]) -> None:
+def test_smear_keeps_one_color(shape: tuple[int, ...]) -> None:
     np.testing.assert_allclose(smear(np.full(shape, 0.3), 20, 15, 0.7), 0.3)
 
 

@@ -67,7 +67,7 @@ BLURS = ["defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "elastic_tran
 
 @pytest.mark.parametrize("family", BLURS)
 @pytest.mark.parametrize("value", [0, 77, 255])
-def test_one_colour_stays(family: str, value: int) -> None:
+def test_one_color_stays(family: str, value: int) -> None:
     result = corrupted(family, 3, Image.new("RGB", (64, 41), (value, 128, 255 - value)))
     assert (result == (value, 128, 255 - value)).all()
 

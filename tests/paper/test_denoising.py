@@ -113,7 +113,7 @@ def test_files(folder_of: Folders, images: list[Path], tmp_path: Path) -> None:
 
 
 def test_best_alpha() -> None:
-    """Inside [0, 1]: beyond the centre, beyond the token, and where both are one."""
+    """Inside [0, 1]: beyond the center, beyond the token, and where both are one."""
     dd, de = np.array([4.0, 4.0, 4.0, 0.0]), np.array([1.0, -1.0, 9.0, 0.0])
     assert denoising.best_alpha(dd, de).tolist() == [0.25, 0.0, 1.0, 1.0]
 

@@ -44,8 +44,8 @@ def by_loops(encoder: VisionEncoder, path: Path) -> dict[str, float]:
     residuals = [float((t - centroids[label]).norm()) for t, label in zip(tokens, selection.labels, strict=True)]
     norms = [float(token.norm()) for token in tokens]
     between = [[float((a - b).norm()) for b in tokens] for a in tokens]
-    centred = tokens - tokens.mean(0)
-    variances = torch.linalg.eigvalsh(centred.T @ centred)
+    centerd = tokens - tokens.mean(0)
+    variances = torch.linalg.eigvalsh(centerd.T @ centerd)
     bonus = [max(0.0, norm - mean(norms)) for norm in norms]
     salient = [float(a) + 2 * float(scores.mean()) * b for a, b in zip(scores, bonus, strict=True)]
     return {

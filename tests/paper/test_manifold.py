@@ -63,8 +63,8 @@ def panel(result: StudyPart, title: str) -> list[dict[str, Any]]:
 def test_places_on_the_clean_images_axes(result: StudyPart, load: Any, image_file: Path) -> None:
     model, processor = load()
     clean = tokens_of(model, processor, image_file, "clean")
-    centred = clean - clean.mean(0)
-    variances, directions = np.linalg.eigh(centred.T @ centred)
+    centerd = clean - clean.mean(0)
+    variances, directions = np.linalg.eigh(centerd.T @ centerd)
     unit = math.sqrt(variances.sum() / 16)
     for title in ("clean", "gaussian:3"):
         tokens = tokens_of(model, processor, image_file, title)
@@ -102,8 +102,8 @@ def test_what_is_drawn(result: StudyPart) -> None:
     for axis, title in zip(result.figure.axes, ("clean", "gaussian:3"), strict=True):
         assert axis.get_title() == f"PCA, {title}"
         rows = panel(result, title)
-        grey, *marks = axis.collections
-        assert len(grey.get_offsets()) == 16
+        gray, *marks = axis.collections
+        assert len(gray.get_offsets()) == 16
         for name, mark in zip(("clustrs", "fastervlm", "divprune", "visionzip"), marks, strict=True):
             expected = [(row["pca_1"], row["pca_2"]) for row in rows if row[f"{name}_keeps"]]
             assert mark.get_offsets().tolist() == pytest.approx(np.array(expected))
@@ -151,8 +151,8 @@ def test_umap_panels(
         expected = 2 * tokens_of(model, processor, image_file, title)[:, [3, 1]]
         rows = panel(result, title)
         assert np.array([(row["umap_1"], row["umap_2"]) for row in rows]) == pytest.approx(expected, abs=1e-4)
-        grey, clustrs, *_ = axis.collections
-        assert np.array(grey.get_offsets()) == pytest.approx(expected, abs=1e-4)
+        gray, clustrs, *_ = axis.collections
+        assert np.array(gray.get_offsets()) == pytest.approx(expected, abs=1e-4)
         kept = [bool(row["clustrs_keeps"]) for row in rows]
         assert np.array(clustrs.get_offsets()) == pytest.approx(expected[kept], abs=1e-4)
     *_, numbers = result.save(tmp_path)

@@ -47,13 +47,13 @@ class Expected:
         self.members = [[i for i in range(16) if labels[i] == labels[token]] for token in self.kept]
         self.centroids, self.alpha, self.after = [], [], []
         for token, members in zip(self.kept, self.members, strict=True):
-            centre = sum(attention[i] * self.tokens[i] for i in members) / sum(attention[i] for i in members)
-            delta = median(float(np.linalg.norm(self.tokens[i] - centre)) for i in members)
-            r = float(np.linalg.norm(self.tokens[token] - centre))
+            center = sum(attention[i] * self.tokens[i] for i in members) / sum(attention[i] for i in members)
+            delta = median(float(np.linalg.norm(self.tokens[i] - center)) for i in members)
+            r = float(np.linalg.norm(self.tokens[token] - center))
             alpha = 1.0 if len(members) == 1 else min(0.95, max(0.1, delta**2 / (r**2 + delta**2)))
-            self.centroids.append(centre)
+            self.centroids.append(center)
             self.alpha.append(alpha)
-            self.after.append(alpha * self.tokens[token] + (1 - alpha) * centre)
+            self.after.append(alpha * self.tokens[token] + (1 - alpha) * center)
 
 
 @pytest.mark.parametrize("level", [None, 0.5])
@@ -67,14 +67,14 @@ def test_numbers(folder_of: Folders, load: Any, image_file: Path, level: float |
     expected = Expected(model, processor, image, 5)
     assert [row["token"] for row in result.rows] == expected.kept
     assert [row["cluster_size"] for row in result.rows] == [len(members) for members in expected.members]
-    for row, token, centre, alpha, after in zip(
+    for row, token, center, alpha, after in zip(
         result.rows, expected.kept, expected.centroids, expected.alpha, expected.after, strict=True
     ):
         before = expected.tokens[token]
         assert (row["y"], row["x"]) == divmod(token, tiny_models.GRID)
         assert row["alpha"] == pytest.approx(alpha, rel=1e-4)
-        assert row["to_centroid_before"] == pytest.approx(np.linalg.norm(before - centre), rel=1e-4, abs=1e-5)
-        assert row["to_centroid_after"] == pytest.approx(np.linalg.norm(after - centre), rel=1e-4, abs=1e-5)
+        assert row["to_centroid_before"] == pytest.approx(np.linalg.norm(before - center), rel=1e-4, abs=1e-5)
+        assert row["to_centroid_after"] == pytest.approx(np.linalg.norm(after - center), rel=1e-4, abs=1e-5)
         assert row["moved"] == pytest.approx(np.linalg.norm(after - before), rel=1e-4, abs=1e-5)
         assert row["corruption"] == ("clean" if level is None else "gaussian:0.5")
     assert max(row["moved"] for row in result.rows) > 0.01
@@ -92,8 +92,8 @@ def test_arrows_go_from_the_tokens_to_where_they_move(folder_of: Folders, load: 
         (right, expected.members[largest], [largest]),
     ):
         tokens = expected.tokens[members]
-        centred = tokens - tokens.mean(0)
-        variances, directions = np.linalg.eigh(centred.T @ centred)
+        centerd = tokens - tokens.mean(0)
+        variances, directions = np.linalg.eigh(centerd.T @ centerd)
         (arrows,) = [part for part in axis.collections if hasattr(part, "U")]
         for i, (u, x) in enumerate(((arrows.U, arrows.X), (arrows.V, arrows.Y))):
             axis_of = directions[:, -1 - i]

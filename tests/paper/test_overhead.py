@@ -157,13 +157,13 @@ def test_the_papers_table_is_beside_its_model() -> None:
     timings = [[Timing(0.03, 0.001, 0.002, (0.05, 0.06))] for _ in contestants]
 
     def printed(model: str) -> list[Any]:
-        rows = overhead.summarise(contestants, timings, [2], model)
+        rows = overhead.summarize(contestants, timings, [2], model)
         return [(row["paper_lowest_ms"], row["paper_highest_ms"]) for row in rows]
 
     nothing = (None, None)
     assert printed("llava-hf/llava-1.5-7b-hf") == [nothing, (35, 35), (52, 52), (33, 34), nothing, nothing]
     assert printed("llava-hf/llava-1.5-13b-hf") == [nothing] * 6
-    rows = overhead.summarise(contestants, timings, [2], "llava-hf/llava-1.5-7b-hf")
+    rows = overhead.summarize(contestants, timings, [2], "llava-hf/llava-1.5-7b-hf")
     text = overhead.findings(rows, [2], "a machine")
     assert "The paper prints an overhead of 52 ms (A100)." in text
     assert "its overhead is 55.0% of an answer of 2 tokens" in text
@@ -176,7 +176,7 @@ def test_the_papers_table_is_beside_its_model() -> None:
 
 def test_quartiles() -> None:
     runs = [Timing(vision, 0.0, 0.0, (10.0,)) for vision in (0.001, 0.002, 0.003, 0.005, 0.009)]
-    (row,) = overhead.summarise([Contestant("none", NoPruning())], [runs], [1], "model")
+    (row,) = overhead.summarize([Contestant("none", NoPruning())], [runs], [1], "model")
     ends = (row["overhead_quartile_1_ms"], row["overhead_ms"], row["overhead_quartile_3_ms"])
     assert ends == pytest.approx((2, 3, 5))
 

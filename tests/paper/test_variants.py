@@ -135,7 +135,7 @@ def test_the_split_is_by_image_and_seed() -> None:
     assert halves["pick"].sum() == 15
     assert (variants.split(images[::-1], 7)["pick"] == halves["pick"][::-1]).all()
     assert any((variants.split(images, seed)["pick"] != halves["pick"]).any() for seed in range(3))
-    with pytest.raises(ValueError, match="about 1 image: give a task with two or more"):
+    with pytest.raises(ValueError, match="must be about two images or more, got 1"):
         variants.split(["a.png"] * 4, 0)
 
 

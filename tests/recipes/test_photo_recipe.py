@@ -122,13 +122,13 @@ def test_words_and_image_begin_alike(settings: dict[str, Any]) -> None:
     model = models.photo_llava(settings)
     spread = torch.linspace(0.1, 30, tower.WIDTH)
     tokens = 5 + spread * torch.randn(2, 500, tower.WIDTH)
-    models.initialise(model, tokens)
+    models.initialize(model, tokens)
     with torch.no_grad():
         visual = model.model.multi_modal_projector(tokens)
     words = model.model.language_model.embed_tokens.weight
     assert visual.norm(dim=-1).mean().item() == pytest.approx(words.norm(dim=-1).mean().item(), rel=0.2)
-    centred = visual.flatten(0, 1) - visual.flatten(0, 1).mean(0)
-    share = torch.linalg.svdvals(centred).square()
+    centerd = visual.flatten(0, 1) - visual.flatten(0, 1).mean(0)
+    share = torch.linalg.svdvals(centerd).square()
     assert share[0] / share.sum() < 0.5
 
 
@@ -299,7 +299,7 @@ def test_features_that_are_there_are_not_computed_again(settings: dict[str, Any]
 def test_a_part_of_the_work_is_named_by_two_numbers() -> None:
     assert features.part_of("2/3") == (2, 3)
     for wrong in ("0/2", "3/2", "2", "a/b"):
-        with pytest.raises(argparse.ArgumentTypeError, match="give I/N"):
+        with pytest.raises(argparse.ArgumentTypeError, match="must be I/N"):
             features.part_of(wrong)
 
 

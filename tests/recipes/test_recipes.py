@@ -118,14 +118,14 @@ def test_patch_labels_name_what_lies_there() -> None:
     generator = generator_for(8)
     drawing = draw(sample(generator, 96), generator)
     labels = data.patch_labels(drawing, np.array([3, 4]), 24)
-    shapes, colours = list(data.SHAPE), list(data.COLOUR)
+    shapes, colors = list(data.SHAPE), list(data.COLOR)
     covered = drawing.coverage.reshape(len(drawing.scene.things), -1)
     for patch in range(covered.shape[1]):
         most = int(covered[:, patch].argmax())
         thing = drawing.scene.things[most]
         if covered[most, patch] >= data.CLEAR:
             assert shapes[labels["shape"][patch] - 1] == thing.shape
-            assert colours[labels["colour"][patch] - 1] == thing.colour
+            assert colors[labels["color"][patch] - 1] == thing.color
             x, y, size = labels["geometry"][patch]
             assert (x + 2) / 4 * 192 == pytest.approx(thing.x + 4 * 8, abs=1e-3)
             assert (y + 2) / 4 * 192 == pytest.approx(thing.y + 3 * 8, abs=1e-3)
@@ -135,7 +135,7 @@ def test_patch_labels_name_what_lies_there() -> None:
             low, high = (350 * (1.25 * 1900 / 350) ** (step / 9) for step in labels["size"][patch] + [-1, 0])
             assert low <= thing.area <= high
         elif covered[most, patch] <= data.FAINT:
-            assert labels["shape"][patch] == labels["colour"][patch] == labels["row"][patch] == 0
+            assert labels["shape"][patch] == labels["color"][patch] == labels["row"][patch] == 0
         else:
             assert labels["shape"][patch] == data.IGNORED
 
@@ -147,8 +147,8 @@ def test_a_spread_classifier_cannot_look_harder() -> None:
     patches = torch.randn(2, 3, 16)
     before = tower.spread(head, patches)
     classes = head[1].weight / head[1].weight.norm(dim=1, keepdim=True)
-    centred = patches - patches.mean(-1, keepdim=True)
-    expected = 1.5 * (centred / centred.pow(2).mean(-1, keepdim=True).sqrt()) @ classes.T
+    centerd = patches - patches.mean(-1, keepdim=True)
+    expected = 1.5 * (centerd / centerd.pow(2).mean(-1, keepdim=True).sqrt()) @ classes.T
     torch.testing.assert_close(before, expected, rtol=1e-4, atol=1e-4)
     with torch.no_grad():
         head[1].weight *= 50
@@ -189,7 +189,7 @@ def test_words_and_image_begin_alike(settings: dict[str, Any]) -> None:
     """Both enter the language model with values of about 1, and its layers neither drown nor ignore them."""
     torch.manual_seed(3)
     model = models.llava(settings["llava"])
-    language.initialise(model, 10.0)
+    language.initialize(model, 10.0)
     features = 10 * torch.randn(1, 50, model.config.vision_config.hidden_size)
     words = torch.arange(50)[None]
     with torch.no_grad():
@@ -222,13 +222,13 @@ def test_hints_and_grades_of_a_known_scene() -> None:
 
 def test_counts_of_a_known_scene() -> None:
     pairs = (("red", "star"), ("red", "heart"), ("blue", "star"))
-    scene = Scene(96, tuple(Thing(colour, shape, 40, 50, 900, 0.0, None) for colour, shape in pairs))
+    scene = Scene(96, tuple(Thing(color, shape, 40, 50, 900, 0.0, None) for color, shape in pairs))
     questions = data.counts(scene)
     answers = {question.text: question.answer for question in questions}
     assert answers["How many red objects are there?"] == answers["How many star objects are there?"] == "2"
     assert answers["How many blue objects are there?"] == answers["How many heart objects are there?"] == "1"
     assert answers["How many green objects are there?"] == "0"
-    assert len(answers) == len(data.COLOUR) + len(data.SHAPE)
+    assert len(answers) == len(data.COLOR) + len(data.SHAPE)
     chosen = [question.answer for question in data.drawn(questions, 3000, generator_for(5))]
     for answer in "012":
         assert chosen.count(answer) == pytest.approx(1000, abs=120)
@@ -250,7 +250,7 @@ def test_the_last_layer_for_cls_alone(settings: dict[str, Any]) -> None:
     with torch.no_grad():
         encoder = tower.Clip(vision)
         hidden = encoder(pixels, torch.zeros(1, 2, dtype=torch.long))
-        whole = vision(tower.normalised(pixels), output_hidden_states=True)
+        whole = vision(tower.normalized(pixels), output_hidden_states=True)
     torch.testing.assert_close(hidden, whole.hidden_states[-2], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(encoder.summaries(hidden)[1], whole.pooler_output, rtol=1e-4, atol=1e-5)
 

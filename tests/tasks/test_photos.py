@@ -74,12 +74,12 @@ def test_a_folder_without_photographs_of_a_kind_is_named(tmp_path: Path) -> None
 
 
 def test_a_collage_has_its_photographs_in_their_places() -> None:
-    colours = [(250, 0, 0), (0, 250, 0), (0, 0, 250), (250, 250, 0)]
-    image = collage([square(Image.new("RGB", (90, 60), colour), SIDE // 2) for colour in colours])
+    colors = [(250, 0, 0), (0, 250, 0), (0, 0, 250), (250, 250, 0)]
+    image = collage([square(Image.new("RGB", (90, 60), color), SIDE // 2) for color in colors])
     assert image.size == (SIDE, SIDE)
-    for place, colour in zip(PLACES, colours, strict=True):
+    for place, color in zip(PLACES, colors, strict=True):
         x, y = SIDE // 4 + SIDE // 2 * ("right" in place), SIDE // 4 + SIDE // 2 * ("bottom" in place)
-        assert image.getpixel((x, y)) == colour
+        assert image.getpixel((x, y)) == color
     with pytest.raises(ValueError, match="squares must be 1 or 4 photographs, got 3"):
         collage([image] * 3)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.random import default_rng
 
-from clustrs_models.drawing import COLOURS, REACH, SHAPES, Scene, Thing, draw, is_held_out, outside, sample
+from clustrs_models.drawing import COLORS, REACH, SHAPES, Scene, Thing, draw, is_held_out, outside, sample
 from clustrs_models.scenes import KINDS, Example, draw_questions, every, examples, lists
 
 
@@ -164,4 +164,4 @@ def test_a_scaled_scene_keeps_its_proportions() -> None:
     a, b = draw(one, default_rng(0)), draw(larger, default_rng(0))
     assert b.pixels.shape == (216, 216, 3)
     assert b.coverage.sum() / 27**2 == pytest.approx(a.coverage.sum() / 24**2, rel=0.02)
-    assert set(COLOURS) >= {thing.colour for thing in larger.things}
+    assert set(COLORS) >= {thing.color for thing in larger.things}

@@ -77,7 +77,7 @@ def motion_blur(image: Image.Image, level: float, random: np.random.Generator) -
 
 
 def line_kernel(size: int, angle: float) -> NDArray[np.float64]:
-    """A line of `size` points through the center of a size x size kernel, each shared among its four neighbours."""
+    """A line of `size` points through the center of a size x size kernel, each shared among its four neighbors."""
     kernel = np.zeros((size + 1, size + 1))
     steps = np.arange(size) - size // 2
     x, y = size // 2 + steps * math.cos(angle), size // 2 + steps * math.sin(angle)

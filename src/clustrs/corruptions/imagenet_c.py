@@ -111,7 +111,7 @@ def mirrored(index: Pixels, size: int) -> NDArray[np.int64]:
 def clouds(side: int, decay: float, random: np.random.Generator) -> Pixels:
     """A cloudy sky from 0 to 1 by midpoint displacement, on a square whose borders meet; `side` is a power of two.
 
-    Every finer grid is the mean of its neighbours plus noise, and the amplitude of the noise falls by `decay` squared.
+    Every finer grid is the mean of its neighbors plus noise, and the amplitude of the noise falls by `decay` squared.
     """
     sky = np.zeros((side, side))
     step, wobble = side, 100.0
@@ -281,7 +281,7 @@ def contrast(image: Image.Image, level: float, random: np.random.Generator) -> I
 
 
 def elastic_transform(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
-    """Push every pixel to a random place near it, neighbours to almost the same one."""
+    """Push every pixel to a random place near it, neighbors to almost the same one."""
     strength = 250 * (0.05, 0.065, 0.085, 0.1, 0.12)[int(level) - 1]
     down, right = (0.01 * size for size in (image.height, image.width))
     kernel = np.outer(bell(down, int(3 * down + 0.5)), bell(right, int(3 * right + 0.5)))

@@ -8,7 +8,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 SHAPES = ("circle", "square", "triangle", "star", "cross", "heart")
-COLOURS = {
+COLORS = {
     "red": (214, 40, 40),
     "orange": (243, 140, 30),
     "yellow": (240, 220, 50),
@@ -35,9 +35,9 @@ HELD_OUT = 8
 
 @dataclass(frozen=True)
 class Thing:
-    """One object: centre and area in pixels, angle in radians."""
+    """One object: center and area in pixels, angle in radians."""
 
-    colour: str
+    color: str
     shape: str
     x: float
     y: float
@@ -47,7 +47,7 @@ class Thing:
 
     @property
     def name(self) -> str:
-        return f"{self.colour} {self.shape}"
+        return f"{self.color} {self.shape}"
 
     @property
     def reach(self) -> float:
@@ -88,10 +88,10 @@ def areas(count: int, total: float, generator: Generator) -> list[float]:
 
 
 def names(count: int, generator: Generator) -> list[tuple[str, str]]:
-    """Different pairs of colour and shape, often with colours or shapes that repeat."""
-    palette = generator.permutation(list(COLOURS))[: generator.integers(2, len(COLOURS) + 1)]
+    """Different pairs of color and shape, often with colors or shapes that repeat."""
+    palette = generator.permutation(list(COLORS))[: generator.integers(2, len(COLORS) + 1)]
     moulds = generator.permutation(list(SHAPES))[: generator.integers(3, len(SHAPES) + 1)]
-    pairs = [(str(colour), str(shape)) for colour in palette for shape in moulds]
+    pairs = [(str(color), str(shape)) for color in palette for shape in moulds]
     return [pairs[i] for i in generator.permutation(len(pairs))[:count]]
 
 
@@ -110,18 +110,18 @@ def sizes(side: int, even: bool, generator: Generator) -> list[float]:
 
 
 def place(side: int, reaches: list[float], generator: Generator) -> list[tuple[float, float]] | None:
-    """Centres at which nothing touches anything else or the edge; `None` when they were not found quickly."""
-    centres: list[tuple[float, float]] = []
+    """Centers at which nothing touches anything else or the edge; `None` when they were not found quickly."""
+    centers: list[tuple[float, float]] = []
     for i, reach in enumerate(reaches):
         low, high = min(reach + 1, side / 2), max(side - reach - 1, side / 2)
         for _ in range(30):
             x, y = generator.uniform(low, high, 2)
-            if all((x - a) ** 2 + (y - b) ** 2 > (reach + reaches[j] + 3) ** 2 for j, (a, b) in enumerate(centres)):
-                centres.append((float(x), float(y)))
+            if all((x - a) ** 2 + (y - b) ** 2 > (reach + reaches[j] + 3) ** 2 for j, (a, b) in enumerate(centers)):
+                centers.append((float(x), float(y)))
                 break
-        if len(centres) <= i:
+        if len(centers) <= i:
             return None
-    return centres
+    return centers
 
 
 def sample(generator: Generator, side: int = 192, held_out: bool = False, even: bool = False) -> Scene:
@@ -129,18 +129,18 @@ def sample(generator: Generator, side: int = 192, held_out: bool = False, even: 
     extents = sizes(side, even, generator)
     while True:
         pairs = names(len(extents), generator)
-        if is_held_out([f"{colour} {shape}" for colour, shape in pairs]) != held_out:
+        if is_held_out([f"{color} {shape}" for color, shape in pairs]) != held_out:
             continue
         reaches = [REACH[shape] * area**0.5 for (_, shape), area in zip(pairs, extents, strict=True)]
-        centres = place(side, reaches, generator)
-        if centres is not None:
+        centers = place(side, reaches, generator)
+        if centers is not None:
             break
         if side < FULL:
             extents = sizes(side, even, generator)
     things = []
-    for (colour, shape), area, (x, y) in zip(pairs, extents, centres, strict=True):
+    for (color, shape), area, (x, y) in zip(pairs, extents, centers, strict=True):
         digit = int(generator.integers(10)) if area >= DIGIT_AREA and generator.random() < 0.75 else None
-        things.append(Thing(colour, shape, x, y, area, float(generator.uniform(-0.35, 0.35)), digit))
+        things.append(Thing(color, shape, x, y, area, float(generator.uniform(-0.35, 0.35)), digit))
     return Scene(side, tuple(things))
 
 
@@ -220,7 +220,7 @@ def smooth(cells: int, side: int, channels: int, generator: Generator) -> Floats
 
 
 def ground(side: int, generator: Generator) -> Floats:
-    """An uneven, textured background in muted colours."""
+    """An uneven, textured background in muted colors."""
     value = generator.uniform(60, 190) + generator.normal(0, 12, 3)
     canvas = np.broadcast_to(value.astype(np.float32), (side, side, 3)).copy()
     canvas += np.float32(generator.uniform(5, 22)) * smooth(4, side, 3, generator) * np.float32(0.5)
@@ -235,14 +235,14 @@ def ground(side: int, generator: Generator) -> Floats:
     return canvas
 
 
-def blend(canvas: Floats, alpha: Floats, colour: Floats, top: int, left: int) -> None:
+def blend(canvas: Floats, alpha: Floats, color: Floats, top: int, left: int) -> None:
     height, width = alpha.shape
     window = canvas[top : top + height, left : left + width]
-    window += alpha[..., None] * (colour - window)
+    window += alpha[..., None] * (color - window)
 
 
 def box(x: float, y: float, reach: float, side: int) -> tuple[int, int, Floats, Floats]:
-    """Top, left and centred coordinates of the pixels around a point."""
+    """Top, left and centerd coordinates of the pixels around a point."""
     left, right = max(0, int(x - reach - 1)), min(side, int(x + reach + 3))
     top, bottom = max(0, int(y - reach - 1)), min(side, int(y + reach + 3))
     across = np.arange(left, right, dtype=np.float32) + np.float32(0.5 - x)
@@ -251,25 +251,23 @@ def box(x: float, y: float, reach: float, side: int) -> tuple[int, int, Floats, 
 
 
 def clutter(canvas: Floats, generator: Generator) -> None:
-    """Things that are not objects: specks of any colour, and strokes of a colour near the ground's."""
+    """Things that are not objects: specks of any color, and strokes of a color near the ground's."""
     side = len(canvas)
-    palette = np.array(list(COLOURS.values()), np.float32)
+    palette = np.array(list(COLORS.values()), np.float32)
     for _ in range(generator.poisson(10 * side**2 / 192**2)):
         x, y = generator.uniform(0, side, 2)
         radius = generator.uniform(0.8, 2.6)
-        colour = (
-            palette[generator.integers(len(palette))] if generator.random() < 0.5 else generator.uniform(20, 235, 3)
-        )
+        color = palette[generator.integers(len(palette))] if generator.random() < 0.5 else generator.uniform(20, 235, 3)
         top, left, u, v = box(x, y, radius, side)
-        blend(canvas, np.clip(0.5 + radius - np.hypot(u, v), 0, 1), np.asarray(colour, np.float32), top, left)
+        blend(canvas, np.clip(0.5 + radius - np.hypot(u, v), 0, 1), np.asarray(color, np.float32), top, left)
     for _ in range(generator.poisson(4 * side**2 / 192**2)):
         x, y = generator.uniform(0, side, 2)
         length, angle, width = generator.uniform(8, 30), generator.uniform(0, np.pi), generator.uniform(0.5, 1.3)
         top, left, u, v = box(x, y, length, side)
         cos, sin = np.float32(np.cos(angle)), np.float32(np.sin(angle))
         distance = np.maximum(abs(u * cos + v * sin) - np.float32(length), abs(v * cos - u * sin) - np.float32(width))
-        colour = canvas[int(y), int(x)] + np.float32(generator.choice([-1, 1]) * generator.uniform(20, 60))
-        blend(canvas, np.clip(0.5 - distance, 0, 1), colour, top, left)
+        color = canvas[int(y), int(x)] + np.float32(generator.choice([-1, 1]) * generator.uniform(20, 60))
+        blend(canvas, np.clip(0.5 - distance, 0, 1), color, top, left)
 
 
 def glyph(digit: int, u: Floats, v: Floats, cell: float) -> Floats:
@@ -301,7 +299,7 @@ def draw_thing(canvas: Floats, thing: Thing, generator: Generator) -> tuple[Floa
         ((v * cos - u * sin) / scale).astype(np.float32),
     )
     alpha = np.clip(0.5 - scale * outside(thing.shape, turned_u, turned_v), 0, 1).astype(np.float32)
-    base = np.asarray(COLOURS[thing.colour], np.float32) * np.float32(generator.uniform(0.85, 1.1))
+    base = np.asarray(COLORS[thing.color], np.float32) * np.float32(generator.uniform(0.85, 1.1))
     base = base + generator.normal(0, 6, 3).astype(np.float32)
     tilt = generator.uniform(-14, 14, 2).astype(np.float32) / scale
     shade = (u * tilt[0] + v * tilt[1])[..., None]
@@ -310,7 +308,7 @@ def draw_thing(canvas: Floats, thing: Thing, generator: Generator) -> tuple[Floa
     if thing.digit is None:
         return covered, np.zeros_like(covered)
     cell = float(scale) / 11
-    tone = np.float32(generator.uniform(10, 40) if thing.colour in BLACK_ON else generator.uniform(220, 250))
+    tone = np.float32(generator.uniform(10, 40) if thing.color in BLACK_ON else generator.uniform(220, 250))
     blend(canvas, alpha * glyph(thing.digit, u, v, cell), np.full(3, tone, np.float32), top, left)
     printed = ((abs(u) <= np.float32(2.5 * cell)) & (abs(v) <= np.float32(3.5 * cell))).astype(np.float32)
     return covered, by_patch(printed, top, left, side)

@@ -155,9 +155,9 @@ def collage(squares: Sequence[Image.Image]) -> Image.Image:
 
 
 QUESTION_KINDS = ("single", "name", "neighbour", "which", "presence", "count", "place")
-"""What a single photograph shows; what is at a place of a collage; what is next to something; which of the four is an
-animal, a vehicle ...; whether something is there; how many animals; in which half something is."""
-NEIGHBOURS = {
+"""Questions ask what a single photograph shows; what is at a place of a collage; what is next to something; which of
+the four is an animal, a vehicle ...; whether something is there; how many animals; in which half something is."""
+NEIGHBORS = {
     "above": {2: 0, 3: 1},
     "below": {0: 2, 1: 3},
     "to the left of": {1: 0, 3: 2},
@@ -197,7 +197,7 @@ def every(kinds: Sequence[Kind]) -> list[Question]:
     questions = [
         Question("name", f"What is at the {place}?", kind.name) for place, kind in zip(PLACES, kinds, strict=True)
     ]
-    for direction, pairs in NEIGHBOURS.items():
+    for direction, pairs in NEIGHBORS.items():
         questions += [
             Question("neighbour", f"What is {direction} the {kinds[seen].name}?", kinds[there].name)
             for seen, there in pairs.items()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from clustrs.evaluation.tasks import Item, normalize_answer, task_info
-from clustrs_models.drawing import COLOURS, SHAPES, Drawing, Scene, Thing, draw, sample
+from clustrs_models.drawing import COLORS, SHAPES, Drawing, Scene, Thing, draw, sample
 
 KINDS = ("colour", "shape", "count", "count of a colour", "presence", "place", "digit", "size")
 IMAGES, EACH = 250, 6
@@ -54,13 +54,13 @@ def pairs(things: Sequence[Thing]) -> list[Question]:
 
 def presence(things: Sequence[Thing]) -> list[Question]:
     """Ask whether an object is there; of absent ones, only for those whose color or shape is there."""
-    there = {(thing.colour, thing.shape) for thing in things}
-    colours, shapes = {colour for colour, _ in there}, {shape for _, shape in there}
+    there = {(thing.color, thing.shape) for thing in things}
+    colors, shapes = {color for color, _ in there}, {shape for _, shape in there}
     return [
-        Question("presence", f"Is there a {colour} {shape}?", "yes" if (colour, shape) in there else "no")
-        for colour in COLOURS
+        Question("presence", f"Is there a {color} {shape}?", "yes" if (color, shape) in there else "no")
+        for color in COLORS
         for shape in SHAPES
-        if colour in colours or shape in shapes
+        if color in colors or shape in shapes
     ]
 
 
@@ -69,13 +69,13 @@ def every(scene: Scene) -> list[Question]:
     things = scene.things
     questions = [Question("count", "How many objects are there?", str(len(things)))]
     lone = [thing for shape in SHAPES if (thing := only(things, shape=shape))]
-    questions += [Question("colour", f"What colour is the {thing.shape}?", thing.colour) for thing in lone]
-    for colour in COLOURS:
-        if thing := only(things, colour=colour):
-            questions.append(Question("shape", f"What shape is the {colour} object?", thing.shape))
-        number = sum(thing.colour == colour for thing in things)
+    questions += [Question("colour", f"What colour is the {thing.shape}?", thing.color) for thing in lone]
+    for color in COLORS:
+        if thing := only(things, color=color):
+            questions.append(Question("shape", f"What shape is the {color} object?", thing.shape))
+        number = sum(thing.color == color for thing in things)
         if number <= 3:
-            questions.append(Question("count of a colour", f"How many {colour} objects are there?", str(number)))
+            questions.append(Question("count of a colour", f"How many {color} objects are there?", str(number)))
     marked = [thing for thing in things if thing.digit is not None]
     questions += [Question("digit", f"Which digit is on the {thing.name}?", str(thing.digit)) for thing in marked]
     return questions + presence(things) + pairs(things)

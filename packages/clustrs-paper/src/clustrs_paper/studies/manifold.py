@@ -163,7 +163,7 @@ def methods_of(rows: Rows) -> list[str]:
 
 
 def _draw_panel(axis: Any, rows: Rows, kind: str, methods: Sequence[str]) -> None:
-    """All tokens grey; a method's own on top. Later methods have smaller marks, so that earlier ones show behind."""
+    """All tokens gray; a method's own on top. Later methods have smaller marks, so that earlier ones show behind."""
     x, y = (np.array([row[f"{kind}_{i}"] for row in rows]) for i in (1, 2))
     axis.scatter(x, y, s=14, color="#b8b8b8", linewidths=0, label=f"all {len(rows)} tokens")
     sizes = np.geomspace(160, 32, len(methods)) if len(methods) > 1 else [60]

@@ -165,7 +165,7 @@ def draw(moves: Moves, about: str) -> Any:
 
 
 def _draw_moves(axis: Any, plane: Plane, moves: Moves, tokens: Values, clusters: Sequence[int]) -> None:
-    """Tokens grey, and of some clusters the kept token before and after, with an arrow, and the centroid."""
+    """Tokens gray, and of some clusters the kept token before and after, with an arrow, and the centroid."""
     indices = list(clusters)
     before, after, centroids = (plane.project(part[indices]) for part in (moves.before, moves.after, moves.centroids))
     axis.scatter(*plane.project(tokens).T, s=14, color="#b8b8b8", linewidths=0, label="tokens")

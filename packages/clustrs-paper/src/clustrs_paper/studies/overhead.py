@@ -54,7 +54,7 @@ def run(config: OverheadConfig) -> StudyResult:
     total = (config.repeats + 1) * len(contestants)
     with tqdm(total=total, desc="overhead", unit="answer", disable=not config.progress) as bar:
         timings = measure(model, processor, images, contestants, config, lambda: bar.update())
-    rows = summarise(contestants, timings, lengths, config.model)
+    rows = summarize(contestants, timings, lengths, config.model)
     return single("overhead", draw(rows, lengths, config.model), rows, findings(rows, lengths, machine(model)))
 
 
@@ -139,7 +139,7 @@ def answer(model: Any, inputs: Mapping[str, Any], method: "Pruner", length: int,
     return Timing(**seconds, tokens=tuple(moment - start for moment in stamps))
 
 
-def summarise(
+def summarize(
     contestants: Sequence[Contestant], timings: Sequence[Sequence[Timing]], lengths: Sequence[int], model: str
 ) -> list[Row]:
     """Medians over the runs in milliseconds. The overhead is the sum of its parts' medians, so that they add up; its

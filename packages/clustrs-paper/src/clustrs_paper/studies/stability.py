@@ -49,7 +49,7 @@ class StabilityConfig(LossImageStudyConfig):
 
 @dataclass(frozen=True)
 class Measurement:
-    """What is measured of every image: `tokens` is how many of the ranking count, or how many a method keeps."""
+    """Measurement on every image: `tokens` is how many of the ranking count, or how many a method keeps."""
 
     corruption: str
     level: str
@@ -110,7 +110,7 @@ def measure(
     methods: Mapping[str, "Pruner"],
     config: StabilityConfig,
 ) -> tuple[list[Measurement], Values, int]:
-    """What is measured, its values [measurements, images], and how many tokens an image has."""
+    """Measurements, their values [measurements, images], and how many tokens an image has."""
     from tqdm import tqdm
 
     columns: list[dict[Measurement, float]] = []

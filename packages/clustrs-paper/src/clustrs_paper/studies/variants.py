@@ -30,7 +30,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sqrt, medoid": {"attention_power": 0.5, "representative": "medoid"},
     "sqrt, centroid": {"attention_power": 0.5, "clip": [0.0, 0.0]},
 }
-"""ClustRS with what differs from the paper. "centroid" keeps the cluster's centre instead of a token; "sqrt" takes the
+"""ClustRS with what differs from the paper. "centroid" keeps the cluster's center instead of a token; "sqrt" takes the
 square root of the attention as weight."""
 CONTROLS: dict[str, dict[str, Any]] = {
     "DivPrune": {"name": "divprune"},
@@ -81,7 +81,7 @@ def split(images: Sequence[str], seed: int) -> dict[str, Mask]:
     """Split questions into halves by their images: all that are about one image are in one half."""
     names = sorted(set(images))
     if len(names) < 2:
-        raise ValueError(f"the questions are about {len(names)} image: give a task with two or more, or a larger limit")
+        raise ValueError(f"the questions must be about two images or more, got {len(names)} (raise the limit)")
     order = np.random.default_rng(seed).permutation(len(names))
     picking = {names[i] for i in order[: len(names) // 2]}
     first = np.array([image in picking for image in images])
