@@ -41,13 +41,13 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors; a 
     from clustrs.models.ask import ask as ask
     from clustrs.models.ask import chat_prompt as chat_prompt
     from clustrs.models.attach import Handle as Handle
-    from clustrs.models.attach import ImageSelection as ImageSelection
     from clustrs.models.costs import Cost as Cost
     from clustrs.models.costs import count_cost as count_cost
     from clustrs.models.draw import draw_comparison as draw_comparison
     from clustrs.models.draw import draw_kept as draw_kept
     from clustrs.models.load import load_model as load_model
     from clustrs.models.load import quiet_transformers as quiet_transformers
+    from clustrs.models.select import ImageSelection as ImageSelection
     from clustrs.pruners import ClustRS as ClustRS
     from clustrs.pruners import Denoise as Denoise
     from clustrs.pruners import DivPrune as DivPrune
@@ -91,10 +91,11 @@ _MODULES = {
     "export": "export_onnx export_selection",
     "models.adapters.base": "Adapter PatchGrid VisualTokens list_model_types register_adapter",
     "models.ask": "Answer ask chat_prompt",
-    "models.attach": "Handle ImageSelection",
+    "models.attach": "Handle",
     "models.costs": "Cost count_cost",
     "models.draw": "draw_comparison draw_kept",
     "models.load": "load_model quiet_transformers",
+    "models.select": "ImageSelection",
     "pruners": "ClustRS Denoise DivPrune EncoderStates FasterVLM Grid Layout NoPruning Pruner PrunerInputs Random "
     "Selection ToMe VisPruner VisionZip attach from_dict get_method list_methods list_presets method_class "
     "parse_method register split_methods variant_labels",

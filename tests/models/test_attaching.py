@@ -92,7 +92,7 @@ def test_inputs_that_cannot_be_pruned(load: Load) -> None:
             model(pixel_values=inputs["pixel_values"])
         with pytest.raises(ValueError, match="inputs_embeds"):
             model(**inputs, inputs_embeds=embeds)
-        with pytest.raises(ValueError, match="attention_mask has shape"):
+        with pytest.raises(ValueError, match="attention_mask must have the shape of input_ids"):
             model(**{**inputs, "attention_mask": torch.ones(1, 3)})
         cache = model(input_ids=inputs["input_ids"][:, :3], use_cache=True).past_key_values
         with pytest.raises(ValueError, match="past_key_values"):

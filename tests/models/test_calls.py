@@ -411,7 +411,10 @@ def test_ready_made_features_are_refused(load: Load) -> None:
     model, processor = load()
     inputs = ask(processor)
     features = model.model.get_image_features(pixel_values=inputs.pop("pixel_values"), return_dict=True)
-    with ClustRS(keep=4)(model), pytest.raises(ValueError, match="mm_encoder_outputs: ready-made features"):
+    with (
+        ClustRS(keep=4)(model),
+        pytest.raises(ValueError, match="mm_encoder_outputs must be None while a method is attached"),
+    ):
         model(**inputs, mm_encoder_outputs={"image": features})
 
 

@@ -16,7 +16,7 @@ from tiny_models import Load, prepare
 from clustrs import NoPruning
 from clustrs.models import draw
 from clustrs.models.ask import as_seen, ask
-from clustrs.models.attach import ImageSelection
+from clustrs.models.select import ImageSelection
 from clustrs.pruners.inputs import Layout, Selection
 
 GREY = Image.new("RGB", (90, 60), (120, 120, 120))

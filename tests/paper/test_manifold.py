@@ -20,7 +20,7 @@ from clustrs import ClustRS, DivPrune, FasterVLM, NoPruning, Pruner, VisionZip
 from clustrs.corruptions import Corruption
 from clustrs.corruptions.images import open_image
 from clustrs.models.ask import ask
-from clustrs.models.attach import ImageSelection
+from clustrs.models.select import ImageSelection
 from clustrs.palette import MARKERS
 from clustrs_paper.studies import StudyPart, manifold
 

@@ -16,7 +16,7 @@ from clustrs import ClustRS, NoPruning, Pruner, Random, VisionZip
 from clustrs.corruptions import Corruption
 from clustrs.corruptions.images import open_image
 from clustrs.models.ask import ask
-from clustrs.models.attach import ImageSelection
+from clustrs.models.select import ImageSelection
 from clustrs_paper.studies import StudyPart, stability
 
 Folders = Callable[[str, str], Path]

@@ -12,9 +12,9 @@ from clustrs.evaluation.tasks import Task, get_task
 from clustrs.models import shared_encoding
 from clustrs.models.adapters import VisualTokens
 from clustrs.models.ask import as_seen, chat_prompt
-from clustrs.models.attach import ImageSelection
 from clustrs.models.draw import overlay_kept
 from clustrs.models.load import apply_image_padding
+from clustrs.models.select import ImageSelection
 from clustrs.pruners.inputs import Selection
 
 LOCAL_TASKS = ("scenes", "photos")

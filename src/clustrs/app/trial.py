@@ -16,7 +16,8 @@ from clustrs.corruptions.images import first_sentence
 from clustrs.evaluation.tasks import normalize_answer
 from clustrs.models import shared_encoding
 from clustrs.models.ask import call_seconds, chat_prompt
-from clustrs.models.attach import Handle, ImageSelection
+from clustrs.models.attach import Handle
+from clustrs.models.select import ImageSelection
 from clustrs.pruners import Pruner, get_method
 
 NO_PRUNING = "none"

@@ -15,7 +15,7 @@ from clustrs.pruners import Pruner
 from clustrs.validation import Crops, Positions, PromptTemplate, Scope
 
 if TYPE_CHECKING:
-    from clustrs.models.attach import ImageSelection
+    from clustrs.models.select import ImageSelection
 
 
 @dataclass(frozen=True)

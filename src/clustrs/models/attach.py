@@ -1,4 +1,4 @@
-"""Attach a method to a transformers model, and take it off again.
+"""Attach a method to a transformers model, and remove it.
 
 While it is attached, `forward` and `generate` are called with two things changed: the image features are already there
 and have k rows per image (`mm_encoder_outputs`), and the prompt is compacted to fit. All else is the model's own.
@@ -22,55 +22,31 @@ from clustrs.models import prompt as prompts
 from clustrs.models import scoring, turns
 from clustrs.models.adapters import VisualTokens, get_adapter
 from clustrs.models.adapters.base import Modality
-from clustrs.models.prompt import Compaction, PrunedImage, compact, take_slots
+from clustrs.models.prompt import Compaction, PrunedImage, checked_ids, compact, compact_arguments, given_as
 from clustrs.models.scoring import StageTimer
-from clustrs.models.select import select_tokens, shrink_planes
+from clustrs.models.select import ImageSelection, prune_images
 from clustrs.models.turns import Turn, moved_indices
 from clustrs.pruners.base import Pruner
-from clustrs.pruners.inputs import Layout, Selection
 from clustrs.validation import Crops, Deepstack, Positions, Scope
 
 MARK = "_clustrs_handle"
 MODALITIES: tuple[Modality, ...] = ("image", "video")
-MISSING_IDS = "input_ids is missing: the placeholders of the images are found in it"
-FOLLOWERS = {"labels": -100, "token_type_ids": 0, "mm_token_type_ids": 0}
-"""Per-token arguments that are compacted along with the prompt, and what they have on padding."""
-
-
-@dataclass(frozen=True)
-class ImageSelection:
-    """Kept tokens of one image (or video), and their positions.
-
-    `scores` and `layout` belong to the tokens that could be kept. `grids` has the height and width of each tile in
-    tokens; tile 0 is the whole image (or the first frame). `placeholders` is how many visual tokens the model would
-    have been fed, `kept` how many it was. `columns` is how many of the other tiles lie side by side, where the family
-    says so.
-    """
-
-    selection: Selection
-    scores: Tensor
-    layout: Layout
-    grids: list[tuple[int, int]]
-    placeholders: int
-    kept: int
-    columns: int | None = None
-    modality: Modality = "image"
 
 
 class PrunedOutputs(dict[str, Any]):
-    """`mm_encoder_outputs` that are pruned already."""
+    """Pruned `mm_encoder_outputs`."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """What one call kept of each image, and its seconds."""
+    """Selections and seconds of one call."""
 
     last: list[ImageSelection]
     seconds: dict[str, float]
 
 
 def unwrap(model: Any) -> Any:
-    """The transformers model inside a pipeline, PEFT, DistributedDataParallel or torch.compile."""
+    """Return the transformers model inside a pipeline, PEFT, DistributedDataParallel or torch.compile."""
     while True:
         if hasattr(model, "get_base_model"):
             model = model.get_base_model()
@@ -85,8 +61,8 @@ def unwrap(model: Any) -> Any:
 
 
 class Wrapper:
-    """Stands in the place of a model's `forward` or `generate`. Once its handle is removed it does nothing of its own,
-    whoever still holds it. A deep copy of the model has a wrapper and a handle of its own."""
+    """Replacement for a method of the model. Once its handle is removed it only calls the original, whoever still holds
+    it. A deep copy of the model has a wrapper and a handle of its own."""
 
     def __init__(self, handle: "Handle", module: Any, name: str) -> None:
         self.handle, self.name = handle, name
@@ -103,7 +79,7 @@ class Wrapper:
         return call(self, args, kwargs)
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """All arguments by name."""
+        """Return all arguments by name."""
         if not args:
             return dict(kwargs)
         bound = dict(self.signature.bind_partial(*args, **kwargs).arguments)
@@ -114,10 +90,33 @@ class Wrapper:
 
 
 class Handle:
-    """A method attached to a model. `remove` (or leaving the `with` block) puts the model back as it was.
+    """A method attached to a model, as `method.attach(model)` returns it.
 
-    `last` and `seconds` are those of the last call in this thread: what was kept of each image, and how long vision
-    tower, scoring and selection took.
+    `remove`, or leaving the `with` block, restores the model.
+
+    Args:
+        method: The pruning method.
+        model: A transformers model, or a pipeline, PEFT model or other wrapper around one.
+        scope: "image" has one budget for all crops of an image, "crop" one for each.
+        crops: "base" feeds the whole image alone, where a family has crops.
+        positions: "compact" counts positions without gaps, "original" keeps each survivor's own.
+        deepstack: "shrunk" shrinks further feature planes as the tokens are, where a family has them.
+
+    Attributes:
+        last: Selections of the last call of this thread, one `ImageSelection` for each image.
+        seconds: Seconds of vision tower, scoring and selection in that call.
+
+    Raises:
+        ValueError: For a model that is not supported or has a method attached.
+
+    Example:
+        >>> from clustrs import ClustRS
+        >>> from clustrs.models.load import load_model
+        >>> model, processor = load_model("mini-llava")
+        >>> handle = ClustRS(keep=16).attach(model)
+        >>> handle.attached
+        True
+        >>> handle.remove()
     """
 
     def __init__(
@@ -140,7 +139,9 @@ class Handle:
         self.adapter = get_adapter(self.model)
         if deepstack == "shrunk" and not self.adapter.has_planes:
             kind = self.adapter.config.model_type
-            raise ValueError(f"deepstack='shrunk': a {kind} model has no deepstack features; leave it out")
+            raise ValueError(
+                f"deepstack must be 'raw' for a {kind} model, which has no deepstack features, got 'shrunk'"
+            )
         self.inner: Any = self.adapter.inner
         if MARK in self.model.__dict__ or MARK in self.inner.__dict__:
             raise ValueError("a method is attached to this model already: remove it first (handle.remove())")
@@ -166,7 +167,7 @@ class Handle:
         module.__dict__[name] = value
 
     def remove(self) -> None:
-        """Put the model back exactly as it was; what others have set meanwhile stays. Doing so twice does no harm."""
+        """Restore the model; what others have set meanwhile stays. Calling it twice does no harm."""
         if self.attached:
             self.attached = False
             scoring.unhook(self._layer)
@@ -217,17 +218,17 @@ class Handle:
 
     @property
     def last(self) -> list[ImageSelection]:
-        """What the last call kept of each image; of this thread's calls, if it made any."""
+        """Selections of the last call, one for each image; of this thread's calls, if it made any."""
         return self._current().last
 
     @property
     def seconds(self) -> dict[str, float]:
-        """How long vision tower, scoring and selection took in that call; on an accelerator NaN outside `timing`."""
+        """Seconds of vision tower, scoring and selection in that call; NaN on an accelerator outside `timing`."""
         return self._current().seconds
 
     @contextmanager
     def _inside(self, caller: prompts.CallerPrompt | None = None) -> Iterator[None]:
-        """Marks calls that the model makes of itself in this thread: what they are given is pruned already.
+        """Mark calls that the model makes to itself in this thread: their arguments are pruned already.
 
         `caller` is the prompt as it was given to `generate`.
         """
@@ -242,14 +243,14 @@ class Handle:
             self._thread.inside, self._thread.caller = before
 
     def nested(self) -> bool:
-        """Whether the model is calling itself."""
+        """Return whether the model is calling itself."""
         return not torch.compiler.is_compiling() and getattr(self._thread, "inside", False)
 
     def _current(self) -> Results:
         return getattr(self._thread, "results", self._latest)
 
     def call_forward(self, wrapper: Wrapper, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """`forward` with its images pruned; later steps with the cache of a pruned prompt get a mask that fits."""
+        """Call `forward` with pruned images; later steps on the cache of a pruned prompt get a mask that fits."""
         arguments = wrapper.arguments(args, kwargs)
         if not self._has_images(arguments):
             turn = self._turn(arguments)
@@ -258,7 +259,7 @@ class Handle:
                 with self._inside():
                     return wrapper.original(**arguments)
             return wrapper.original(*args, **kwargs)
-        prompt = self._checked_ids(arguments)
+        prompt = checked_ids(arguments)
         mask = arguments.get("attention_mask")
         pad_left = mask is not None and not torch.compiler.is_compiling() and bool((mask[:, 0] == 0).any())
         given, family = arguments.pop("position_ids", None), self.adapter.positions(arguments)
@@ -272,7 +273,7 @@ class Handle:
         return out
 
     def call_generate(self, wrapper: Wrapper, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """`generate` with the images of the prompt pruned, without gradients, as the model's own."""
+        """Call `generate` with pruned images, without gradients."""
         inputs, *rest = args or (None,)
         arguments = {**kwargs, "input_ids": inputs} if inputs is not None else dict(kwargs)
         has_images = self._has_images(arguments)
@@ -280,27 +281,28 @@ class Handle:
         if not has_images and turn is None:
             return wrapper.original(*args, **kwargs)
         if rest:
-            raise ValueError("generate: give everything but the prompt by name while a method is attached")
+            raise ValueError("generate: pass arguments other than input_ids by keyword while a method is attached")
         return self.generate(None, original=wrapper.original, **arguments)
 
     def call_builder(self, wrapper: Wrapper, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What `generate` builds from its settings: logits processors or stopping criteria, for the caller's prompt."""
+        """Build the logits processors or stopping criteria of a `generate` call for the caller's prompt."""
         caller = getattr(self._thread, "caller", None) if self.attached else None
         if caller is None:
             return wrapper.original(*args, **kwargs)
         arguments = wrapper.arguments(args, kwargs)
         if wrapper.name == "_get_logits_processor":
             return caller.logits_processors(wrapper.original, arguments)
+        self._thread.caller = None  # whatever else this thread generates meanwhile has a prompt of its own
         return caller.stopping_criteria(wrapper.original, arguments)
 
     @torch.no_grad()
     def generate(
         self, encoded: list[VisualTokens] | None, *, original: Callable[..., Any] | None = None, **arguments: Any
     ) -> Any:
-        """The model's `generate`, with images that are encoded already: one for each image of the prompts, in order."""
+        """Call the model's `generate` with encoded images, one for each image of the prompts, in order."""
         prompts.refuse_unsupported(arguments)
         original = original or self._original_generate()
-        prompt = self._checked_ids(arguments)
+        prompt = checked_ids(arguments)
         if arguments.get("attention_mask") is None:
             config = prompts.effective(self.model, arguments)
             arguments["attention_mask"] = prompts.default_mask(prompt, config)
@@ -331,18 +333,10 @@ class Handle:
     def _has_images(self, arguments: dict[str, Any]) -> bool:
         ready = arguments.get("mm_encoder_outputs")
         if ready and not isinstance(ready, PrunedOutputs):
-            raise ValueError("mm_encoder_outputs: ready-made features can't be pruned, give pixel_values")
+            raise ValueError(
+                "mm_encoder_outputs must be None while a method is attached: pass pixel_values, which can be pruned"
+            )
         return not ready and any(arguments.get(name) is not None for name in self.adapter.pixel_arguments)
-
-    def _checked_ids(self, arguments: dict[str, Any]) -> Tensor:
-        ids, mask = arguments.get("input_ids"), arguments.get("attention_mask")
-        if not isinstance(ids, Tensor):
-            raise ValueError(MISSING_IDS)
-        if arguments.get("inputs_embeds") is not None:
-            raise ValueError("inputs_embeds: give input_ids alone, with images")
-        if mask is not None and (mask.dim() != 2 or mask.shape != ids.shape):
-            raise ValueError(f"attention_mask has shape {list(mask.shape)}: {list(ids.shape)} goes with input_ids")
-        return ids
 
     def _refuse_cache(self, arguments: dict[str, Any]) -> None:
         cache = arguments.get("past_key_values")
@@ -353,17 +347,14 @@ class Handle:
             )
 
     def prune(self, arguments: dict[str, Any], pad_left: bool, encoded: list[VisualTokens] | None = None) -> Compaction:
-        """Encode and prune the images, compact the prompt and what runs along with it, in place.
-
-        Gives how the prompt was compacted.
-        """
+        """Encode and prune the images; compact the prompt and all per-token arguments, in place."""
         self._refuse_cache(arguments)
         ids = arguments["input_ids"]
         timer = StageTimer(ids.device)
         if encoded is None:
             encoded = self.adapter.encode(arguments, timer, self.crops)
         with timer.time("selection"):
-            kept, last = self._keep(encoded)
+            kept, last = prune_images(self.method, encoded, self.scope, self.deepstack)
         groups: dict[Modality, list[PrunedImage]] = {}
         for image, tokens in zip(encoded, kept, strict=True):
             groups.setdefault(image.modality, []).append(tokens)
@@ -377,7 +368,7 @@ class Handle:
         arguments["mm_encoder_outputs"] = PrunedOutputs(
             {m: self.adapter.outputs(group, m) for m, group in groups.items()}
         )
-        self._shorten(arguments, compaction, [token for token, _ in images])
+        compact_arguments(arguments, compaction, prompts.pad_id(self.model, avoid=[token for token, _ in images]))
         if torch.compiler.is_compiling():
             self._embed(arguments, images)
         return compaction
@@ -395,20 +386,6 @@ class Handle:
             embeddings = embeddings.masked_scatter((ids == token)[..., None], features)
         arguments["inputs_embeds"] = embeddings
 
-    def _shorten(self, arguments: dict[str, Any], compaction: Compaction, placeholders: list[int]) -> None:
-        """Compact the ids and all that runs along with them."""
-        shape = arguments["input_ids"].shape
-        for name in FOLLOWERS:
-            along = arguments.get(name)
-            if along is not None and along.shape != shape:
-                raise ValueError(f"{name} has shape {list(along.shape)}: {list(shape)} goes with input_ids")
-        pad = prompts.pad_id(self.model, avoid=placeholders)
-        arguments["input_ids"] = compaction.gather(arguments["input_ids"], pad)
-        arguments["attention_mask"] = compaction.mask
-        for name, filler in FOLLOWERS.items():
-            if arguments.get(name) is not None:
-                arguments[name] = compaction.gather(arguments[name], filler)
-
     def _set_positions(
         self,
         arguments: dict[str, Any],
@@ -424,7 +401,7 @@ class Handle:
         those of the survivors are returned, too.
         """
         if family is not None:
-            kept = compaction.positions(family if given is None else _given_as(given, family))
+            kept = compaction.positions(family if given is None else given_as(given, family))
             self.adapter.set_position_ids(arguments, compaction, kept)
             return kept
         if self.positions == "original":
@@ -438,49 +415,8 @@ class Handle:
         self.adapter.set_position_ids(arguments, compaction, None)
         return None
 
-    def _keep(self, encoded: list[VisualTokens]) -> tuple[list[PrunedImage], list[ImageSelection]]:
-        """What is kept of each image; one that is asked about several times is selected from once."""
-        different = list({id(image): image for image in encoded}.values())
-        chosen = select_tokens(self.method, different, self.scope)
-        results = {
-            id(image): (self._kept(image, selection, everything), selection)
-            for image, (selection, everything) in zip(different, chosen, strict=True)
-        }
-        kept, last = [], []
-        for image in encoded:
-            tokens, selection = results[id(image)]
-            kept.append(tokens)
-            count = len(tokens.features)
-            last.append(
-                ImageSelection(
-                    selection.map(torch.Tensor.detach),
-                    image.scores,
-                    image.layout,
-                    image.grids,
-                    image.slots,
-                    count,
-                    image.columns,
-                    image.modality,
-                )
-            )
-        return kept, last
-
-    def _kept(self, image: VisualTokens, selection: Selection, everything: bool) -> PrunedImage:
-        if everything:
-            slots = image.first_slot + torch.arange(len(image.features), device=image.features.device)
-            return PrunedImage(image.features, slots, slots, image.slots, image.planes)
-        tokens, indices = selection.tokens, selection.indices
-        if image.runs is not None:
-            order = image.runs[indices].argsort(stable=True)
-            tokens, indices = tokens[order], indices[order]
-        slots, own = take_slots(indices, image.candidates + image.first_slot, image.slots)
-        planes = None if image.planes is None else image.planes[:, image.candidates[indices.clamp(min=0)]]
-        if image.planes is not None and self.deepstack == "shrunk":
-            planes = shrink_planes(image.planes[:, image.candidates], selection)
-        return PrunedImage(tokens, slots, own, image.slots, planes)
-
     def _turn(self, arguments: dict[str, Any]) -> Turn | None:
-        """What the cache of a call holds, if it is the cache of a pruned prompt, on the device of the new tokens."""
+        """Return what the cache of a call holds, on the device of the new tokens; None if its prompt was not pruned."""
         cache = arguments.get("past_key_values")
         turn = None if cache is None else turns.recall(cache)
         given = arguments.get("input_ids")
@@ -493,20 +429,15 @@ class Handle:
         return Turn(prompt, compaction, positions, compact_positions=self.positions == "compact")
 
     def _next_turn(self, turn: Turn, arguments: dict[str, Any]) -> Turn:
-        """The next turn of a conversation: the longer prompt, compacted as the cache is."""
+        """Compact the longer prompt of the next turn as the cache is."""
         mask, config = arguments["attention_mask"], self.adapter.config
         placeholders = [self.adapter.placeholder(m) for m in MODALITIES if hasattr(config, f"{m}_token_id")]
         after = turn.continue_prompt(arguments["input_ids"], mask, placeholders)
         for name in (*self.adapter.pixel_arguments, *self.adapter.vision_kwargs):
             arguments.pop(name, None)
-        self._shorten(arguments, after.compaction, placeholders)
+        compact_arguments(arguments, after.compaction, prompts.pad_id(self.model, avoid=placeholders))
         if after.positions is not None:
             self.adapter.set_position_ids(arguments, after.compaction, after.positions)
         elif not turn.compact_positions:
             arguments["position_ids"] = after.compaction.positions((mask.cumsum(-1) - 1).clamp(min=0))
         return after
-
-
-def _given_as(given: Tensor, family: Tensor) -> Tensor:
-    """The caller's positions in the shape of the family's; a row in front that counts the text is counted anew."""
-    return (given[-len(family) :] if given.dim() == family.dim() == 3 else given).expand_as(family)

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image, ImageColor, ImageDraw, ImageEnhance
 
 if TYPE_CHECKING:
-    from clustrs.models.attach import ImageSelection
+    from clustrs.models.select import ImageSelection
 
 Box = tuple[int, int, int, int]
 """Left, top, right and bottom in pixels; right and bottom are outside."""

@@ -65,6 +65,41 @@ class Compaction:
         return tensor.gather(-1, columns.expand(*tensor.shape[:-1], -1))
 
 
+FOLLOWERS = {"labels": -100, "token_type_ids": 0, "mm_token_type_ids": 0}
+"""Per-token arguments that are compacted with the prompt, and their values on padding."""
+
+
+def checked_ids(arguments: dict[str, Any]) -> Tensor:
+    """Return `input_ids` of a call; raise ValueError where the prompt cannot be compacted."""
+    ids, mask = arguments.get("input_ids"), arguments.get("attention_mask")
+    if not isinstance(ids, Tensor):
+        raise ValueError("input_ids is missing: the placeholders of the images are found in it")
+    if arguments.get("inputs_embeds") is not None:
+        raise ValueError("inputs_embeds must be None in a call with images, pass input_ids alone")
+    if mask is not None and (mask.dim() != 2 or mask.shape != ids.shape):
+        raise ValueError(f"attention_mask must have the shape of input_ids {list(ids.shape)}, got {list(mask.shape)}")
+    return ids
+
+
+def compact_arguments(arguments: dict[str, Any], compaction: "Compaction", pad: int) -> None:
+    """Compact the ids and all per-token arguments of a call, in place; `pad` is the token id for padding."""
+    shape = arguments["input_ids"].shape
+    for name in FOLLOWERS:
+        tensor = arguments.get(name)
+        if tensor is not None and tensor.shape != shape:
+            raise ValueError(f"{name} must have the shape of input_ids {list(shape)}, got {list(tensor.shape)}")
+    arguments["input_ids"] = compaction.gather(arguments["input_ids"], pad)
+    arguments["attention_mask"] = compaction.mask
+    for name, pad_value in FOLLOWERS.items():
+        if arguments.get(name) is not None:
+            arguments[name] = compaction.gather(arguments[name], pad_value)
+
+
+def given_as(given: Tensor, family: Tensor) -> Tensor:
+    """Return the caller's positions in the shape of the family's, without a row in front that counts the text."""
+    return (given[-len(family) :] if given.dim() == family.dim() == 3 else given).expand_as(family)
+
+
 def mismatch(tokens: int, features: int) -> ValueError:
     """The error that transformers raises for a prompt that does not fit its images."""
     return ValueError(f"Image features and image tokens do not match, tokens: {tokens}, features: {features}")

@@ -1,14 +1,90 @@
-"""Which tokens of which images: budgets over whole images or single crops, batched where sizes agree."""
+"""Select the tokens of a call's images: one budget for each image or crop, batched where sizes agree."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from clustrs.models.adapters.base import VisualTokens
+from clustrs.models.adapters.base import Modality, VisualTokens
+from clustrs.models.prompt import PrunedImage, take_slots
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.inputs import EncoderStates, Layout, Selection
-from clustrs.validation import Scope
+from clustrs.validation import Deepstack, Scope
+
+
+@dataclass(frozen=True)
+class ImageSelection:
+    """Kept tokens of one image or video, and where they lie. N is the number of tokens that could be kept.
+
+    Attributes:
+        selection: Tokens [k, D] and indices [k] of the survivors, labels and centroids where a method has clusters.
+        scores: [N], attention scores.
+        layout: Tile, row and column of each of the N tokens.
+        grids: Height and width of each tile in tokens; tile 0 is the whole image, or the first frame.
+        placeholders: Number of visual tokens without pruning.
+        kept: Number of visual tokens that the language model read.
+        columns: How many of the tiles after the first lie side by side, where the family says so.
+        modality: "image" or "video".
+    """
+
+    selection: Selection
+    scores: Tensor
+    layout: Layout
+    grids: list[tuple[int, int]]
+    placeholders: int
+    kept: int
+    columns: int | None = None
+    modality: Modality = "image"
+
+
+def prune_images(
+    method: Pruner, encoded: Sequence[VisualTokens], scope: Scope, deepstack: Deepstack
+) -> tuple[list[PrunedImage], list[ImageSelection]]:
+    """Prune each image; one that several prompts share is selected from once.
+
+    Returns:
+        What each image feeds to the language model, and what was kept of it.
+    """
+    different = list({id(image): image for image in encoded}.values())
+    chosen = select_tokens(method, different, scope)
+    results = {
+        id(image): (_pruned(image, selection, everything, deepstack), selection)
+        for image, (selection, everything) in zip(different, chosen, strict=True)
+    }
+    kept, last = [], []
+    for image in encoded:
+        tokens, selection = results[id(image)]
+        kept.append(tokens)
+        last.append(
+            ImageSelection(
+                selection=selection.map(torch.Tensor.detach),
+                scores=image.scores,
+                layout=image.layout,
+                grids=image.grids,
+                placeholders=image.slots,
+                kept=len(tokens.features),
+                columns=image.columns,
+                modality=image.modality,
+            )
+        )
+    return kept, last
+
+
+def _pruned(image: VisualTokens, selection: Selection, everything: bool, deepstack: Deepstack) -> PrunedImage:
+    """Assign placeholders to the tokens that are kept."""
+    if everything:
+        slots = image.first_slot + torch.arange(len(image.features), device=image.features.device)
+        return PrunedImage(image.features, slots, slots, image.slots, image.planes)
+    tokens, indices = selection.tokens, selection.indices
+    if image.runs is not None:
+        order = image.runs[indices].argsort(stable=True)
+        tokens, indices = tokens[order], indices[order]
+    slots, own = take_slots(indices, image.candidates + image.first_slot, image.slots)
+    planes = None if image.planes is None else image.planes[:, image.candidates[indices.clamp(min=0)]]
+    if image.planes is not None and deepstack == "shrunk":
+        planes = shrink_planes(image.planes[:, image.candidates], selection)
+    return PrunedImage(tokens, slots, own, image.slots, planes)
 
 
 def select_tokens(method: Pruner, images: Sequence[VisualTokens], scope: Scope) -> list[tuple[Selection, bool]]:

@@ -9,8 +9,8 @@ from PIL import Image
 from torch import Tensor
 
 from clustrs.models.adapters import VisualTokens, get_adapter
-from clustrs.models.attach import ImageSelection
 from clustrs.models.scoring import StageTimer
+from clustrs.models.select import ImageSelection
 from clustrs.pruners import Pruner
 from clustrs.validation import Crops
 

@@ -361,7 +361,9 @@ def test_calls_that_are_refused(kind: str) -> None:
     with ClustRS(keep=3)(model):
         with pytest.raises(ValueError, match=r"pixel_values_videos: a \w+ model takes no videos"):
             model(**inputs, pixel_values_videos=torch.zeros(1, 2, 3, 28, 28))
-        with pytest.raises(ValueError, match=r"token_type_ids has shape \[1, 5\]: \[1, \d+\] goes with input_ids"):
+        with pytest.raises(
+            ValueError, match=r"token_type_ids must have the shape of input_ids \[1, \d+\], got \[1, 5\]"
+        ):
             model(**{**inputs, "token_type_ids": inputs["token_type_ids"][:, :5]})
         with pytest.raises(ValueError, match="Image features and image tokens do not match"):
             model(**{**inputs, "pixel_values": inputs["pixel_values"].repeat(2, 1, 1, 1)})

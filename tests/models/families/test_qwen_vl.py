@@ -432,7 +432,7 @@ def test_inputs_that_do_not_fit(load: LoadQwen) -> None:
         for call in (model, lambda **given: model.generate(**given, max_new_tokens=1)):
             with pytest.raises(ValueError, match="image_grid_thw is missing: give it with pixel_values"):
                 call(**short)
-            with pytest.raises(ValueError, match="mm_token_type_ids has shape"):
+            with pytest.raises(ValueError, match="mm_token_type_ids must have the shape of input_ids"):
                 call(**{**inputs, "mm_token_type_ids": inputs["mm_token_type_ids"][:, 1:]})
             with pytest.raises(ValueError, match="Image features and image tokens do not match"):
                 call(**{**inputs, "input_ids": inputs["input_ids"].clamp(max=model.config.image_token_id - 1)})
@@ -498,9 +498,7 @@ def test_what_is_not_shrunk_has_raw_deepstack_features(load: LoadQwen) -> None:
 
 
 def test_deepstack_is_refused_where_there_is_none(load: LoadQwen) -> None:
-    with pytest.raises(
-        ValueError, match=r"deepstack='shrunk': a qwen3_5 model has no deepstack features; leave it out"
-    ):
+    with pytest.raises(ValueError, match=r"deepstack must be 'raw' for a qwen3_5 model"):
         ClustRS(keep=4).attach(load("qwen3_5")[0], deepstack="shrunk")
     with pytest.raises(ValueError, match=r"deepstack must be one of 'raw', 'shrunk', got 'both'"):
         ClustRS(keep=4).attach(load("qwen3_vl")[0], deepstack="both")  # type: ignore[arg-type]

@@ -140,7 +140,8 @@ class QwenAdapter(Adapter):
         if types is None:
             types = (ids == self.config.image_token_id).long() + 2 * (ids == self.config.video_token_id)
         elif types.shape != ids.shape:
-            raise ValueError(f"mm_token_type_ids has shape {list(types.shape)}: {list(ids.shape)} goes with input_ids")
+            shapes = f"{list(ids.shape)}, got {list(types.shape)}"
+            raise ValueError(f"mm_token_type_ids must have the shape of input_ids {shapes}")
         given = {name: inputs[name] for name in self.vision_kwargs if has(inputs, name)}
         positions: Tensor = self.inner.get_rope_index(
             ids, mm_token_type_ids=types, attention_mask=inputs.get("attention_mask"), **given
