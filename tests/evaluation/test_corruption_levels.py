@@ -83,7 +83,7 @@ def test_every_corruption_has_a_ladder_of_levels_that_it_takes() -> None:
     "text", ["gaussian@10", "gaussian@0%", "gaussian@100%", "@10%", "gaussian@ten%", "gaussian:1@5%"]
 )
 def test_mistakes_in_a_loss(text: str) -> None:
-    with pytest.raises(ValueError, match=r"give NAME@LOSS% with a loss above 0 and below 100"):
+    with pytest.raises(ValueError, match=r"corruption must be NAME@LOSS% with 0 < loss < 100"):
         parse_loss(text)
 
 
@@ -146,7 +146,7 @@ def test_a_model_that_knows_nothing_has_nothing_to_lose(root: Path, tmp_path: Pa
 
 def test_a_task_with_a_judge_has_no_curve(root: Path, tmp_path: Path) -> None:
     config = files.config(root, task_options={"scoring": "judged"})
-    with pytest.raises(ValueError, match=r"task='custom': a judge has to score its answers, so give levels"):
+    with pytest.raises(ValueError, match=r"task 'custom' needs a judge to score its answers"):
         measure_curves(config, {"gaussian": (0.5,)}, tmp_path, progress=False)
 
 
@@ -171,5 +171,5 @@ def test_the_command_line_takes_losses(
     json.dumps(config.to_json())
     with pytest.raises(ValueError, match=f"gaussian@70%: {DEFAULT} loses at most 60.0%"):
         configuration(parse(["eval", "--corrupt", "gaussian@70%", "--output", str(tmp_path / "o")]))
-    with pytest.raises(ValueError, match="give NAME@LOSS%"):
+    with pytest.raises(ValueError, match="must be NAME@LOSS%"):
         configuration(parse(["eval", "--corrupt", "gaussian@7"]))

@@ -174,7 +174,7 @@ def test_import_refuses(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"4 of the predictions .* colours doesn't have: 'a', 'b', 'c', ...$"):
         import_run(task, dict.fromkeys(["v1_0", *"abcd"], "red"), "theirs", tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    with pytest.raises(ValueError, match="name=' '"):
+    with pytest.raises(ValueError, match=r"name must be .* got ' '"):
         import_run(task, TEXTS, " ", tmp_path / "run")
     (tmp_path / "file").write_text("mine")
     for folder in (tmp_path, tmp_path / "file"):
@@ -189,18 +189,18 @@ def test_import_refuses(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "is no JSON"),
-        (b"\xff\xfe", "is no JSON"),
-        (b'{"v1_0": "a"', "is no JSON"),
-        (b"[" * 100_000, "is no JSON"),
-        (b'["v1_0", "a"]', "is no JSON object"),
-        (b'"v1_0"', "is no JSON object"),
+        (b"", "must be JSON"),
+        (b"\xff\xfe", "must be JSON"),
+        (b'{"v1_0": "a"', "must be JSON"),
+        (b"[" * 100_000, "must be JSON"),
+        (b'["v1_0", "a"]', "must be a JSON object"),
+        (b'"v1_0"', "must be a JSON object"),
         (b"{}", "holds no predictions"),
         (b'{"v1_0": "a", "v1_1": "b", "v1_0": "c"}', "'v1_0' is there twice"),
-        (b'{"v1_0": "a", "v1_1": null}', "'v1_1' has None"),
-        (b'{"v1_0": {"v1_1": "a"}}', "'v1_0' has "),
-        (b'{"v1_0": 1}', "'v1_0' has 1"),
-        (b'{"": "a"}', "'' has 'a'"),
+        (b'{"v1_0": "a", "v1_1": null}', "got 'v1_1' and None"),
+        (b'{"v1_0": {"v1_1": "a"}}', "got 'v1_0' and "),
+        (b'{"v1_0": 1}', "got 'v1_0' and 1"),
+        (b'{"": "a"}', "got '' and 'a'"),
     ],
 )
 def test_bad_mmvet_files(tmp_path: Path, content: bytes, said: str) -> None:
@@ -218,13 +218,13 @@ def test_bad_mmvet_files(tmp_path: Path, content: bytes, said: str) -> None:
         (b'{"question_id": 0, "text": "a"}\n{"question_id": 1, "te', "line 2: not JSON"),
         (b'{"question_id": 0, "text": "a"}\n\xff\n', "line 2: not JSON"),
         (b"[" * 100_000, "line 1: not JSON"),
-        (b"[0]", "line 1: .* stands where an object is expected"),
-        (b'{"v1_0": "a"}', "line 1: question_id is missing, str or int is expected"),
-        (b'{"question_id": true, "text": "a"}', "question_id is True"),
-        (b'{"question_id": 1.5, "text": "a"}', "question_id is 1.5"),
-        (b'{"question_id": "", "text": "a"}', "'' has 'a'"),
-        (b'{"question_id": 1}', "text is missing"),
-        (b'{"question_id": 1, "text": null}', "text is None, str is expected"),
+        (b"[0]", "line 1: expected an object"),
+        (b'{"v1_0": "a"}', "line 1: question_id must be str or int, got nothing"),
+        (b'{"question_id": true, "text": "a"}', "question_id must be .* got True"),
+        (b'{"question_id": 1.5, "text": "a"}', "question_id must be .* got 1.5"),
+        (b'{"question_id": "", "text": "a"}', "got '' and 'a'"),
+        (b'{"question_id": 1}', "text must be str, got nothing"),
+        (b'{"question_id": 1, "text": null}', "text must be str, got None"),
         (b'{"question_id": 1, "text": "a"}\n\n{"question_id": "v1_1", "text": "a"}', "line 3: 'v1_1' is there twice"),
     ],
 )
@@ -252,7 +252,7 @@ def test_bad_calls(tmp_path: Path) -> None:
         lambda: export_run(tmp_path, "csv", tmp_path),
         lambda: import_predictions(tmp_path, "csv"),
     ):
-        with pytest.raises(ValueError, match="format='csv': give one of mmvet, llava"):
+        with pytest.raises(ValueError, match="format must be one of 'mmvet', 'llava', got 'csv'"):
             call()
     with pytest.raises(ValueError, match="cannot be read"):
         import_predictions(tmp_path / "nothing", "mmvet")

@@ -171,7 +171,7 @@ def test_a_batch_that_needs_too_much_memory_resumes_with_a_smaller_one(
         return reply(model, processor, batch, *args, **options)
 
     monkeypatch.setattr(shared_encoding, "reply", hungry)
-    with pytest.raises(ValueError, match="give a smaller --batch-size, the run resumes with it"):
+    with pytest.raises(ValueError, match="pass a smaller --batch-size, the run resumes with it"):
         run(config(root), tmp_path / "run", progress=False)
     assert run(config(root, batch_size=2), tmp_path / "run", progress=False).failed == 0
     monkeypatch.undo()

@@ -9,7 +9,7 @@ from numpy.random import default_rng
 
 from clustrs.evaluation import metrics
 from clustrs.evaluation.metrics import Values
-from clustrs.evaluation.results import KeptTokens
+from clustrs.evaluation.results import KeptIndices
 
 NAN = math.nan
 
@@ -176,10 +176,10 @@ def test_flip_rate() -> None:
     assert metrics.flip_rate(np.array([[NAN]]), np.array([[1.0]])) is None
 
 
-def kept(tokens: dict[int, list[int]]) -> KeptTokens:
+def kept(tokens: dict[int, list[int]]) -> KeptIndices:
     """Out of order, as answers come in."""
     items = sorted(tokens, reverse=True)
-    return KeptTokens(
+    return KeptIndices(
         np.array(items, dtype=np.int64),
         np.array([len(tokens[item]) for item in items], dtype=np.int64),
         np.array([token for item in items for token in tokens[item]], dtype=np.int32),

@@ -55,20 +55,20 @@ def test_mmvet_own_folder(tmp_path: Path) -> None:
         ("", "mm-vet.json: not JSON"),
         ("{", r"mm-vet.json: not JSON \(.*line 1 column 2"),
         ("[" * 100_000, "nested too deeply|not JSON"),
-        ("[]", "not a JSON object"),
+        ("[]", "expected a JSON object"),
         ("{}", "no questions"),
         ('{"q": {}, "q": {}}', "the key 'q' occurs twice"),
-        ({"q": 3}, "entry 'q': 3 is not a JSON object"),
-        ({"q": vet(question=...)}, "entry 'q': question is missing"),
-        ({"q": vet(question="  ")}, "question is '  '"),
-        ({"q": vet(answer=5)}, "answer is 5: give a string"),
-        ({"q": vet(answer="\ud800")}, "answer is "),
-        ({"q": vet(capability="ocr")}, "capability is 'ocr': give a list"),
-        ({"q": vet(capability=["ocr", 1])}, "capability is"),
-        ({"q": vet(imagename="../a.png")}, "imagename is '../a.png': give a path inside the folder"),
-        ({"q": vet(imagename="/etc/passwd")}, "imagename is '/etc/passwd'"),
-        ({"q": vet(imagename=r"b\..\..\a.png")}, "imagename is"),
-        ({"q": vet(imagename="C:a.png")}, "imagename is"),
+        ({"q": 3}, "entry 'q': expected a JSON object, got 3"),
+        ({"q": vet(question=...)}, "entry 'q': question must be .* got nothing"),
+        ({"q": vet(question="  ")}, "question must be .* got '  '"),
+        ({"q": vet(answer=5)}, "answer must be a string.* got 5"),
+        ({"q": vet(answer="\ud800")}, "answer must be "),
+        ({"q": vet(capability="ocr")}, "capability must be a list.* got 'ocr'"),
+        ({"q": vet(capability=["ocr", 1])}, "capability must be "),
+        ({"q": vet(imagename="../a.png")}, "imagename must be a path inside the folder.* got '../a.png'"),
+        ({"q": vet(imagename="/etc/passwd")}, "imagename must be .* got '/etc/passwd'"),
+        ({"q": vet(imagename=r"b\..\..\a.png")}, "imagename must be "),
+        ({"q": vet(imagename="C:a.png")}, "imagename must be "),
     ],
 )
 def test_mmvet_bad_files(tmp_path: Path, content: Any, message: str) -> None:
@@ -81,7 +81,7 @@ def test_mmvet_bad_files(tmp_path: Path, content: Any, message: str) -> None:
 
 def test_mmvet_not_text(tmp_path: Path) -> None:
     (tmp_path / "mm-vet.json").write_bytes(b"\xff\xfe{}")
-    with pytest.raises(ValueError, match="not a text in UTF-8"):
+    with pytest.raises(ValueError, match="must be a text in UTF-8"):
         get_task("mmvet", data=tmp_path)
 
 
@@ -200,24 +200,24 @@ def test_scienceqa_no_image_present(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({}, "it is not a list"),
+        ({}, "must be a list of questions"),
         ([], "no questions"),
         ([science("1", "?\nA. x\nB. y", "A", image=None)], "no questions"),
-        ([3], "entry 1: 3 is not a JSON object"),
+        ([3], "entry 1: expected a JSON object, got 3"),
         (
             [science("1", "?\nA. x\nB. y", "A"), science("1", "!\nA. x\nB. y", "B")],
             "entry 2: the id '1' occurs twice",
         ),
-        ([science("1", "?\nA. x\nB. y", "C")], "entry 1: conversations is .*one of their letters"),
+        ([science("1", "?\nA. x\nB. y", "C")], "entry 1: conversations must be .*one of their letters"),
         ([science("1", "no choices", "A")], "one of their letters"),
-        ([science("1", "?\nA. x\nB. y", "")], "value is ''"),
-        ([{"id": "1", "image": "a", "conversations": "x"}], "conversations is 'x': give two turns"),
-        ([{"id": "1", "image": "a", "conversations": [1, 2]}], "give two turns"),
-        ([{"id": "1", "image": "a"}], "conversations is missing"),
-        ([science("1", "?\nA. x\nB. y", "A", image="../../x.png")], "image is '../../x.png'"),
-        ([science("1", "?\nA. x\nB. y", "A") | {"image": 7}], "image is 7"),
-        ([science("1", "?\nA. x\nB. y", "A") | {"id": None}], "id is None"),
-        ([science("1", "?\nA. x\nB. y", "A") | {"id": True}], "id is True"),
+        ([science("1", "?\nA. x\nB. y", "")], "value must be .* got ''"),
+        ([{"id": "1", "image": "a", "conversations": "x"}], "conversations must be two turns.* got 'x'"),
+        ([{"id": "1", "image": "a", "conversations": [1, 2]}], "must be two turns"),
+        ([{"id": "1", "image": "a"}], "conversations must be .* got nothing"),
+        ([science("1", "?\nA. x\nB. y", "A", image="../../x.png")], "image must be .* got '../../x.png'"),
+        ([science("1", "?\nA. x\nB. y", "A") | {"image": 7}], "image must be .* got 7"),
+        ([science("1", "?\nA. x\nB. y", "A") | {"id": None}], "id must be .* got None"),
+        ([science("1", "?\nA. x\nB. y", "A") | {"id": True}], "id must be .* got True"),
     ],
 )
 def test_scienceqa_bad_files(tmp_path: Path, content: Any, message: str) -> None:

@@ -361,7 +361,7 @@ def test_numbers_are_not_taken_for_formulas() -> None:
         ({"items": 10**400}, "items is 1000"),
         ({"scale": 10**400}, "scale is 1000"),
         ({"methods": [{"name": "clustrs", "keep": 10**400}]}, "keep is 1000"),
-        ({"corruptions": ["gaussian:" + "9" * 400]}, "NAME:LEVEL is expected"),
+        ({"corruptions": ["gaussian:" + "9" * 400]}, "must be clean or NAME:LEVEL"),
         ({"seeds": [0, 10**400, "x"]}, "seeds is"),
         ({"methods": [METHODS[1]] * 30_000}, "two of them are the same"),
         ({"methods": [{"name": "grid", "keep": k} for k in range(1, 4000)], "seeds": list(range(4000))}, "a grid of"),

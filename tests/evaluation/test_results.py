@@ -3,11 +3,12 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from recorded_run import CONFIG, METHODS, Row, failed, rows_of, write_run
 
 from clustrs.evaluation.report import write_report
-from clustrs.evaluation.results import FAILED, MISSING, UNJUDGED, Cell, load_run
+from clustrs.evaluation.results import FAILED, MISSING, SCORED, UNJUDGED, Condition, load_run
 
 
 def test_a_cell_has_its_answers(tmp_path: Path) -> None:
@@ -17,16 +18,20 @@ def test_a_cell_has_its_answers(tmp_path: Path) -> None:
     run = load_run(write_run(tmp_path, change))
     assert (run.expected, run.present) == (5 * 5 * 12, 5 * 5 * 11)
     assert (run.count(MISSING), run.count(FAILED), run.count(UNJUDGED)) == (25, 25, 0)
-    assert len(run.cells) == 25
-    cell = Cell("clustrs", 8, "jpeg", 30.0, 0)
-    assert cell in run.cells
-    found = {answer.item: (answer.state, answer.score) for answer in run.answers(cell)}
+    index = run.find("clustrs", "8"), run.conditions.index(Condition("jpeg", 30.0)), 0
+    assert index[0] is not None
+    states, scores = run.states[index], run.scores[index]
+    found = {
+        item: (state, None if np.isnan(score) else score)
+        for item, state, score in zip(run.items, states, scores, strict=True)
+        if state != MISSING
+    }
     wanted = {
-        row["item"]: ("scored", row["score"])
+        row["item"]: (SCORED, row["score"])
         for row in rows_of(CONFIG)
         if row["method"] == METHODS[4] and row["corruption"] == "jpeg:30" and row["item"] != "v1_7"
     }
-    assert found == {**wanted, "v1_3": ("failed", None)}
+    assert found == {**wanted, "v1_3": (FAILED, None)}
 
 
 def test_conditions_go_from_mild_to_severe(tmp_path: Path) -> None:
@@ -89,40 +94,39 @@ def test_scores_come_from_the_judge(tmp_path: Path) -> None:
     (folder / "verdicts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in verdicts) + '{"item": "v1_')
     with pytest.raises(ValueError, match=r"several judges: choose one of a, b"):
         load_run(folder)
-    with pytest.raises(ValueError, match=r"judge='c': .* has verdicts of a, b"):
+    with pytest.raises(ValueError, match=r"judge must be one of a, b .* got 'c'"):
         load_run(folder, "c")
     run = load_run(folder, "a")
     assert run.judge == "a"
     assert run.count(UNJUDGED) == 300 - 25
-    first = run.answers(run.cells[0])[0]
-    assert (first.item, first.state) == ("v1_0", "scored")
-    assert first.score == pytest.approx(0.45)
+    assert (run.items[0], run.states[0, 0, 0, 0]) == ("v1_0", SCORED)
+    assert run.scores[0, 0, 0, 0] == pytest.approx(0.45)
     assert run.judge_errors == {"no number": 1}
     assert load_run(folder, "b").count(UNJUDGED) == 275
-    with pytest.raises(ValueError, match=r"judge='a': the answers of this run need no judge"):
+    with pytest.raises(ValueError, match=r"judge must be None, the answers of this run need no judge, got 'a'"):
         load_run(write_run(tmp_path / "plain"), "a")
 
 
 BAD_ROWS: list[tuple[Row, str]] = [
-    ({"item": 3}, "item is 3, str is expected"),
-    ({"kinds": [1]}, "kinds is"),
+    ({"item": 3}, "item must be str, got 3"),
+    ({"kinds": [1]}, "kinds must be"),
     ({"method": {"name": "clustrs", "keep": 5}}, "method .* is not in config.json"),
-    ({"method": "clustrs"}, "method is 'clustrs'"),
+    ({"method": "clustrs"}, "method must be dict, got 'clustrs'"),
     ({"corruption": "fog:1"}, "corruption 'fog:1' is not in config.json"),
-    ({"corruption": ["clean"]}, "corruption is"),
+    ({"corruption": ["clean"]}, "corruption must be str"),
     ({"seed": 1}, "seed 1 is not in config.json"),
-    ({"seed": False}, "seed is False"),
-    ({"text": None}, "text is None"),
-    ({"score": 1.5}, "score is 1.5, a number from 0 to 1"),
-    ({"score": True}, "score is True"),
+    ({"seed": False}, "seed must be int, got False"),
+    ({"text": None}, "text must be .* got None"),
+    ({"score": 1.5}, "score must be a number from 0 to 1 or null, got 1.5"),
+    ({"score": True}, "score must be .* got True"),
     ({"score": float("nan")}, "not JSON"),
-    ({"kept": "abc"}, "kept is 'abc'"),
-    ({"kept": [1, "2"]}, r"kept is \[1, '2'\], list of int or null is expected"),
-    ({"kept": None}, "kept is None and there is no error"),
-    ({"kept": [2**40]}, "token indices from 0 .* are expected"),
+    ({"kept": "abc"}, "kept must be .* got 'abc'"),
+    ({"kept": [1, "2"]}, r"kept must be list of int or null, got \[1, '2'\]"),
+    ({"kept": None}, "kept must be a list of int where there is no error, got None"),
+    ({"kept": [2**40]}, "kept must be token indices from 0"),
     ({"kept": [-2]}, "or -1 for CLS"),
-    ({"score": -(10**400)}, "score is -1000"),
-    ({"error": 3}, "error is 3"),
+    ({"score": -(10**400)}, "score must be .* got -1000"),
+    ({"error": 3}, "error must be .* got 3"),
     ({"item": "v1_1"}, "'v1_1' was answered with this method, corruption and seed before"),
 ]
 
@@ -145,20 +149,20 @@ def test_lines_that_are_no_answers(line: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"task": None}, "task is None"),
-        ({"methods": []}, "methods is"),
-        ({"methods": ["clustrs"]}, "methods is"),
+        ({"task": None}, "task must be str, got None"),
+        ({"methods": []}, "methods must be a list of dict"),
+        ({"methods": ["clustrs"]}, "methods must be a list of dict"),
         ({"methods": [{"keep": 4}]}, "has no name"),
-        ({"methods": [{"name": "clustrs"}]}, "keep is None"),
+        ({"methods": [{"name": "clustrs"}]}, "keep must be a count or a fraction, got None"),
         ({"methods": [METHODS[0], METHODS[0]]}, "two of them are the same"),
-        ({"corruptions": ["clean", "clean"]}, "each may be given once"),
-        ({"corruptions": ["gaussian"]}, "'gaussian' of config.json: clean or NAME:LEVEL"),
+        ({"corruptions": ["clean", "clean"]}, "must not repeat"),
+        ({"corruptions": ["gaussian"]}, "corruptions of config.json must be clean or NAME:LEVEL, got 'gaussian'"),
         ({"corruptions": ["gaussian:nan"]}, "clean or NAME:LEVEL"),
-        ({"seeds": [True]}, "seeds is"),
-        ({"items": 0}, "items is 0"),
+        ({"seeds": [True]}, "seeds must be a list of int"),
+        ({"items": 0}, "items must be .* got 0"),
         ({"items": 11}, "11"),
-        ({"judged": "no"}, "judged is 'no'"),
-        ({"scale": 0}, "scale is 0"),
+        ({"judged": "no"}, "judged must be bool, got 'no'"),
+        ({"scale": 0}, "scale must be a number above 0, got 0"),
     ],
 )
 def test_bad_configurations_are_refused(settings: Row, message: str, tmp_path: Path) -> None:

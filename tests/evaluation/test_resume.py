@@ -302,15 +302,15 @@ def first_line(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"item": 3}, r"line 17: item is 3, str is expected$"),
-        ({"kept": [0.5]}, r"line 17: kept is \[0.5\], list of int or null is expected$"),
+        ({"item": 3}, r"line 17: item must be str, got 3$"),
+        ({"kept": [0.5]}, r"line 17: kept must be list of int or null, got \[0.5\]$"),
         ({"item": "9-9"}, "line 17: item '9-9' does not belong to this run"),
         ({"method": {"name": "grid", "keep": 4}}, "line 17: method .* does not belong to this run"),
         ({"corruption": "fog:1"}, "line 17: corruption 'fog:1' does not belong to this run"),
         ({"seed": 5}, "line 17: seed 5 does not belong to this run"),
         ({}, "line 17: '0-0' was answered with this method and corruption before"),
         ("rubbish", "line 17: not JSON"),
-        ('{"item": "\\ud800"}', "line 17: image is missing, str is expected$"),
+        ('{"item": "\\ud800"}', "line 17: image must be str, got nothing$"),
         ("[" * 100_000, "line 17: not JSON .*recursion"),
     ],
 )

@@ -208,7 +208,7 @@ def test_out_of_memory_is_not_a_failed_answer(made: Path, tmp_path: Path, monkey
 
 def test_rubbish_in_the_record(whole: Path, tmp_path: Path) -> None:
     (tmp_path / "answers.jsonl").write_text('{"item": 1}\n')
-    with pytest.raises(ValueError, match=r"answers.jsonl' line 1: item is 1, str is expected$"):
+    with pytest.raises(ValueError, match=r"answers.jsonl' line 1: item must be str, got 1$"):
         list(read_answers(tmp_path))
 
 

@@ -23,5 +23,5 @@ def test_a_torn_line_is_cut_off(tmp_path: Path, whole: bytes, torn: bytes) -> No
 def test_lines_are_named(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     path.write_text('{"a": 1}\n[2]\n')
-    with pytest.raises(ValueError, match=r"answers\.jsonl' line 2: \[2\] stands where an object is expected"):
+    with pytest.raises(ValueError, match=r"answers\.jsonl' line 2: expected an object, got \[2\]"):
         list(lines(path))

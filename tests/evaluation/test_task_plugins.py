@@ -109,5 +109,5 @@ def test_registering() -> None:
     for name in ("quiz", "scenes"):
         with pytest.raises(ValueError, match=f"a task named '{name}' is registered already"):
             register_task(name)(other)
-    with pytest.raises(ValueError, match="name='': give the task a name"):
+    with pytest.raises(ValueError, match="name of a task must be a string that is not empty, got ''"):
         register_task("")

@@ -132,7 +132,7 @@ def test_an_unreachable_server_ends_the_run(serve: Callable[..., Server], tmp_pa
     server = serve()
     server.shutdown()
     server.server_close()
-    message = r"^stopped after 3 answers in a row without a mark; the last: no reply from .*refused \(tries: 4\)$"
+    message = r"^stopped after 3 answers in a row without a score; the last: no reply from .*refused \(tries: 4\)$"
     with pytest.raises(JudgeRefused, match=message):
         judge_run(tmp_path, judge_at(server), progress=False)
     assert [record["score"] for record in verdict_records(tmp_path)] == [None] * 3
@@ -188,7 +188,7 @@ def test_progress_goes_to_stderr(
     judge_run(tmp_path, judge_at(serve(sends("odd", 400)), retries=0), concurrency=1)
     printed = capfd.readouterr()
     assert printed.out == ""
-    assert "no mark for v1_0: the server says 400: odd" in printed.err
+    assert "no score for v1_0: the server says 400: odd" in printed.err
     assert "3/3" in printed.err
     assert "failed=1" in printed.err
     judge_run(tmp_path, judge_at(serve(sends("odd", 400)), retries=0), rounds=2, progress=False)
@@ -300,15 +300,18 @@ def test_one_process_at_a_time(serve: Callable[..., Server], tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("answers", "said"),
     [
-        (None, "no run: there is no answers.jsonl"),
+        (None, "not a run: there is no answers.jsonl"),
         ("", "no answers yet"),
         ("{\n" + json.dumps(answer_record("v1_0", "t")) + "\n", "answers.jsonl' line 1: "),
         (json.dumps(answer_record("v1_0", "t")) + "\n[1]\n", "answers.jsonl' line 2: "),
-        (json.dumps(answer_record("v1_0", "t", seed="0")) + "\n", "line 1: seed is '0', int is expected"),
-        (json.dumps(answer_record("v1_0", "t", seed=True)) + "\n", "seed is True, int is expected"),
-        (json.dumps(answer_record("v1_0", "t") | {"text": 0.5}) + "\n", "text is 0.5, str or null is expected"),
-        (json.dumps({**answer_record("v1_0", "t"), "question": None}) + "\n", "question is None, str is expected"),
-        (json.dumps({"item": "v1_0", "method": {}, "corruption": "clean", "seed": 0}) + "\n", "image is missing"),
+        (json.dumps(answer_record("v1_0", "t", seed="0")) + "\n", "line 1: seed must be int, got '0'"),
+        (json.dumps(answer_record("v1_0", "t", seed=True)) + "\n", "seed must be int, got True"),
+        (json.dumps(answer_record("v1_0", "t") | {"text": 0.5}) + "\n", "text must be str or null, got 0.5"),
+        (json.dumps({**answer_record("v1_0", "t"), "question": None}) + "\n", "question must be str, got None"),
+        (
+            json.dumps({"item": "v1_0", "method": {}, "corruption": "clean", "seed": 0}) + "\n",
+            "image must be str",
+        ),
         ("\udcff\n", "line 1"),
     ],
 )
@@ -319,7 +322,7 @@ def test_unreadable_run(serve: Callable[..., Server], tmp_path: Path, answers: s
     server = serve()
     with pytest.raises(ValueError, match=said):
         judge_run(tmp_path, judge_at(server), progress=False)
-    with pytest.raises(ValueError, match="no run"):
+    with pytest.raises(ValueError, match="not a run"):
         judge_run(tmp_path / "nowhere", judge_at(server), progress=False)
     assert not server.asked
 
@@ -328,10 +331,10 @@ def test_unreadable_run(serve: Callable[..., Server], tmp_path: Path, answers: s
     ("line", "said"),
     [
         ("nonsense\n", "verdicts.jsonl' line 1: not JSON"),
-        (verdict_record("v1_0", 1.5), "line 1: score is 1.5, a number from 0 to 1 or null is expected"),
+        (verdict_record("v1_0", 1.5), "line 1: score must be a number from 0 to 1 or null, got 1.5"),
         (verdict_record("v1_0", float("nan")), "NaN is not a number"),
-        (verdict_record("v1_0", True), "score is True"),
-        (verdict_record("v1_0", 1).replace('"round": 0', '"round": "0"'), "round is '0'"),
+        (verdict_record("v1_0", True), "score must be .* got True"),
+        (verdict_record("v1_0", 1).replace('"round": 0', '"round": "0"'), "round must be int, got '0'"),
     ],
 )
 def test_unreadable_verdicts(serve: Callable[..., Server], tmp_path: Path, line: str, said: str) -> None:
@@ -347,7 +350,7 @@ def test_unreadable_verdicts(serve: Callable[..., Server], tmp_path: Path, line:
 @pytest.mark.parametrize("options", [{"rounds": 0}, {"concurrency": 0}, {"rounds": True}, {"concurrency": 1.5}])
 def test_bad_numbers(tmp_path: Path, options: dict[str, Any]) -> None:
     [name] = options
-    with pytest.raises(ValueError, match=f"{name}=.*at least 1"):
+    with pytest.raises(ValueError, match=f"{name} must be an integer >= 1"):
         judge_run(tmp_path, Judge("m", "http://127.0.0.1/v1"), progress=False, **options)
 
 
@@ -380,5 +383,5 @@ def test_verdicts_of_a_judge(tmp_path: Path) -> None:
         read_verdicts(tmp_path)
     assert read_verdicts(tmp_path, "another").scores == {("v1_0", "t"): 0.9}
     assert read_verdicts(tmp_path, "marker").scores == verdicts.scores
-    with pytest.raises(ValueError, match=r"judge='third': .* has verdicts of another, marker"):
+    with pytest.raises(ValueError, match=r"judge must be one of another, marker .* got 'third'"):
         read_verdicts(tmp_path, "third")

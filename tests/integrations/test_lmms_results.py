@@ -183,11 +183,11 @@ def test_other_models_are_left_aside(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"results": 3}, "results is 3, dict is expected"),
-        ({"config": {"batch_sizes": [{"clustrs": "0.1.0"}]}}, "pretrained is missing, str is expected"),
+        ({"results": 3}, "results must be dict, got 3"),
+        ({"config": {"batch_sizes": [{"clustrs": "0.1.0"}]}}, "pretrained must be str, got nothing"),
         (
             {"config": {"batch_sizes": [{"clustrs": "0.1.0", "pretrained": "a", "method": 3}]}},
-            "method is 3, dict is exp",
+            "method must be dict, got 3",
         ),
     ],
 )

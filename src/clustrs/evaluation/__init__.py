@@ -1,8 +1,9 @@
-"""Tasks, runs, judges, and what is made of their answers.
+"""Evaluation: tasks, resumable runs, judges, metrics and reports.
 
-from clustrs.evaluation import Config, expand_methods, run
+from clustrs.evaluation import Config, expand_methods, load_run, run
 
 run(Config(task="scenes", model="mini-llava", methods=expand_methods(["none", "clustrs"], [16])), "runs/mine")
+load_run("runs/mine").scores  # methods, corruptions, seeds, questions
 """
 
 from importlib import import_module
@@ -11,36 +12,43 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from clustrs.evaluation.config import Config, expand_corruptions, expand_methods
     from clustrs.evaluation.engines import get_engine
+    from clustrs.evaluation.judge import Judge
+    from clustrs.evaluation.results import load_run
     from clustrs.evaluation.runner import RunSummary, run
-    from clustrs.evaluation.tasks import get_task, list_tasks, register_task
+    from clustrs.evaluation.tasks import Item, Task, get_task, list_tasks, register_task
+    from clustrs.evaluation.verdicts import judge_run
 
 __all__ = [
     "Config",
+    "Item",
+    "Judge",
     "RunSummary",
+    "Task",
     "expand_corruptions",
     "expand_methods",
     "get_engine",
     "get_task",
+    "judge_run",
     "list_tasks",
+    "load_run",
     "register_task",
     "run",
 ]
 
 _MODULES = {
-    "Config": "config",
-    "RunSummary": "runner",
-    "expand_corruptions": "config",
-    "expand_methods": "config",
-    "get_engine": "engines",
-    "get_task": "tasks",
-    "list_tasks": "tasks",
-    "register_task": "tasks",
-    "run": "runner",
+    "config": ("Config", "expand_corruptions", "expand_methods"),
+    "engines": ("get_engine",),
+    "judge": ("Judge",),
+    "results": ("load_run",),
+    "runner": ("RunSummary", "run"),
+    "tasks": ("Item", "Task", "get_task", "list_tasks", "register_task"),
+    "verdicts": ("judge_run",),
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is used, when it is used: some of it needs torch and transformers."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    """Import a name when it is first used: some need torch and transformers."""
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""What a run measures: the grid of methods, corruptions and seeds, and what else decides the answers."""
+"""Configuration of a run: the grid of methods, corruptions and seeds, and everything else that decides answers."""
 
 import json
 import os
@@ -22,16 +22,47 @@ CONFIGS = "clustrs.configs"
 """Entry-point group of folders with ready configurations."""
 CLEAN = "clean"
 LARGEST = 2**63 - 1
-"""Of integers: what files and other programs can hold."""
+"""Largest integer that files and other programs can hold."""
 CHANGEABLE = ("batch_size", "device", "device_map")
-"""What does not decide answers, so that it may change when a run is resumed: how many at a time, and where."""
+"""Options that do not decide answers and may change when a run is resumed."""
 DEEPEST = 20
-"""Levels of a configuration file."""
+"""Deepest nesting of a configuration file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(LoadOptions):
-    """Everything that decides a run's answers. `methods` are parameters as JSON has them, with the method's `name`."""
+    """Configuration of a run.
+
+    Options of loading the model (`device`, `dtype`, ...) are those of `LoadOptions`.
+
+    Args:
+        task: Name of the task, see `clustrs.evaluation.list_tasks`.
+        model: Folder, id of the Hugging Face hub, or name of an embedded model.
+        methods: Methods with all parameters as JSON has them and their `name`, see `expand_methods`.
+        corruptions: "clean" or NAME:LEVEL, see `expand_corruptions`.
+        seeds: Seeds of the corruptions.
+        data: Folder or file with the task's questions.
+        task_options: Options of the task.
+        limit: Number of questions, from the first on; None for all.
+        batch_size: Questions that are answered together.
+        max_new_tokens: Length of the longest answer; None for the task's own.
+        scope: Tokens that compete with each other: those of an image or of a crop.
+        crops: Crops of an image that the model reads.
+        positions: Positions of the kept tokens.
+        prompt_template: Template of the prompt.
+        image_padding: Padding of the images.
+        reproduces: Published table that reports compare the run with; None for the one that fits best.
+
+    Raises:
+        ValueError: A value is not valid.
+
+    Example:
+        >>> config = Config(task="scenes", model="mini-llava", methods=expand_methods(["none", "clustrs"], [16, 50]))
+        >>> [(method["name"], method["keep"]) for method in config.methods]
+        [('none', 1.0), ('clustrs', 16), ('clustrs', 50)]
+        >>> Config.from_json(config.to_json()) == config
+        True
+    """
 
     task: str
     model: str
@@ -42,16 +73,13 @@ class Config(LoadOptions):
     task_options: dict[str, Any] = field(default_factory=dict)
     limit: int | None = None
     batch_size: int = 24
-    """Questions that are answered together."""
     max_new_tokens: int | None = None
-    """None: what the task says."""
     scope: Scope = "image"
     crops: Crops = "all"
     positions: Positions = "compact"
     prompt_template: PromptTemplate = "checkpoint"
     image_padding: ImagePadding = "checkpoint"
     reproduces: str | None = None
-    """The published table that reports compare the run with; None: the one that fits its cells best."""
 
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(Config).items():
@@ -59,40 +87,40 @@ class Config(LoadOptions):
         for name in ("methods", "corruptions", "seeds"):
             values = getattr(self, name)
             if not values:
-                raise ValueError(f"{name}: give at least one")
-            if any(values.count(value) > 1 for value in values):
-                raise ValueError(f"{name}: give each once")
+                raise ValueError(f"{name} must have at least one value, got none")
+            twice = next((value for value in values if values.count(value) > 1), None)
+            if twice is not None:
+                raise ValueError(f"duplicate value in {name}: {excerpt(twice)}")
         for name in ("batch_size", "limit", "max_new_tokens"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= LARGEST:
-                raise ValueError(f"{name}={excerpt(value)}: give an integer of at least 1")
+                raise ValueError(f"{name} must be an integer of at least 1, got {excerpt(value)}")
         for seed in self.seeds:
             if not 0 <= seed <= LARGEST:
-                raise ValueError(f"seeds={excerpt(seed)}: give integers from 0 to {LARGEST}")
+                raise ValueError(f"seeds must be integers from 0 to {LARGEST}, got {excerpt(seed)}")
         for corruption in self.corruptions:
             parse_corruption(corruption)
         for method in self.methods:
             from_dict(method)
 
     def to_json(self) -> dict[str, Any]:
-        """The configuration as JSON has it, of the options of loading those that were given; `from_json` is the way
-        back."""
+        """Return the configuration as JSON has it, the inverse of `from_json`; options of loading only if set."""
         left_out = {one.name for one in fields(LoadOptions)} - set(self.given())
         return json.loads(json.dumps({name: value for name, value in asdict(self).items() if name not in left_out}))
 
     def decisive(self) -> dict[str, Any]:
-        """As `to_json`, without what may change while a run is resumed."""
+        """Return `to_json` without the options that may change when a run is resumed."""
         return {name: value for name, value in self.to_json().items() if name not in CHANGEABLE}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Config":
-        """The configuration in a run's config.json; what else is stored there is left aside."""
+        """Read the configuration in a run's config.json, without the metadata stored with it."""
         known = {f.name for f in fields(cls)}
         return cls(**{key: value for key, value in stored.items() if key in known})
 
 
 def convert(name: str, value: Any, hint: Any) -> Any:
-    """A value of the type that an option has, in the form in which JSON would give it back."""
+    """Convert a value to the type of an option, in the form in which JSON would return it."""
     if get_origin(hint) is Literal:
         validation.choice(name, value, get_args(hint))
     try:
@@ -100,20 +128,32 @@ def convert(name: str, value: Any, hint: Any) -> Any:
         return msgspec.convert(plain, hint)
     except (ValueError, TypeError, RecursionError) as error:
         message = str(error)
-        raise ValueError(f"{name}={excerpt(value)}: {message[:1].lower()}{message[1:]}") from None
+        raise ValueError(f"{name} is not valid, got {excerpt(value)} ({message[:1].lower()}{message[1:]})") from None
 
 
 def parse_corruption(text: str) -> Corruption | None:
-    """None stands for a clean image."""
+    """Parse "clean" (None) or NAME:LEVEL."""
     return None if text == CLEAN else Corruption.parse(text)
 
 
 def expand_methods(
     given: Sequence[str | Mapping[str, Any]], keeps: Sequence[int | float]
 ) -> tuple[dict[str, Any], ...]:
-    """Each method at each budget, in full: "clustrs", "clustrs tau=2 shrink=false", or a mapping with a name.
+    """Expand methods to every budget, with all parameters.
 
-    "all" stands for every method. A method that sets `keep` itself, and the one that keeps everything, come once.
+    Args:
+        given: Methods: "clustrs", "clustrs tau=2 shrink=false", a mapping with a name, or "all" for every method.
+        keeps: Budgets, counts (int) or fractions (float). A method that sets `keep` itself, and "none", come once.
+
+    Returns:
+        The methods for `Config.methods`.
+
+    Raises:
+        ValueError: A method or a parameter is not known.
+
+    Example:
+        >>> [method["keep"] for method in expand_methods(["divprune"], [16, 0.25])]
+        [16, 0.25]
     """
     results: list[dict[str, Any]] = []
     specs: list[str | Mapping[str, Any]] = []
@@ -121,7 +161,7 @@ def expand_methods(
         specs += sorted(list_methods(), key=lambda name: name != "none") if spec == "all" else [spec]
     for spec in specs:
         if not isinstance(spec, str | Mapping):
-            raise ValueError(f"method {excerpt(spec)}: give a name, or a mapping with a name and parameters")
+            raise ValueError(f"method must be a name, or a mapping with a name and parameters, got {excerpt(spec)}")
         parameters = parse_method(spec) if isinstance(spec, str) else dict(spec)
         once = parameters.get("name") == "none" or "keep" in parameters
         for keep in [None] if once else keeps:
@@ -132,13 +172,19 @@ def expand_methods(
     return tuple(results)
 
 
-def parse_task_options(given: Sequence[str]) -> dict[str, Any]:
-    """Options of a task as KEY=VALUE."""
-    return dict(validation.key_value(s, f"--set-task {s}: give KEY=VALUE, for example scoring=contains") for s in given)
-
-
 def expand_corruptions(given: Sequence[str]) -> tuple[str, ...]:
-    """`gaussian` stands for all levels of the paper, `paper` for all of its corruptions; the rest is NAME:LEVEL."""
+    """Expand corruptions to levels.
+
+    Args:
+        given: "clean", NAME:LEVEL, a name for all levels of the paper, or "paper" for all its corruptions.
+
+    Returns:
+        The corruptions for `Config.corruptions`.
+
+    Example:
+        >>> expand_corruptions(["clean", "jpeg:30"])
+        ('clean', 'jpeg:30')
+    """
     results: list[str] = []
     for text in given:
         names = list(PAPER_LEVELS) if text == "paper" else [text]
@@ -152,7 +198,7 @@ def expand_corruptions(given: Sequence[str]) -> tuple[str, ...]:
 
 
 def differences(stored: Mapping[str, Any], requested: Mapping[str, Any], within: str = "") -> list[str]:
-    """What a configuration has that another has not, in words."""
+    """Describe how two configurations differ."""
     changes = []
     for key in sorted({*stored, *requested}):
         before, now = stored.get(key), requested.get(key)
@@ -170,37 +216,19 @@ def differences(stored: Mapping[str, Any], requested: Mapping[str, Any], within:
     return changes
 
 
-TEXTS = list[str] | str
 SETTINGS: dict[str, Any] = {
-    "task": str,
-    "data": str,
-    "task_options": dict[str, Any],
-    "model": str,
+    **{name: hint for name, hint in get_type_hints(Config).items() if name != "corruptions"},
     "methods": list[str | dict[str, Any]] | str,
     "keep": list[int | float | str] | int | float | str,
-    "corrupt": TEXTS,
-    "seeds": list[int] | int,
-    "limit": int,
-    "batch_size": int,
-    "max_new_tokens": int,
-    "scope": Scope,
-    "crops": Crops,
-    "positions": Positions,
-    "prompt_template": PromptTemplate,
-    "image_padding": ImagePadding,
-    "reproduces": str,
-    "device": str,
+    "corrupt": list[str] | str,
     "dtype": Dtype,
-    "attn": str,
-    "load_in_8bit": bool,
-    "load_in_4bit": bool,
-    "device_map": str,
+    "seeds": list[int] | int,
 }
-"""What a configuration file may hold, named as on the command line."""
+"""Options of a configuration file, named as on the command line."""
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The options in a YAML file, named as on the command line; a name without a file is one that ships with us."""
+    """Read the options in a YAML file, or in a ready configuration of that name; named as on the command line."""
     shipped = shipped_configs()
     source = path if os.path.isfile(path) else shipped.get(path.as_posix(), path)
     if not os.path.isfile(source):  # unlike Path.is_file, also for names that are too long
@@ -216,7 +244,7 @@ def read_settings(path: Path) -> dict[str, Any]:
         message = " ".join(str(error).split())[:200] or type(error).__name__
         raise ValueError(f"config {str(path)!r} is not YAML: {message}") from None
     if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
-        raise ValueError(f"config {str(path)!r}: give a mapping of options to values")
+        raise ValueError(f"config {str(path)!r} must be a mapping of options to values")
     settings = {key.replace("-", "_"): value for key, value in loaded.items() if value is not None}
     for key, value in settings.items():
         if key in SETTINGS:
@@ -225,8 +253,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str) -> Any:
-    """What a YAML text says. Aliases are refused, a few lines of them can stand for billions of values, and so is deep
-    nesting, for which the parser takes very long."""
+    """Parse YAML; aliases, a few lines of which can stand for billions of values, and deep nesting are refused."""
     import yaml
 
     depth = 0
@@ -257,5 +284,5 @@ def shipped_configs() -> dict[str, Path]:
 
 
 def grid(config: Config) -> list[tuple[str, int]]:
-    """Corruption and seed, in the order in which they are run."""
+    """Return the pairs of corruption and seed in the order in which they are run."""
     return list(product(config.corruptions, config.seeds))

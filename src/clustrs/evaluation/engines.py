@@ -1,4 +1,8 @@
-"""Engines, which do the work of a run, and the worker that answers questions with a loaded model."""
+"""Engines, which do the work of a run, and the worker that answers questions with a loaded model.
+
+The work comes in units: some questions under one corruption. Their images pass the vision tower once, and every method
+prunes the result.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,12 +27,12 @@ from clustrs.validation import EngineName, excerpt
 
 LONGEST_ERROR = 300
 Failures = dict[str, str]
-"""Why questions could not be answered, by their ids."""
+"""Errors by question id."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Questions of the task under one corruption, and the methods to answer them with, all by their indices."""
+    """Questions under one corruption and the methods to answer them with, by their indices."""
 
     corruption: str
     seed: int
@@ -37,7 +41,7 @@ class Unit:
 
 
 def units(config: Config, task: Task, done: set[Key]) -> list[Unit]:
-    """What is left to do. Where the units begin and end does not depend on what is done."""
+    """Return the units that are left; their boundaries do not depend on what is done."""
     methods = [identity(from_dict(stored).to_dict()) for stored in config.methods]
     left = []
     for corruption, seed in grid(config):
@@ -56,7 +60,7 @@ def units(config: Config, task: Task, done: set[Key]) -> list[Unit]:
 
 
 class Worker:
-    """Answers units. The model is loaded when the first image has to be encoded, or by `load`."""
+    """Task and model that answer units; the model is loaded when the first image is encoded."""
 
     def __init__(self, config: Config, task: Task | None = None) -> None:
         self.config = config
@@ -66,12 +70,12 @@ class Worker:
 
     @cached_property
     def loaded(self) -> tuple[Any, Any]:
-        """The model and its processor."""
+        """Return the model and its processor."""
         model, processor = load.load_model(self.config.model, self.config.load_options())
         return model, apply_image_padding(processor, self.config.image_padding)
 
     def run(self, unit: Unit) -> Iterator[list[AnswerRecord]]:
-        """The records of each method of a unit, as they come. Whatever goes wrong with one question is its failure."""
+        """Yield the records of each method of a unit; an error of one question is a failure of that question."""
         items = [self.task.items[index] for index in unit.items]
         failures: Failures = {}
         images = self._images(unit, items, failures)
@@ -90,7 +94,7 @@ class Worker:
             ]
 
     def _images(self, unit: Unit, items: Sequence[Item], failures: Failures) -> dict[str, Image.Image]:
-        """The corrupted images by name."""
+        """Open and corrupt the images; returns them by name."""
         corruption = parse_corruption(unit.corruption)
         images = {}
         for name in dict.fromkeys(item.image for item in items):
@@ -103,7 +107,7 @@ class Worker:
         return images
 
     def _prompts(self, items: Sequence[Item], failures: Failures) -> dict[str, str]:
-        """The prompts of the questions that may still be asked, by their ids."""
+        """Format the prompts of the questions without a failure; returns them by id."""
         if all(item.id in failures for item in items):
             return {}
         processor = self.loaded[1]
@@ -123,7 +127,7 @@ class Worker:
         texts: Mapping[str, str],
         failures: Failures,
     ) -> shared_encoding.Batch | None:
-        """All images in one go; if that fails, the questions that fail by themselves are put with the failures."""
+        """Encode all images at once; if that fails, find the questions that fail alone."""
         asked = [item for item in items if item.id not in failures]
         if not asked:
             return None
@@ -151,7 +155,7 @@ class Worker:
         return shared_encoding.encode(model, processor, shown, numbered, self.config.crops)
 
     def _replies(self, batch: shared_encoding.Batch, method: Pruner, count: int) -> list[shared_encoding.Reply | str]:
-        """A reply to each prompt, or what went wrong with it."""
+        """Return a reply, or an error, for each prompt."""
         try:
             return list(self._reply(batch, method))
         except Exception as error:
@@ -186,7 +190,7 @@ class Worker:
 
 
 def described(unit: Unit, method: Pruner, item: Item) -> dict[str, Any]:
-    """What was asked, as a record has it."""
+    """Return the fields of a record that say what was asked."""
     return {
         "item": item.id,
         "image": item.image,
@@ -200,7 +204,7 @@ def described(unit: Unit, method: Pruner, item: Item) -> dict[str, Any]:
 
 
 def failed_record(unit: Unit, method: Pruner, item: Item, error: str) -> AnswerRecord:
-    """The record of a question without an answer."""
+    """Make the record of a failed question."""
     return AnswerRecord(
         **described(unit, method, item),
         text=None,
@@ -213,25 +217,25 @@ def failed_record(unit: Unit, method: Pruner, item: Item, error: str) -> AnswerR
 
 
 def refuse_batch(error: Exception) -> None:
-    """Stop the run when several questions together need more memory than there is: it can be resumed with fewer."""
+    """Stop the run if a batch needs more memory than there is: it can be resumed with a smaller one."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         raise ValueError(
-            f"out of memory: give a smaller --batch-size, the run resumes with it ({one_line(error)})"
+            f"out of memory: pass a smaller --batch-size, the run resumes with it ({one_line(error)})"
         ) from error
 
 
 def one_line(error: Exception) -> str:
-    """What an exception says, short and in one line."""
+    """Return the message of an exception, short and in one line."""
     return " ".join(str(error).split())[:LONGEST_ERROR] or type(error).__name__
 
 
 def printable(text: str) -> str:
-    """A text that files can hold: halves of characters, which UTF-8 does not have, are written as escapes."""
+    """Escape halves of characters, which UTF-8 files cannot hold."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def open_task(config: Config) -> Task:
-    """The task of a configuration. Its questions must be fit for a file, each with an id of its own."""
+    """Open the task of a configuration and check its questions: valid text, unique ids."""
     task = get_task(
         config.task, None if config.data is None else Path(config.data), config.limit, **config.task_options
     )
@@ -250,19 +254,27 @@ def open_task(config: Config) -> Task:
 
 
 class Engine(Protocol):
-    """Does the work of a run."""
+    """Contract of an engine: it answers the units of a run."""
 
     def run(self, config: Config, units: Sequence[Unit]) -> Iterable[list[AnswerRecord]]:
-        """The records of all units, in any order, as they come. Nothing is loaded when there are no units."""
+        """Answer units.
+
+        Args:
+            config: The configuration of the run.
+            units: The work; nothing is loaded if there is none.
+
+        Returns:
+            Lists of records, in any order, as they come.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """Loads the model once and runs the units in their order."""
+    """Engine that answers the units one after another in this process."""
 
     def run(self, config: Config, units: Sequence[Unit]) -> Iterator[list[AnswerRecord]]:
-        """The records of each method of each unit."""
+        """Yield the records of each method of each unit."""
         if units:
             worker = Worker(config)
             for unit in units:
@@ -273,7 +285,12 @@ ENGINES: tuple[EngineName, ...] = ("local", "ray")
 
 
 def get_engine(name: EngineName, **options: Any) -> Engine:
-    """An engine by name; `options` are those of `RayEngine`, the local one has none."""
+    """Return an engine.
+
+    Args:
+        name: "local" or "ray".
+        **options: Options of `RayEngine`; the local engine has none.
+    """
     validation.choice("engine", name, ENGINES)
     if name == "ray":
         from clustrs.evaluation.ray_engine import RayEngine

@@ -1,7 +1,7 @@
-"""Levels of a corruption, chosen by what they cost the unpruned model.
+"""Levels of a corruption, chosen by the score that the unpruned model loses.
 
-The same level is nothing to one model and blinds another, and where a model is blind all methods look alike. So the
-unpruned model is asked under a ladder of levels, from mild to severe, and a level is read off its curve: the one at
+Sensitivity to corruption differs between models, and where a model fails on everything all methods look alike. So the
+unpruned model is measured at a ladder of levels, from mild to severe, and a level is read off its curve: the one at
 which it loses 10 %, say, of its score on clean images.
 """
 
@@ -20,7 +20,7 @@ from clustrs.evaluation.results import Run, load_run
 from clustrs.evaluation.runner import run as run_evaluation
 
 QUESTIONS = 200
-"""Asked at each rung: the interval of a score reaches 7 points to either side, enough to choose where to look."""
+"""Questions at each level: the interval of a score is about 7 points to either side."""
 LADDERS: dict[str, tuple[float, ...]] = {
     "gaussian": (0.1, 0.2, 0.3, 0.4, 0.6, 1.0, 2.0),
     "salt_pepper": (0.02, 0.05, 0.1, 0.2, 0.3, 0.5),
@@ -30,17 +30,17 @@ LADDERS: dict[str, tuple[float, ...]] = {
     "motion_blur": (3, 5, 9, 15, 21, 31, 45),
     "jpeg": (60, 40, 30, 20, 10, 5, 2),
 }
-"""From mild to severe; a corruption that is not here has the levels it is registered with. Brightness and contrast go
-down: up, they come to an end where everything is white."""
+"""Levels from mild to severe; other corruptions have the levels that they are registered with. Brightness and contrast
+decrease, since increasing them ends where everything is white."""
 HARMLESS = {"brightness": 1.0, "contrast": 1.0, "motion_blur": 1.0, "jpeg": 100.0}
-"""The level that leaves an image as it is, where that is not 0."""
+"""Level that leaves an image unchanged, where it is not 0."""
 LOSS = re.compile(r"(?P<name>[^@:]+)@(?P<percent>[0-9]+(\.[0-9]+)?)%")
-"""How a level is asked for by its loss: gaussian@10%."""
+"""Form of a level given by its loss: gaussian@10%."""
 
 
 @dataclass(frozen=True)
 class Rung:
-    """The unpruned model at one level. The loss is a share of its clean score; bounds are 95 % intervals."""
+    """Score of the unpruned model at one level; `loss` is a fraction of its clean score, bounds are 95 % intervals."""
 
     level: float
     n: int
@@ -54,18 +54,22 @@ class Rung:
 
 @dataclass(frozen=True)
 class Curve:
-    """How the unpruned model fares under one corruption, from mild to severe. Scores go from 0 to 1."""
+    """Scores (0 to 1) of the unpruned model under one corruption, from mild to severe."""
 
     corruption: str
     clean: float
     rungs: tuple[Rung, ...]
 
     def level_at(self, loss: float) -> float | None:
-        """The level at which this share of the clean score is lost, rounded to what the corruption takes; None if that
-        much is never lost.
+        """Return the level at which a fraction of the clean score is lost, interpolated between two measured levels.
 
-        Between two rungs it is on the line through them. What a model seems to gain from a worse image is noise of the
-        measurement: a loss counts as no smaller than at any milder level.
+        A gain from a worse image is measurement noise: a loss counts as no smaller than at any milder level.
+
+        Args:
+            loss: Fraction of the clean score, for example 0.1.
+
+        Returns:
+            The level, rounded to what the corruption accepts; None if that much is never lost.
         """
         level, reached = HARMLESS.get(self.corruption, 0.0), 0.0
         for rung in self.rungs:
@@ -82,8 +86,8 @@ class Curve:
 
 
 def round_level(name: str, level: float) -> float:
-    """The nearest level that the corruption takes: an integer, an odd one, or hundredths; two significant digits where
-    hundredths would be too coarse or too fine."""
+    """Round to a level that the corruption accepts: an integer, an odd one, or hundredths (two significant digits where
+    hundredths are too coarse or too fine)."""
     rule = corruption_rule(name)
     if rule.kind == "any":
         rounded = round(level, 2) if 0.05 <= level < 1 else float(f"{level:.2g}")
@@ -95,12 +99,12 @@ def round_level(name: str, level: float) -> float:
 
 
 def ladder(name: str) -> tuple[float, ...]:
-    """The levels at which the unpruned model is measured, from mild to severe."""
+    """Return the levels at which the unpruned model is measured, from mild to severe."""
     return LADDERS.get(name) or corruption_rule(name).levels
 
 
 def curve_config(config: Config, ladders: Mapping[str, Sequence[float]], questions: int = QUESTIONS) -> Config:
-    """The run behind some curves: as `config`, without pruning, at every rung of the ladders, on some questions."""
+    """Return the configuration of a measurement: `config` without pruning, at every level of the ladders."""
     rungs = [str(Corruption(name, level)) for name, levels in ladders.items() for level in levels]
     return replace(
         config,
@@ -119,24 +123,38 @@ def measure_curves(
     questions: int = QUESTIONS,
     progress: bool = True,
 ) -> dict[str, Curve]:
-    """The curve of each corruption. The answers are stored in `folder`, from where a stopped measurement resumes."""
+    """Measure how much of its score the unpruned model loses under corruptions.
+
+    Args:
+        config: Model, task and how they are run.
+        ladders: Levels to measure for each corruption, see `ladder`.
+        folder: Folder of the run behind the curves; a stopped measurement resumes from there.
+        questions: Number of questions at each level.
+        progress: Show a progress bar.
+
+    Returns:
+        The curve of each corruption.
+
+    Raises:
+        ValueError: A judge scores the task, or the model is never right on clean images.
+    """
     if open_task(config).judged:
-        raise ValueError(f"task={config.task!r}: a judge has to score its answers, so give levels instead of losses")
+        raise ValueError(f"task {config.task!r} needs a judge to score its answers (write levels instead of losses)")
     run_evaluation(curve_config(config, ladders, questions), folder, progress=progress)
     run = load_run(folder)
     return {name: read_curve(run, name, levels) for name, levels in ladders.items()}
 
 
 def read_curve(run: Run, name: str, levels: Sequence[float]) -> Curve:
-    """The curve of one corruption in a run that has clean images and these levels without pruning."""
+    """Read the curve of one corruption from a run that has clean images and these levels without pruning."""
     by_condition = {(c.name, c.level): run.scores[0, i] for i, c in enumerate(run.conditions)}
     clean = by_condition[CLEAN, None]
     noisy = np.stack([by_condition[name, level] for level in levels])
     (unharmed,) = metrics.estimates(metrics.question_means(clean[None]))
     if not unharmed.mean or unharmed.n < 2:
         raise ValueError(
-            f"model={run.config['model']!r}: it has none of {run.config['items']} questions of the task "
-            f"{run.config['task']!r} right on clean images, so nothing can be lost: give levels instead of losses"
+            f"model {run.config['model']!r} has none of {run.config['items']} questions of the task "
+            f"{run.config['task']!r} right on clean images, so nothing can be lost (write levels instead of losses)"
         )
     scores = metrics.estimates(metrics.question_means(noisy))
     losses = metrics.differences(np.broadcast_to(clean, noisy.shape), noisy)
@@ -149,29 +167,28 @@ def read_curve(run: Run, name: str, levels: Sequence[float]) -> Curve:
 
 
 def chosen_level(curve: Curve, loss: float, model: str) -> float:
-    """The level of a loss; a ValueError says that the model never loses that much."""
+    """Return the level of a loss; a ValueError if the model never loses that much."""
     level = curve.level_at(loss)
     if level is None:
         raise ValueError(
             f"{curve.corruption}@{100 * loss:g}%: {model} loses at most {curve.largest_loss:.1%} of its clean score, "
-            f"up to level {curve.rungs[-1].level:g}: give a smaller loss, or a level"
+            f"up to level {curve.rungs[-1].level:g} (write a smaller loss, or a level)"
         )
     return level
 
 
 def parse_loss(text: str) -> tuple[str, float]:
-    """The corruption and the share to lose in NAME@PERCENT%."""
+    """Parse NAME@PERCENT% into the corruption and the fraction to lose."""
     match = LOSS.fullmatch(text)
     percent = float(match["percent"]) if match else 0.0
     if match is None or not 0 < percent < 100:
-        raise ValueError(f"corruption {text!r}: give NAME@LOSS% with a loss above 0 and below 100, as in gaussian@10%")
+        raise ValueError(f"corruption must be NAME@LOSS% with 0 < loss < 100, got {text!r} (write gaussian@10%)")
     corruption_rule(match["name"])
     return match["name"], percent / 100
 
 
 def resolve_losses(asked: Sequence[str], config: Config, folder: Path, progress: bool = True) -> dict[str, str]:
-    """For corruptions that are asked for by a loss (gaussian@10%) the same with a level (gaussian:0.21), from the curve
-    of the model and task of `config`; see `measure_curves`."""
+    """Turn corruptions given by a loss (gaussian@10%) into ones with a level (gaussian:0.21), see `measure_curves`."""
     losses = {text: parse_loss(text) for text in asked}
     ladders = {name: ladder(name) for name, _ in losses.values()}
     curves = measure_curves(config, ladders, folder, progress=progress)

@@ -1,7 +1,7 @@
-"""Means with intervals, paired differences, and how well a method withstands corruption.
+"""Means with intervals, paired differences, and robustness to corruption.
 
-Scores go from 0 to 1; NaN stands for an answer without one, which is left out, never counted as 0. `[seeds, items]` are
-the answers of a method under one corruption; `question_means` turns them into one value per question.
+Scores are from 0 to 1. NaN is an answer without a score: it is left out, never counted as 0. Scores of a method under
+one corruption are [seeds, items]; `question_means` averages them over the seeds.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from clustrs.evaluation.results import KeptTokens
+from clustrs.evaluation.results import KeptIndices
 
 Values = NDArray[np.float64]
 
@@ -19,14 +19,14 @@ RESAMPLES = 2000
 LOW, HIGH = 2.5, 97.5
 """Percentiles that bound an interval of 95 %."""
 CORRECT = 0.5
-"""From this score on an answer counts as correct where it must be one or the other."""
+"""Lowest score of an answer that counts as correct."""
 CHUNK = 2_000_000
-"""How many drawn questions, scores or tokens are held at a time."""
+"""Number of drawn questions, scores or tokens that are held at a time."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over n questions and its 95 % interval: no mean without a question, no interval from one alone."""
+    """Mean over n questions and its 95 % interval; None where there are too few questions."""
 
     n: int
     mean: float | None
@@ -36,39 +36,76 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Difference(Estimate):
-    """A mean difference over n questions, its 95 % interval, and the two-sided p of no difference."""
+    """Mean difference over n questions, its 95 % interval, and the two-sided p of no difference."""
 
     p: float | None = None
 
     @property
     def clear(self) -> bool:
-        """Whether the interval excludes 0."""
+        """Check whether the interval excludes 0."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
 def question_means(scores: Values) -> Values:
-    """Average over seeds: [..., seeds, items] to [..., items]; NaN where no seed has a score."""
+    """Average over seeds.
+
+    Args:
+        scores: Scores [..., seeds, items].
+
+    Returns:
+        Means [..., items]; NaN where no seed has a score.
+    """
     return _mean(scores, -2)
 
 
 def mean(values: Values) -> float | None:
-    """Over the questions [items] that have a score; None if none has."""
+    """Average over the questions that have a score.
+
+    Args:
+        values: Scores [items].
+
+    Returns:
+        The mean, or None if no question has a score.
+
+    Example:
+        >>> mean(np.array([1.0, 0.0, np.nan]))
+        0.5
+    """
     return _optional(_mean(values, -1))
 
 
 def estimates(values: Values, resamples: int = RESAMPLES, seed: int = 0) -> list[Estimate]:
-    """The mean of each row of [..., items] over its questions, with a percentile bootstrap over the questions.
+    """Average each row over its questions, with an interval from a percentile bootstrap over the questions.
 
-    All rows see the same draws.
+    Args:
+        values: Scores [..., items]; all rows see the same draws.
+        resamples: Number of draws.
+        seed: Seed of the draws.
+
+    Returns:
+        An estimate for each row.
+
+    Example:
+        >>> [estimate] = estimates(np.array([[1.0, 0.0, 1.0, 1.0]]))
+        >>> estimate.n, estimate.mean
+        (4, 0.75)
     """
     rows = values.reshape(prod(values.shape[:-1]), values.shape[-1])
     return _summaries(rows, bootstrap(rows, resamples, seed))
 
 
 def differences(first: Values, second: Values, resamples: int = RESAMPLES, seed: int = 0) -> list[Difference]:
-    """First minus second, each [..., seeds, items], on the answers that both have; questions are drawn, seeds averaged.
+    """Estimate paired differences, first minus second, on the answers that both have.
 
-    p is twice the smaller share of draws on either side of 0, each counted with one draw more.
+    Args:
+        first: Scores [..., seeds, items].
+        second: Scores of the same shape.
+        resamples: Number of draws of questions; seeds are averaged.
+        seed: Seed of the draws.
+
+    Returns:
+        A difference for each row. p is twice the smaller share of draws on either side of 0, each counted with one draw
+        more.
     """
     values = question_means(first - second)
     values = values.reshape(prod(values.shape[:-1]), values.shape[-1])
@@ -82,9 +119,15 @@ def differences(first: Values, second: Values, resamples: int = RESAMPLES, seed:
 
 
 def bootstrap(values: Values, resamples: int = RESAMPLES, seed: int = 0) -> Values:
-    """Means [resamples, cells] of the rows [cells, items] over questions drawn with replacement.
+    """Average rows over questions drawn with replacement.
 
-    A draw in which a row has no score at all gives NaN.
+    Args:
+        values: Scores [rows, items].
+        resamples: Number of draws.
+        seed: Seed of the draws.
+
+    Returns:
+        Means [resamples, rows]; NaN where a draw has no score of a row.
     """
     cells, items = values.shape
     used = ~np.isnan(values).all(0)  # questions without any score change nothing but the number of those drawn
@@ -108,20 +151,35 @@ def bootstrap(values: Values, resamples: int = RESAMPLES, seed: int = 0) -> Valu
 
 
 def retention(values: Values, unpruned: Values) -> float | None:
-    """What share of the unpruned model's score a method keeps; both are [items] under the same corruption.
+    """Compute the fraction of the unpruned model's score that a method keeps.
 
-    Only questions with both scores count; None when there are none, or the unpruned model scores 0 on all.
+    Args:
+        values: Scores of the method [items].
+        unpruned: Scores of the unpruned model under the same corruption [items].
+
+    Returns:
+        The fraction, over questions with both scores; None if there are none, or the unpruned model scores 0.
+
+    Example:
+        >>> retention(np.array([1.0, 0.0]), np.array([1.0, 1.0]))
+        0.5
     """
     own, reference = _paired_means(values, unpruned)
     return own / reference if own is not None and reference else None
 
 
 def mean_corruption_error(values: Mapping[str, Values], unpruned: Mapping[str, Values]) -> float | None:
-    """mCE in per cent, relative to the unpruned model: 100 is as good as it, more is worse.
+    """Compute mCE in percent, relative to the unpruned model: 100 is as good as it, more is worse.
 
-    For each corruption (its scores are [levels, items]) the errors 1 - mean are summed over the levels and divided by
-    the same sum of the unpruned model; the mean over the corruptions is taken. Only questions with both scores count.
-    None when there is no corruption, a level has no such question, or the unpruned model makes no error.
+    For each corruption the errors 1 - mean are summed over the levels and divided by the same sum of the unpruned
+    model; the result is averaged over the corruptions. Only questions with both scores count.
+
+    Args:
+        values: Scores of the method for each corruption [levels, items].
+        unpruned: Scores of the unpruned model, likewise.
+
+    Returns:
+        mCE; None if there is no corruption, a level has no question, or the unpruned model makes no error.
     """
     ratios = []
     for name, rows in values.items():
@@ -135,19 +193,31 @@ def mean_corruption_error(values: Mapping[str, Values], unpruned: Mapping[str, V
 
 
 def flip_rate(clean: Values, corrupted: Values) -> float | None:
-    """The share of questions that are right on clean and wrong on corrupted images, or the other way round.
+    """Compute the fraction of questions that are right on clean and wrong on corrupted images, or vice versa.
 
-    Both are [seeds, items] of one method; right is a score of at least 0.5. None when no question has both scores.
+    A method that is always wrong never flips, so compare flip rates of methods with similar scores only.
+
+    Args:
+        clean: Scores of a method on clean images [seeds, items]; at least 0.5 is right.
+        corrupted: Its scores on corrupted images [seeds, items].
+
+    Returns:
+        The fraction; None if no question has both scores.
     """
     flips = np.where(np.isnan(clean + corrupted), np.nan, (clean >= CORRECT) != (corrupted >= CORRECT))
     return mean(question_means(flips))
 
 
-def kept_overlap(clean: Sequence[KeptTokens], corrupted: Sequence[KeptTokens], items: int) -> float | None:
-    """The share of tokens kept in a clean image that are kept in the corrupted one as well: mean of |A and B| / |A|.
+def kept_overlap(clean: Sequence[KeptIndices], corrupted: Sequence[KeptIndices], items: int) -> float | None:
+    """Compute the fraction of tokens kept in a clean image that are kept in the corrupted one, too: |A and B| / |A|.
 
-    One `KeptTokens` per seed, in the same order; the mean is over questions. None when no question has kept tokens in
-    both.
+    Args:
+        clean: Kept tokens of each seed.
+        corrupted: Kept tokens of the same seeds.
+        items: Number of questions of the run.
+
+    Returns:
+        The mean over questions; None if no question has kept tokens in both.
     """
     shares = [_overlaps(a, b, items) for a, b in zip(clean, corrupted, strict=True)]
     return mean(question_means(np.array(shares))) if shares else None
@@ -156,9 +226,15 @@ def kept_overlap(clean: Sequence[KeptTokens], corrupted: Sequence[KeptTokens], i
 def kind_estimates(
     values: Values, kinds: Sequence[Sequence[str]], names: Collection[str] | None = None
 ) -> dict[str, list[Estimate]]:
-    """`estimates` of the rows [cells, items] for each kind of question (or those in `names`), sorted by name.
+    """Compute `estimates` for each kind of question; a question counts under each of its kinds.
 
-    A question counts under each of its kinds. However many kinds there are, only a part of kinds x items is held.
+    Args:
+        values: Scores [rows, items].
+        kinds: Kinds of each question [items].
+        names: The kinds to include; None for all.
+
+    Returns:
+        An estimate for each row, by kind, sorted by name. Memory does not grow with the number of kinds.
     """
     members: dict[str, list[int]] = {}
     for item, own in enumerate(kinds):
@@ -179,7 +255,7 @@ def kind_estimates(
 
 
 def _summaries(values: Values, drawn: Values) -> list[Estimate]:
-    """Means of the rows, with the percentiles of what was drawn for them."""
+    """Return the means of the rows with the percentiles of their draws."""
     summaries = []
     counts, means = (~np.isnan(values)).sum(-1), _mean(values, -1)
     for n, centre, low, high in zip(counts, means, *_percentiles(drawn), strict=True):
@@ -188,8 +264,8 @@ def _summaries(values: Values, drawn: Values) -> list[Estimate]:
     return summaries
 
 
-def _overlaps(clean: KeptTokens, corrupted: KeptTokens, items: int) -> Values:
-    """For each item the share of its clean tokens that were kept again; NaN where an answer is missing."""
+def _overlaps(clean: KeptIndices, corrupted: KeptIndices, items: int) -> Values:
+    """Return the fraction of each item's clean tokens that were kept again; NaN where an answer is missing."""
     present = np.zeros(items, dtype=bool)
     present[corrupted.items] = True
     step = max(1, CHUNK // max(1, int(clean.counts.max(initial=1)), int(corrupted.counts.max(initial=1))))
@@ -197,8 +273,8 @@ def _overlaps(clean: KeptTokens, corrupted: KeptTokens, items: int) -> Values:
     return np.where(present, np.concatenate([np.empty(0), *parts]), np.nan)
 
 
-def _overlap_part(clean: KeptTokens, corrupted: KeptTokens, start: int, stop: int) -> Values:
-    """The shares of the items from `start` to `stop`."""
+def _overlap_part(clean: KeptIndices, corrupted: KeptIndices, start: int, stop: int) -> Values:
+    """Return the fractions of the items from `start` to `stop`."""
     first, second = (np.unique(_token_keys(kept, start, stop)) for kept in (clean, corrupted))
     sizes, again = (
         np.bincount(keys >> 32, minlength=stop - start).astype(np.float64)
@@ -207,8 +283,8 @@ def _overlap_part(clean: KeptTokens, corrupted: KeptTokens, start: int, stop: in
     return _ratio(again, sizes)
 
 
-def _token_keys(kept: KeptTokens, start: int, stop: int) -> NDArray[np.int64]:
-    """One number for each item (from `start`) and token."""
+def _token_keys(kept: KeptIndices, start: int, stop: int) -> NDArray[np.int64]:
+    """Return one number for each item (from `start`) and token."""
     chosen = np.flatnonzero((kept.items >= start) & (kept.items < stop))
     counts = kept.counts[chosen]
     begins = (np.cumsum(kept.counts) - kept.counts)[chosen]
@@ -227,12 +303,12 @@ def _mean(values: Values, axis: int) -> Values:
 
 
 def _ratio(top: Values, bottom: Values) -> Values:
-    """NaN where 0 is divided by 0."""
+    """Divide; NaN where 0 is divided by 0."""
     return np.divide(top, bottom, out=np.full(np.shape(top), np.nan), where=bottom > 0)
 
 
 def _percentiles(drawn: Values) -> tuple[Values, Values]:
-    """The bounds of each column; NaN for one without values."""
+    """Return the bounds of each column; NaN for one without values."""
     low, high = np.full(drawn.shape[1], np.nan), np.full(drawn.shape[1], np.nan)
     gaps = np.isnan(drawn).any(0)
     low[~gaps], high[~gaps] = np.percentile(drawn[:, ~gaps], (LOW, HIGH), axis=0)

@@ -1,4 +1,4 @@
-"""The grid over a Ray cluster: units go to workers that hold the model, their records come back to be written here."""
+"""Engine for a Ray cluster: workers that hold the model answer units, and this process writes their records."""
 
 import socket
 from collections import deque
@@ -13,14 +13,13 @@ from clustrs.models.load import quiet_transformers
 from clustrs.pruners import from_dict
 
 TRIES = 4
-"""How often a unit is started: workers and nodes may die."""
+"""Number of times that a unit is started: workers and nodes may die."""
 LOSSES = 2 * TRIES
-"""How many workers, beyond their number, may die without a unit finished in between. There is no limit as long as work
-gets done."""
+"""Number of workers, beyond the size of the pool, that may die without a unit finished in between."""
 
 
 class RemoteWorker:
-    """A worker in a process of its own."""
+    """Worker in a process of its own."""
 
     def load(self, config: Config, threads: int) -> None:
         """Open the task and load the model."""
@@ -32,20 +31,26 @@ class RemoteWorker:
         _ = self.worker.loaded
 
     def run(self, unit: Unit) -> list[list[AnswerRecord]]:
-        """All records of a unit."""
+        """Return all records of a unit."""
         return list(self.worker.run(unit))
 
 
 @dataclass(frozen=True)
 class RayEngine:
-    """Spreads units over a cluster at `address` (or "auto"); without an address, Ray is started on this machine."""
+    """Engine that spreads units over a Ray cluster.
+
+    Args:
+        address: Address of the cluster, or "auto"; None starts Ray on this machine.
+        workers: Number of workers; None for one per GPU, or as many as the CPUs allow.
+        threads: CPU threads of each worker.
+    """
 
     address: str | None = None
     workers: int | None = None
     threads: int = 1
 
     def run(self, config: Config, units: Sequence[Unit]) -> Iterator[list[AnswerRecord]]:
-        """The records of the units, as they come."""
+        """Yield the records of the units, as they come."""
         import ray
 
         if not units:
@@ -65,15 +70,14 @@ class RayEngine:
 
 
 def reach(address: str | None) -> None:
-    """Look whether somebody listens at HOST:PORT; Ray would try for minutes."""
+    """Connect to HOST:PORT once, since Ray would try for minutes."""
     host, colon, port = (address or "").rpartition(":")
     if colon and port.isdigit() and "/" not in host:
         socket.create_connection((host, int(port)), timeout=10).close()
 
 
 class WorkerPool:
-    """The workers of a run. Every one that has a slot and a model is kept busy; what a lost one was doing is done again
-    by another."""
+    """Pool of the workers of a run; a unit of a worker that died is done again by another."""
 
     def __init__(self, ray: Any, config: Config, workers: int | None, threads: int) -> None:
         resources = ray.cluster_resources()
@@ -86,10 +90,10 @@ class WorkerPool:
         self.busy: dict[Any, tuple[Any, Unit, int]] = {}
         self.queue: deque[tuple[Unit, int]] = deque()
         self.lost = 0
-        """Workers that died since a unit was last finished."""
+        """Number of workers that died since a unit was last finished."""
 
     def run(self, units: Sequence[Unit]) -> Iterator[list[AnswerRecord]]:
-        """The records of the units, as they come."""
+        """Yield the records of the units, as they come."""
         self.queue.extend((unit, 1) for unit in units)
         count = min(len(units), self.most)
         for _ in range(count):
@@ -126,7 +130,7 @@ class WorkerPool:
         return records or []
 
     def _replace(self, error: Exception, unit: Unit | None, tries: int, count: int) -> list[list[AnswerRecord]]:
-        """Hire a worker for one that died. A unit on which workers keep dying is cut into its questions, and a single
+        """Start a worker for one that died. A unit on which workers keep dying is split into its questions; a single
         question on which they do has failed."""
         self.lost += 1
         if self.lost > count + LOSSES:

@@ -1,4 +1,4 @@
-"""The results of a run: the score of every answer, what failed, what is not judged, what is missing."""
+"""Results of a run as arrays: the score of every answer, and which are failed, not judged or missing."""
 
 from array import array
 from collections import Counter
@@ -12,27 +12,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clustrs.evaluation.store import AnswerRecord, identity, location, need, read_config, read_records
+from clustrs.evaluation.store import AnswerRecord, identity, location, read_config, read_records, require
 from clustrs.evaluation.verdicts import Verdicts, read_verdicts
 from clustrs.pruners import variant_labels
 from clustrs.validation import excerpt
 
 MISSING, SCORED, FAILED, UNJUDGED = range(4)
-STATES = ("missing", "scored", "failed", "not judged")
+"""States of an answer."""
 LARGEST_GRID = 20_000_000
 LARGEST_COUNT = 1_000_000_000
-"""Of items or kept tokens that a configuration may ask for."""
+"""Largest number of items or kept tokens that a configuration may ask for."""
 LARGEST_SHORT, LARGEST_INDEX = 2**15 - 1, 2**31 - 1
 DESCENDING = ("jpeg",)
-"""Corruptions whose lower levels are the worse ones."""
+"""Corruptions whose lower levels are more severe."""
 
 _Index = tuple[int, int, int]
-"""Of a method, a condition and a seed."""
+"""Indices of a method, a condition and a seed."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method of the run. `keep` is None for the unpruned model; `parameters` are all but name and keep."""
+    """Method of a run. `keep` is None for the unpruned model; `parameters` are all but name and keep."""
 
     name: str
     label: str
@@ -41,13 +41,13 @@ class Method:
 
     @property
     def budget(self) -> str:
-        """`keep` as tables show it: a count and a fraction of the same value are two budgets."""
+        """Return `keep` as tables show it: a count and a fraction of the same value are two budgets."""
         return "all" if self.keep is None else str(self.keep)
 
 
 @dataclass(frozen=True)
 class Condition:
-    """What was done to the images: a corruption and its level, or "clean" and None."""
+    """Corruption of the images and its level, or "clean" and None."""
 
     name: str
     level: float | None = None
@@ -63,30 +63,13 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One method (its label) at one budget under one corruption with one seed."""
+class KeptIndices:
+    """Tokens kept by one method under one condition with one seed; -1 is the CLS token.
 
-    method: str
-    keep: int | float | None
-    corruption: str
-    level: float | None
-    seed: int
-
-
-@dataclass(frozen=True)
-class ScoredAnswer:
-    """One answer of a cell; `state` is "scored", "failed" or "not judged"."""
-
-    item: str
-    state: str
-    score: float | None
-
-
-@dataclass(frozen=True)
-class KeptTokens:
-    """The tokens kept in a cell: for each answer the index of its item and how many; then the tokens of all answers.
-
-    -1 is the CLS token.
+    Attributes:
+        items: Index of the item of each answer [answers].
+        counts: Number of tokens of each answer [answers].
+        tokens: Indices of the tokens, one answer after another [sum of counts].
     """
 
     items: NDArray[np.int64]
@@ -96,12 +79,24 @@ class KeptTokens:
 
 @dataclass(frozen=True)
 class Run:
-    """The results of a run, ready for arithmetic. `scores` and `states` are [methods, conditions, seeds, items].
+    """Results of a run, see `load_run`.
 
-    A score is NaN unless its state is SCORED. Items are sorted by name: the order of the records does not matter.
-    `kept` has the cells whose tokens can be compared: of pruning methods, where there are clean and corrupted images.
-    `visual_tokens` is what the language model read of an image on average, with each method, and `unpruned_tokens` what
-    it would have read; NaN for a method without an answer.
+    Attributes:
+        config: Content of config.json.
+        judge: Model that scored the answers, or None.
+        methods: The methods.
+        conditions: The corruptions, from mild to severe; clean images come first.
+        seeds: The seeds.
+        items: Ids of the questions, sorted, so that the order of the records does not matter.
+        kinds: Kinds of each question.
+        scores: Scores [methods, conditions, seeds, items]; NaN unless the state is SCORED.
+        states: MISSING, SCORED, FAILED or UNJUDGED [methods, conditions, seeds, items].
+        kept: Kept tokens by indices of method, condition and seed, of pruning methods, if the run has clean and
+            corrupted images to compare.
+        errors: How often each error occurred.
+        judge_errors: How often each error of the judge occurred.
+        visual_tokens: Mean number of tokens that the language model read of an image [methods]; NaN without an answer.
+        unpruned_tokens: Mean number that it would have read unpruned [methods].
     """
 
     config: Mapping[str, Any]
@@ -113,7 +108,7 @@ class Run:
     kinds: tuple[tuple[str, ...], ...]
     scores: NDArray[np.float64]
     states: NDArray[np.int8]
-    kept: Mapping[_Index, KeptTokens]
+    kept: Mapping[_Index, KeptIndices]
     errors: Mapping[str, int]
     judge_errors: Mapping[str, int]
     visual_tokens: NDArray[np.float64]
@@ -121,71 +116,52 @@ class Run:
 
     @property
     def scale(self) -> float:
-        """The factor by which scores are multiplied to be shown."""
+        """Return the factor by which reports multiply scores."""
         return float(self.config["scale"])
 
     @property
     def totals_only(self) -> bool:
-        """Whether there is one score for all questions instead of one each, as results from elsewhere may have it."""
+        """Check whether there is one score for all questions instead of one each, as in some imported results."""
         return bool(self.config.get("totals_only"))
 
     @property
     def expected(self) -> int:
-        """How many answers the whole grid has."""
+        """Return the number of answers of the whole grid."""
         return len(self.methods) * len(self.conditions) * len(self.seeds) * int(self.config["items"])
 
     @property
     def present(self) -> int:
-        """How many answers are there, failed ones included."""
+        """Return the number of answers so far, failed ones included."""
         return int((self.states != MISSING).sum())
 
     def count(self, state: int) -> int:
-        """How many answers are in that state; MISSING counts against the whole grid."""
+        """Count the answers in a state; MISSING counts against the whole grid."""
         return self.expected - self.present if state == MISSING else int((self.states == state).sum())
 
     @cached_property
-    def cells(self) -> tuple[Cell, ...]:
-        """All cells of the grid, whether or not they have answers."""
-        return tuple(
-            Cell(method.label, method.keep, condition.name, condition.level, seed)
-            for method in self.methods
-            for condition in self.conditions
-            for seed in self.seeds
-        )
-
-    def answers(self, cell: Cell) -> list[ScoredAnswer]:
-        """The answers that a cell has so far."""
-        index = np.unravel_index(self.cells.index(cell), self.scores.shape[:3])
-        return [
-            ScoredAnswer(item, STATES[state], None if np.isnan(score) else float(score))
-            for item, state, score in zip(self.items, self.states[index], self.scores[index], strict=True)
-            if state != MISSING
-        ]
-
-    @cached_property
     def unpruned(self) -> int | None:
-        """The index of the method that keeps everything."""
+        """Return the index of the method that keeps everything."""
         return next((i for i, method in enumerate(self.methods) if method.keep is None), None)
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """The pruning methods, whatever their budget."""
+        """Return the labels of the pruning methods."""
         return tuple(dict.fromkeys(method.label for method in self.methods if method.keep is not None))
 
     @cached_property
     def budgets(self) -> tuple[str, ...]:
-        """The budgets, counts before fractions; ("all",) when nothing was pruned."""
+        """Return the budgets, counts before fractions; ("all",) if nothing was pruned."""
         pruning = sorted((isinstance(m.keep, float), m.keep, m.budget) for m in self.methods if m.keep is not None)
         return tuple(dict.fromkeys(budget for *_, budget in pruning)) or ("all",)
 
     def find(self, label: str, budget: str) -> int | None:
-        """The index of a method by label and budget."""
+        """Return the index of a method by label and budget."""
         matches = (i for i, method in enumerate(self.methods) if (method.label, method.budget) == (label, budget))
         return next(matches, None)
 
     @cached_property
     def families(self) -> dict[str, tuple[int, ...]]:
-        """For each corruption the indices of its conditions, mild before severe; "clean" is one of them."""
+        """Return the indices of each corruption's conditions, mild before severe; "clean" is one of them."""
         families: dict[str, list[int]] = {}
         for index, condition in enumerate(self.conditions):
             families.setdefault(condition.name, []).append(index)
@@ -193,7 +169,18 @@ class Run:
 
 
 def load_run(folder: Path, judge: str | None = None) -> Run:
-    """Read a run's folder. A judged run with several judges needs the name of one of them."""
+    """Read the results of a run.
+
+    Args:
+        folder: The folder of the run.
+        judge: The judge whose scores count; needed if there are several.
+
+    Returns:
+        The results.
+
+    Raises:
+        ValueError: A file cannot be read, or does not fit the others.
+    """
     try:
         return _load_run(Path(folder), judge)
     except RecursionError:
@@ -203,13 +190,13 @@ def load_run(folder: Path, judge: str | None = None) -> Run:
 def _load_run(folder: Path, judge: str | None) -> Run:
     config = _config(folder)
     if judge is not None and not config["judged"]:
-        raise ValueError(f"judge={judge!r}: the answers of this run need no judge, leave it out")
+        raise ValueError(f"judge must be None, the answers of this run need no judge, got {judge!r}")
     methods = _methods(config["methods"])
     given = [_condition(text) for text in config["corruptions"]]
     conditions = _sorted(given)
     seeds = tuple(config["seeds"])
     if len({*given}) < len(given) or len({*seeds}) < len(seeds):
-        raise ValueError("corruptions and seeds of config.json: each may be given once")
+        raise ValueError("corruptions and seeds of config.json must not repeat")
     axes = _Axes(
         methods={identity(method): i for i, method in enumerate(config["methods"])},
         conditions={text: conditions.index(c) for text, c in zip(config["corruptions"], given, strict=True)},
@@ -247,9 +234,9 @@ def _load_run(folder: Path, judge: str | None) -> Run:
 
 @dataclass(frozen=True)
 class _Axes:
-    """The index of every method, corruption and seed of the configuration, as records name them.
+    """Index of every method, corruption and seed of the configuration, as records name them.
 
-    `compared` are the methods whose kept tokens are needed to compare clean with corrupted images.
+    `compared` are the methods whose kept tokens are compared between clean and corrupted images.
     """
 
     methods: Mapping[str, int]
@@ -258,7 +245,7 @@ class _Axes:
     compared: frozenset[int]
 
     def cell(self, record: AnswerRecord, where: Callable[[], str]) -> _Index:
-        """The indices of the record's method, corruption and seed."""
+        """Return the indices of the record's method, corruption and seed."""
         method, corruption, seed = identity(record.method), record.corruption, record.seed
         if method not in self.methods:
             raise ValueError(f"{where()}: method {excerpt(method)} is not in config.json")
@@ -270,7 +257,7 @@ class _Axes:
 
 
 class _KeptReader:
-    """The kept tokens of a cell while they are read: in two bytes each, unless an image has more tokens than that."""
+    """Collector of kept tokens, in two bytes each unless an image has more tokens than that."""
 
     def __init__(self) -> None:
         self.items, self.counts, self.tokens = array("q"), array("q"), array("h")
@@ -282,13 +269,13 @@ class _KeptReader:
         self.items.append(item)
         self.counts.append(len(kept))
 
-    def packed(self, rank: NDArray[np.int64]) -> KeptTokens:
+    def packed(self, rank: NDArray[np.int64]) -> KeptIndices:
         tokens = np.frombuffer(self.tokens, dtype=self.tokens.typecode) if self.tokens else np.empty(0, np.int16)
-        return KeptTokens(rank[np.array(self.items, np.int64)], np.array(self.counts, np.int64), tokens)
+        return KeptIndices(rank[np.array(self.items, np.int64)], np.array(self.counts, np.int64), tokens)
 
 
 class _Answers:
-    """The records of answers.jsonl, in columns: where each belongs, its state and its score."""
+    """Records of answers.jsonl in columns: indices, state and score."""
 
     def __init__(self, path: Path, axes: _Axes, verdicts: Mapping[tuple[str, str], float]) -> None:
         self.path = path
@@ -322,36 +309,36 @@ class _Answers:
         if record.error is not None:
             return FAILED, np.nan
         if record.text is None:
-            raise ValueError(f"{where()}: text is None and there is no error, a string is expected")
+            raise ValueError(f"{where()}: text must be a string where there is no error, got None")
         score = self._verdicts.get((record.item, record.text)) if record.score is None else record.score
         if score is None:
             return UNJUDGED, np.nan
         if not 0 <= score <= 1:
-            raise ValueError(f"{where()}: score is {excerpt(score)}, a number from 0 to 1 or null is expected")
+            raise ValueError(f"{where()}: score must be a number from 0 to 1 or null, got {excerpt(score)}")
         return SCORED, score
 
     def _checked(self, kept: list[int] | None, where: Callable[[], str]) -> list[int]:
-        """The token indices, which have to fit into 32 bits."""
+        """Check the token indices, which have to fit into 32 bits."""
         if kept is None:
-            raise ValueError(f"{where()}: kept is None and there is no error, a list of int is expected")
+            raise ValueError(f"{where()}: kept must be a list of int where there is no error, got None")
         if kept and (min(kept) < -1 or max(kept) > LARGEST_INDEX):
-            raise ValueError(f"{where()}: kept is {excerpt(kept)}, token indices from 0 (or -1 for CLS) are expected")
+            raise ValueError(f"{where()}: kept must be token indices from 0 (or -1 for CLS), got {excerpt(kept)}")
         return kept
 
     def _count_tokens(self, method: int, record: AnswerRecord) -> None:
-        """Add up the tokens of a method's answers; records that were imported have none."""
+        """Add up the tokens of a method's answers; imported records have none."""
         if record.visual_tokens is not None and record.unpruned_tokens is not None:
             sums = self._tokens.setdefault(method, [0, 0, 0])
             for i, value in enumerate((record.visual_tokens, record.unpruned_tokens, 1)):
                 sums[i] += value
 
     def mean_tokens(self, which: int, methods: int) -> NDArray[np.float64]:
-        """The mean over each method's answers of the tokens that were read (0), or would have been unpruned (1)."""
+        """Return the mean over each method's answers of the tokens that were read (0), or would be unpruned (1)."""
         sums = [self._tokens.get(method) for method in range(methods)]
         return np.array([np.nan if one is None else one[which] / one[2] for one in sums])
 
     def filled(self, shape: tuple[int, ...], rank: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int8]]:
-        """Scores and states in arrays of this shape; `rank` is the index of each item there."""
+        """Return scores and states in arrays of this shape; `rank` is the index of each item there."""
         scores, states = np.full(shape, np.nan), np.full(shape, MISSING, dtype=np.int8)
         if self._columns[0]:
             method, condition, seed, item, state, score = (np.frombuffer(c, dtype=c.typecode) for c in self._columns)
@@ -372,30 +359,30 @@ class _Answers:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """The configuration, with everything checked that is used here."""
+    """Read the configuration and check everything that is used here."""
     config, where = read_config(folder), repr(str(folder / "config.json"))
     for name, kind in (("task", str), ("model", str), ("items", int), ("judged", bool)):
-        need(where, config, name, kind)
+        require(where, config, name, kind)
     for name, part in (("methods", dict), ("corruptions", str), ("seeds", int)):
-        values = need(where, config, name, list)
+        values = require(where, config, name, list)
         if not values or not all(isinstance(value, part) and not isinstance(value, bool) for value in values):
-            raise ValueError(f"{where}: {name} is {excerpt(values)}, a list of {part.__name__} is expected")
+            raise ValueError(f"{where}: {name} must be a list of {part.__name__}, got {excerpt(values)}")
     scale = config.get("scale")
     if not 1 <= config["items"] <= LARGEST_COUNT:
-        raise ValueError(f"{where}: items is {excerpt(config['items'])}, 1 to {LARGEST_COUNT} is expected")
+        raise ValueError(f"{where}: items must be 1 to {LARGEST_COUNT}, got {excerpt(config['items'])}")
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not 1e-6 <= scale <= 1e6:
-        raise ValueError(f"{where}: scale is {excerpt(scale)}, a number above 0 is expected")
+        raise ValueError(f"{where}: scale must be a number above 0, got {excerpt(scale)}")
     return config
 
 
 def _compared(methods: Sequence[Method], conditions: Sequence[Condition]) -> frozenset[int]:
-    """The methods whose kept tokens can be compared between clean and corrupted images."""
+    """Return the methods whose kept tokens can be compared between clean and corrupted images."""
     both = {condition.level is None for condition in conditions} == {True, False}
     return frozenset(i for i, method in enumerate(methods) if both and method.keep is not None)
 
 
 def _methods(described: Sequence[Mapping[str, Any]]) -> tuple[Method, ...]:
-    """The methods with labels that tell apart variants of the same method."""
+    """Return the methods with labels that tell apart variants of the same method."""
     plain = []
     for stored in described:
         name, keep = stored.get("name"), stored.get("keep")
@@ -404,10 +391,8 @@ def _methods(described: Sequence[Mapping[str, Any]]) -> tuple[Method, ...]:
         if name == "none":
             keep = None
         elif isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep <= LARGEST_COUNT:
-            kept = excerpt(keep)
-            raise ValueError(
-                f"method {excerpt(name)} of config.json: keep is {kept}, a count or a fraction is expected"
-            )
+            where = f"method {excerpt(name)} of config.json"
+            raise ValueError(f"{where}: keep must be a count or a fraction, got {excerpt(keep)}")
         plain.append(Method(name, name, keep, {k: v for k, v in stored.items() if k not in ("name", "keep")}))
     labels = variant_labels([{**method.parameters, "name": method.name} for method in plain])
     labelled = [replace(method, label=label) for method, label in zip(plain, labels, strict=True)]
@@ -425,12 +410,12 @@ def _condition(text: str) -> Condition:
     except ValueError:
         value = np.nan
     if not name or not isfinite(value):
-        raise ValueError(f"corruption {excerpt(text)} of config.json: clean or NAME:LEVEL is expected")
+        raise ValueError(f"corruptions of config.json must be clean or NAME:LEVEL, got {excerpt(text)}")
     return Condition(name, value)
 
 
 def _sorted(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
-    """Clean images first, then each corruption from mild to severe."""
+    """Sort conditions: clean images first, then each corruption from mild to severe."""
     families = list(dict.fromkeys(condition.name for condition in conditions))
 
     def severity(condition: Condition) -> tuple[bool, int, float]:

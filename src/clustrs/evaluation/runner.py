@@ -18,12 +18,18 @@ from clustrs.models.load import local_files
 from clustrs.validation import EngineName
 
 MAX_FAILURES = 50
-"""After so many failures of one method in a row something else is wrong than single images."""
+"""Failures of one method in a row after which a run stops: more than single images must be wrong."""
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What a run's folder holds: answers in all, how many of them failed, how many were there before this call."""
+    """Summary of a run.
+
+    Attributes:
+        answers: Answers in the run's folder.
+        failed: How many of them failed.
+        reused: How many were there before this call.
+    """
 
     answers: int
     failed: int
@@ -31,7 +37,7 @@ class RunSummary:
 
 
 def run_metadata(config: Config, task: Task, progress: bool = True) -> dict[str, Any]:
-    """What is stored with the configuration: the report needs it, and a change of it is another run."""
+    """Return what is stored with the configuration and must not change when the run is resumed."""
     import torch
     import transformers
 
@@ -49,7 +55,7 @@ def run_metadata(config: Config, task: Task, progress: bool = True) -> dict[str,
 
 
 class Forecast:
-    """Says how many answers a run will give, and about how long that takes as soon as a first batch was timed."""
+    """Forecast of a run: the number of answers, and the time once a first batch was timed."""
 
     def __init__(self, config: Config, questions: int, reused: int, tell: Callable[[str], None]) -> None:
         self.tell, self.batches = tell, len(config.methods)
@@ -62,7 +68,7 @@ class Forecast:
         tell(f"{self.left + reused:,} answers: {' x '.join(parts)}{before}{after}")
 
     def add(self, count: int) -> None:
-        """Take in so many answers. Those before the first of these calls paid for loading the model."""
+        """Count answers; those of the first call paid for loading the model and are not timed."""
         self.seen += 1
         if self.seen == 1:
             self.start = perf_counter()
@@ -76,7 +82,7 @@ class Forecast:
 
 
 def duration(seconds: float) -> str:
-    """A time in words, as precise as a forecast is."""
+    """Format a time, as precise as a forecast is."""
     for unit, size in (("hour", 3600.0), ("minute", 60.0)):
         if seconds >= 1.5 * size:
             return f"{seconds / size:.0f} {unit}s" if seconds >= 10 * size else f"{seconds / size:.1f} {unit}s"
@@ -84,14 +90,14 @@ def duration(seconds: float) -> str:
 
 
 class FailureStreaks:
-    """Counts the failures of each method in a row; those that had failed before, and were only retried, don't count."""
+    """Counter of each method's failures in a row; answers that failed before and were retried do not count."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.counts: Counter[str] = Counter()
 
     def add(self, record: AnswerRecord, retried: set[Key]) -> None:
-        """Take in a record; a ValueError stops the run."""
+        """Count a record; a ValueError stops the run."""
         method = identity(record.method)
         if record.error is None:
             self.counts[method] = 0
@@ -105,7 +111,7 @@ class FailureStreaks:
 
 
 def keep_new(store: RunFolder, task: Task, records: list[AnswerRecord]) -> list[AnswerRecord]:
-    """Store the records that are not there yet, and the checksums of their images; returns those records."""
+    """Store the records that are not there yet and the checksums of their images; returns those records."""
     fresh = [record for record in records if key_of(record) not in store.done]
     for record in fresh:
         if record.error is None and store.images.get(record.image) is None:
@@ -124,11 +130,34 @@ def run(
     progress: bool = True,
     tell: Callable[[str], None] | None = None,
 ) -> RunSummary:
-    """Answer every question of the grid that has no answer in `folder` yet.
+    """Answer every question with every method under every corruption, and store the answers.
 
-    Failed answers are asked again, unless `retry` is False. `tell` is told how many answers there will be, and about
-    how long they take once a first batch was timed. A ValueError in one line says why a run can't start, can't
-    be resumed with this configuration, or had to stop, for example because `max_failures` answers in a row failed.
+    The run can be stopped at any time; the same call resumes it.
+
+    Args:
+        config: The configuration.
+        folder: Folder of the run. Questions that have an answer there are not asked again.
+        engine: "local", "ray", or an engine, see `clustrs.evaluation.get_engine`.
+        retry: Ask questions again that failed before.
+        max_failures: Failures of one method in a row after which the run stops.
+        progress: Show a progress bar.
+        tell: Called with lines that say how many answers there will be, and how long they will take.
+
+    Returns:
+        The number of answers in the folder, of failed ones and of reused ones.
+
+    Raises:
+        ValueError: The run cannot start, cannot be resumed with this configuration, or had to stop.
+
+    Example:
+        >>> from clustrs.evaluation import Config, expand_methods, load_run
+        >>> config = Config(
+        ...     task="scenes", model="mini-llava", methods=expand_methods(["none", "clustrs"], [16]), limit=4
+        ... )
+        >>> run(config, folder, progress=False)
+        RunSummary(answers=8, failed=0, reused=0)
+        >>> load_run(folder).scores.shape  # methods, corruptions, seeds, questions
+        (2, 1, 1, 4)
     """
     from tqdm import tqdm
 
@@ -155,15 +184,15 @@ def run(
 
 
 MODEL_FILES = (".safetensors", ".bin", ".json", ".txt", ".model", ".jinja")
-"""How the names of weights, configurations, tokenizers and chat templates end."""
+"""Suffixes of weights, configurations, tokenizers and chat templates."""
 LARGE = 1 << 30
-"""Hashing more bytes than this is announced: it takes seconds."""
+"""Bytes whose hashing takes seconds and is announced."""
 
 
 def model_checksums(folder: Path, progress: bool = True) -> dict[str, str]:
-    """The checksum of every file in a model's folder that transformers may read, weights in full.
+    """Return the SHA-256 of every file in a model's folder that transformers may read, weights in full.
 
-    Where there are safetensors, transformers does not read `.bin` files, and they are left out.
+    `.bin` files beside safetensors are left out: transformers does not read them.
     """
     try:
         files = sorted(path for path in folder.rglob("*") if path.suffix in MODEL_FILES and path.is_file())

@@ -1,4 +1,15 @@
-"""The folder of a run: its configuration, and every answer as one JSON line as soon as it is there."""
+"""The folder of a run: its configuration, and every answer as one JSON line as soon as it is there.
+
+| file | content |
+|---|---|
+| `config.json` | the configuration, and metadata such as versions and the model's checksums |
+| `answers.jsonl` | an `AnswerRecord` a line |
+| `images.json` | the checksum of every image |
+| `verdicts.jsonl` | a `VerdictRecord` a line, written by `clustrs.evaluation.verdicts` |
+
+Every line is on the disk before the next batch is answered. A killed process leaves at most a torn last line, which
+readers skip and the next writer cuts off.
+"""
 
 import json
 import os
@@ -18,86 +29,17 @@ from clustrs.pruners import from_dict
 from clustrs.validation import excerpt, source_date
 
 BLOCK = 1 << 16
+UNCHECKED = (*CHANGEABLE, "started")
+"""Entries of config.json that may differ when a run is resumed."""
 
-
-def parse(content: bytes, where: str) -> dict[str, Any]:
-    """The JSON object that a file or a line holds; NaN and Infinity are not JSON."""
-
-    def constant(name: str) -> None:
-        raise ValueError(f"{name} is not a number")
-
-    try:
-        value = json.loads(content.decode("utf-8-sig"), parse_constant=constant)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: not JSON ({excerpt(str(error))})") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{where}: {excerpt(value)} stands where an object is expected")
-    return value
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """A file that holds one JSON object."""
-    return parse(read_bytes(path), repr(str(path)))
-
-
-def read_bytes(path: Path) -> bytes:
-    """Read a regular file; a ValueError says why it cannot be read."""
-    try:
-        with open_regular(path) as file:
-            return file.read()
-    except OSError as error:
-        raise ValueError(f"{str(path)!r} cannot be read: {error.strerror}") from None
-
-
-def raw_lines(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Where each line stands, and its bytes. A last line without an end was torn and is left out."""
-    try:
-        with open_regular(path) as file:
-            for number, line in enumerate(file, 1):
-                if line.endswith(b"\n"):
-                    yield f"{str(path)!r} line {number}", line
-    except OSError as error:
-        raise ValueError(f"{str(path)!r} cannot be read: {error.strerror}") from None
-
-
-def lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where each record stands, and the record as a dict."""
-    for where, line in raw_lines(path):
-        yield where, parse(line, where)
-
-
-def drop_torn_line(file: BinaryIO) -> None:
-    """Cut off a last line without an end, which a killed process left."""
-    size = end = file.seek(0, os.SEEK_END)
-    while end > 0:
-        start = max(0, end - BLOCK)
-        file.seek(start)
-        newline = file.read(end - start).rfind(b"\n")
-        if newline >= 0:
-            end = start + newline + 1
-            break
-        end = start
-    if end < size:
-        file.truncate(end)
-    file.seek(end)
-
-
-def identity(value: Any) -> str:
-    """What tells JSON values apart, such as methods with their parameters; the order of keys doesn't matter."""
-    return json.dumps(value, sort_keys=True)
-
-
-def need(where: str, record: Mapping[str, Any], key: str, *kinds: type) -> Any:
-    """The value under a key, which must be there and of one of these kinds."""
-    value = record.get(key)
-    if key not in record or not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
-        raise ValueError(f"{where}: {key} is {excerpt(value) if key in record else 'missing'}, {names} is expected")
-    return value
+Key = tuple[str, str, str, int]
+"""Identity of an answer: question, method with its parameters, corruption, seed."""
+ImageChecksums = dict[str, str | None]
+RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 
 
 class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer: what was asked, of which method under which corruption, and what came back.
+    """Record of one answer: the question, the method and corruption, and what the model answered.
 
     `method` is what `Pruner.to_dict` returns. A failed answer has an `error` and no `text`.
     """
@@ -119,7 +61,7 @@ class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VerdictRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One verdict of a judge on one text. Without a mark, `score` is None and `error` says why."""
+    """Record of a judge's verdict on one text. A failed one has an `error` and no `score`."""
 
     item: str
     text: str
@@ -129,84 +71,189 @@ class VerdictRecord(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None
 
 
-RecordT = TypeVar("RecordT", bound=msgspec.Struct)
+def identity(value: Any) -> str:
+    """Return a string that is equal for equal JSON values, whatever the order of their keys."""
+    return json.dumps(value, sort_keys=True)
 
 
-def read_records(path: Path, kind: type[RecordT]) -> Iterator[tuple[int, RecordT]]:
-    """Yield each line's number, from 1, and its record. A torn last line, without a line break, is left out.
+def key_of(record: AnswerRecord) -> Key:
+    """Return the identity of an answer."""
+    return record.item, identity(record.method), record.corruption, record.seed
 
-    A line that is not such a record is a ValueError that names the file, the line, the field and what is expected.
-    """
-    decoder = msgspec.json.Decoder(kind)
+
+def parse(content: bytes, where: str) -> dict[str, Any]:
+    """Parse the JSON object of a file or a line; NaN and Infinity are refused."""
+
+    def constant(name: str) -> None:
+        raise ValueError(f"{name} is not a number")
+
+    try:
+        value = json.loads(content.decode("utf-8-sig"), parse_constant=constant)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: not JSON ({excerpt(str(error))})") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{where}: expected an object, got {excerpt(value)}")
+    return value
+
+
+def require(where: str, record: Mapping[str, Any], key: str, *kinds: type) -> Any:
+    """Return the value under a key, which must be there and of one of these types."""
+    value = record.get(key)
+    if key not in record or not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+        raise ValueError(f"{where}: {key} must be {names}, got {excerpt(value) if key in record else 'nothing'}")
+    return value
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a regular file."""
     try:
         with open_regular(path) as file:
-            for number, line in enumerate(file, 1):
-                if line.endswith(b"\n"):
-                    try:
-                        record = decoder.decode(line)
-                    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                        record = _read_slowly(line, location(path, number), kind)
-                    yield number, record
+            return file.read()
     except OSError as error:
         raise ValueError(f"{str(path)!r} cannot be read: {error.strerror}") from None
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a file that holds one JSON object."""
+    return parse(read_bytes(path), repr(str(path)))
+
+
+def location(path: Path, number: int) -> str:
+    """Return a line's place as messages name it."""
+    return f"{str(path)!r} line {number}"
+
+
+def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the number, from 1, and the bytes of each line but a torn last one, which has no line break."""
+    try:
+        with open_regular(path) as file:
+            for number, line in enumerate(file, 1):
+                if line.endswith(b"\n"):
+                    yield number, line
+    except OSError as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+
+
+def lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the place and the object of each line."""
+    for number, line in raw_lines(path):
+        where = location(path, number)
+        yield where, parse(line, where)
+
+
+def read_records(path: Path, kind: type[RecordT]) -> Iterator[tuple[int, RecordT]]:
+    """Yield the number, from 1, and the record of each line.
+
+    Raises:
+        ValueError: A line is not such a record; names the file, the line, the field and what is expected.
+    """
+    decoder = msgspec.json.Decoder(kind)
+    for number, line in raw_lines(path):
+        try:
+            record = decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            record = _read_slowly(line, location(path, number), kind)
+        yield number, record
+
+
+def _read_slowly(line: bytes, where: str, kind: type[RecordT]) -> RecordT:
+    """Explain what is wrong with a line; what only the quick decoder refuses, such as half a character, is read."""
+    data = parse(line, where)
+    for field in msgspec.structs.fields(kind):
+        name, expected = field.encode_name, _type_name(field.type)
+        if name in data:
+            try:
+                msgspec.convert(data[name], field.type)
+            except (msgspec.ValidationError, RecursionError):
+                raise ValueError(f"{where}: {name} must be {expected}, got {excerpt(data[name])}") from None
+        elif field.required:
+            raise ValueError(f"{where}: {name} must be {expected}, got nothing")
+    return msgspec.convert(data, kind)
+
+
+def _type_name(kind: Any) -> str:
+    """Name a type as messages do: "str or null", "list of int"."""
+    if isinstance(kind, UnionType):
+        return " or ".join(map(_type_name, get_args(kind)))
+    if get_origin(kind) is list:
+        return f"list of {_type_name(get_args(kind)[0])}"
+    if kind is type(None):
+        return "null"
+    return getattr(get_origin(kind) or kind, "__name__", str(kind))
+
+
 def encode_record(record: msgspec.Struct) -> bytes:
-    """A record as a line."""
+    """Encode a record as a line."""
     try:
         return msgspec.json.encode(record) + b"\n"
     except UnicodeEncodeError:  # half a character, which JSON can only hold escaped
         return json.dumps(msgspec.structs.asdict(record)).encode() + b"\n"
 
 
-def location(path: Path, number: int) -> str:
-    """Where a record stands, as messages say it."""
-    return f"{str(path)!r} line {number}"
+def drop_torn_line(file: BinaryIO) -> None:
+    """Cut off a last line without a line break, which a killed process left."""
+    size = end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - BLOCK)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end < size:
+        file.truncate(end)
+    file.seek(end)
 
 
-def _read_slowly(line: bytes, where: str, kind: type[RecordT]) -> RecordT:
-    """Say what is wrong with a line; what only the quick decoder refuses, such as half a character, is read."""
-    data = parse(line, where)
-    for field in msgspec.structs.fields(kind):
-        if field.encode_name in data:
-            value = data[field.encode_name]
-            try:
-                msgspec.convert(value, field.type)
-            except (msgspec.ValidationError, RecursionError):
-                expected = describe(field.type)
-                raise ValueError(f"{where}: {field.encode_name} is {excerpt(value)}, {expected} is expected") from None
-        elif field.required:
-            raise ValueError(f"{where}: {field.encode_name} is missing, {describe(field.type)} is expected")
-    return msgspec.convert(data, kind)
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file so that it is there with all its content or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
 
 
-def describe(kind: Any) -> str:
-    """A type as messages name it: "str or null", "list of int"."""
-    if isinstance(kind, UnionType):
-        return " or ".join(map(describe, get_args(kind)))
-    if get_origin(kind) is list:
-        return f"list of {describe(get_args(kind)[0])}"
-    if kind is type(None):
-        return "null"
-    return getattr(get_origin(kind) or kind, "__name__", str(kind))
+def today() -> str:
+    """Return the day in UTC, as reports show it; the variable SOURCE_DATE_EPOCH, if it is set, stands for now."""
+    seconds = source_date()
+    now = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return now.date().isoformat()
 
 
-UNCHECKED = (*CHANGEABLE, "started")
-"""What a run may be resumed with another value of: its `CHANGEABLE` settings, and the day it was started."""
-Key = tuple[str, str, str, int]
-ImageChecksums = dict[str, str | None]
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read the configuration of a run and the metadata stored with it."""
+    path = Path(folder) / "config.json"
+    if not os.path.isfile(path):  # unlike Path.is_file, also for names that are too long
+        raise ValueError(f"run {str(folder)!r}: there is no config.json, it is not the folder of a run")
+    return read_object(path)
 
 
-def key_of(record: AnswerRecord) -> Key:
-    """What tells answers apart: question, method with its parameters, corruption, seed."""
-    return record.item, identity(record.method), record.corruption, record.seed
+def read_answers(folder: Path) -> Iterator[AnswerRecord]:
+    """Yield the answers of a run so far.
+
+    Args:
+        folder: The folder of the run.
+
+    Raises:
+        ValueError: A line is not an answer.
+    """
+    path = Path(folder) / "answers.jsonl"
+    if os.path.exists(path):
+        for _, record in read_records(path, AnswerRecord):
+            yield record
 
 
 class RunFolder:
-    """A run's folder, opened to be continued; one process at a time writes to it.
+    """Folder of a run, opened to be continued; one process at a time writes to it.
 
-    `done` are the answers that need no more work, `failed` those of them that failed, and `retried` those that failed
-    before and are asked again now.
+    Attributes:
+        done: Answers that need no more work.
+        failed: Those of them that failed.
+        retried: Answers that failed before and are asked again now.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -226,9 +273,14 @@ class RunFolder:
         images: Callable[[], ImageChecksums],
         retry: bool = True,
     ) -> Iterator["RunFolder"]:
-        """Start the run, or resume it: `metadata` is stored beside the configuration and must not have changed,
-        nor must the images (by their checksums) that there are answers about. Failed answers are dropped to be asked
-        again, unless `retry` is False.
+        """Start or resume the run, with a lock on the folder.
+
+        Args:
+            config: The configuration. What decides answers must be as stored.
+            metadata: Stored with the configuration; must not have changed, either.
+            items: The ids of the task's questions.
+            images: Computes the images' checksums; those of images with answers must be as stored.
+            retry: Drop failed answers, to ask them again.
         """
         with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -251,7 +303,7 @@ class RunFolder:
             lock.release()
 
     def append(self, records: Iterable[AnswerRecord]) -> None:
-        """Add answers and see to it that they are on the disk."""
+        """Add answers; they are on the disk when this returns."""
         fresh = list(records)
         content = b"".join(map(encode_record, fresh))
         with self._writing(), self.answers.open("ab") as file:
@@ -272,7 +324,7 @@ class RunFolder:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Says in one line that the folder cannot be written: it is full, read-only, its name too long."""
+        """Report in one line that the folder cannot be written: a full disk, a read-only folder, a long name."""
         try:
             yield
         except OSError as error:
@@ -288,28 +340,32 @@ class RunFolder:
             if changed:
                 raise ValueError(
                     f"run {str(self.folder)!r} was made with another configuration ({'; '.join(changed)}): "
-                    "give the same options, or another folder with --output"
+                    "pass the same options, or another folder with --output"
                 )
         elif self.answers.exists() and self.answers.stat().st_size:
             raise ValueError(
-                f"run {str(self.folder)!r} has answers but no config.json, so nobody knows how they were made: "
-                "give another folder with --output"
+                f"run {str(self.folder)!r} has answers but no config.json, cannot verify how they were produced: "
+                "pass another folder with --output"
             )
         else:
             content = {**config.to_json(), **metadata, "started": today()}
             write_whole(stored, json.dumps(content, indent=2) + "\n")
 
     def _read(self, config: Config, items: Sequence[str], retry: bool) -> set[str]:
-        """Take in the answers so far; returns the names of the images that those which stay are about."""
+        """Read the answers so far; returns the names of the images that the kept ones are about."""
+        if not self.answers.exists():
+            return set()
         methods = {identity(from_dict(stored).to_dict()) for stored in config.methods}
         known: tuple[set[Any], ...] = (set(items), methods, set(config.corruptions), set(config.seeds))
         about: set[str] = set()
-        for where, record in self._records():
+        for number, record in read_records(self.answers, AnswerRecord):
             key = key_of(record)
             for name, value, accepted in zip(("item", "method", "corruption", "seed"), key, known, strict=True):
                 if value not in accepted:
+                    where = location(self.answers, number)
                     raise ValueError(f"{where}: {name} {excerpt(value)} does not belong to this run")
             if key in self.done or key in self.retried:
+                where = location(self.answers, number)
                 raise ValueError(f"{where}: {excerpt(record.item)} was answered with this method and corruption before")
             if record.error is not None and retry:
                 self.retried.add(key)
@@ -320,24 +376,18 @@ class RunFolder:
                 self.failed.add(key)
         return about
 
-    def _records(self) -> Iterator[tuple[str, AnswerRecord]]:
-        """Where each answer stands, and the answer."""
-        if self.answers.exists():
-            for number, record in read_records(self.answers, AnswerRecord):
-                yield location(self.answers, number), record
-
     def _check_images(self, about: set[str], now: ImageChecksums) -> None:
-        """Refuse images that have changed since they were asked about. One that could not be read has no checksum."""
+        """Refuse images that changed since they were asked about; one that could not be read has no checksum."""
         path = self.folder / "images.json"
         before = read_object(path) if path.exists() else {}
         if about and not path.exists():
-            raise ValueError(f"run {str(self.folder)!r} has answers but no images.json: give another folder")
+            raise ValueError(f"run {str(self.folder)!r} has answers but no images.json: pass another folder")
         for name in sorted(about):
             old, new = before.get(name), now.get(name)
             if old is not None and new is not None and old != new:
                 raise ValueError(
                     f"run {str(self.folder)!r}: image {excerpt(name)} has changed since it was asked about (was "
-                    f"{excerpt(old)}, now {excerpt(new)}): give the same images, or another folder with --output"
+                    f"{excerpt(old)}, now {excerpt(new)}): restore the image, or pass another folder with --output"
                 )
         self.images = {name: checksum or before.get(name) for name, checksum in now.items()}
         if self.images != before:
@@ -347,7 +397,7 @@ class RunFolder:
         write_whole(self.folder / "images.json", json.dumps(self.images, indent=0) + "\n")
 
     def _drop_retried(self) -> None:
-        """Take the answers that are asked again out of the file, all at once."""
+        """Remove the answers that are asked again from the file, all at once."""
         if self.retried:
             decoder = msgspec.json.Decoder(AnswerRecord)
             partial = self.answers.with_name(self.answers.name + ".partial")
@@ -358,36 +408,3 @@ class RunFolder:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, self.answers)
-
-
-def today() -> str:
-    """The day in UTC, as reports show it; the variable SOURCE_DATE_EPOCH, where it is set, stands for now."""
-    seconds = source_date()
-    now = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
-    return now.date().isoformat()
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is there with all its text or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """The configuration of a run, and what is stored beside it."""
-    path = Path(folder) / "config.json"
-    if not os.path.isfile(path):  # unlike Path.is_file, also for names that are too long
-        raise ValueError(f"run {str(folder)!r}: there is no config.json, it is not the folder of a run")
-    return read_object(path)
-
-
-def read_answers(folder: Path) -> Iterator[AnswerRecord]:
-    """The answers so far; a torn last line is left out."""
-    path = Path(folder) / "answers.jsonl"
-    if os.path.exists(path):
-        for _, record in read_records(path, AnswerRecord):
-            yield record

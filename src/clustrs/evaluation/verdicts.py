@@ -1,4 +1,4 @@
-"""A judge marks the answers of a run; its verdicts are stored in `verdicts.jsonl`."""
+"""Judging of a run: every distinct answer is scored by a judge, and the verdicts are stored in `verdicts.jsonl`."""
 
 import asyncio
 import math
@@ -25,18 +25,18 @@ from clustrs.evaluation.store import (
 )
 
 Pair = tuple[str, str]
-"""A question's id and the text that is judged."""
+"""Id of a question and the text that is judged."""
 UNCONFIRMED_CALLS = 10
-"""How many calls are made without asking for confirmation."""
+"""Number of calls that need no confirmation."""
 UNAVAILABLE_IN_A_ROW = 3
-"""After so many answers in a row for which the server did nothing, judging stops."""
+"""Answers in a row for which the server did nothing, after which judging stops."""
 FAILED_IN_A_ROW = 20
-"""After so many answers in a row without a mark, for whatever reason, judging stops."""
+"""Answers in a row without a score, for whatever reason, after which judging stops."""
 
 
 @dataclass(frozen=True)
 class JudgeSummary:
-    """How many marks were given now, were there already, and could not be had."""
+    """Number of scores that were given now, were there already, and failed."""
 
     judged: int
     reused: int
@@ -45,19 +45,24 @@ class JudgeSummary:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What one judge said. `scores` is the mean over the rounds that worked; `failed` is in how many rounds there was
-    no mark, for the pairs where this happened. A pair that failed in every round is not in `scores`."""
+    """Verdicts of one judge.
+
+    Attributes:
+        judge: The judge's model; None if there are no verdicts.
+        scores: Mean over the rounds that worked; a pair that failed in every round is not there.
+        failed: Number of rounds without a score, for the pairs that have some.
+        errors: How often each error occurred.
+    """
 
     judge: str | None
     scores: dict[Pair, float]
     failed: dict[Pair, int]
     errors: Counter[str]
-    """What went wrong in the rounds that failed, counted."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A mark that is still missing."""
+    """Score that is still missing."""
 
     item: str
     text: str
@@ -74,16 +79,29 @@ def judge_run(
     progress: bool = True,
     confirm: Callable[[int], bool] | None = None,
 ) -> JudgeSummary:
-    """Have every distinct answer of a run judged, `rounds` times, `concurrency` at once; marks already there are kept.
+    """Judge every distinct answer of a run; scores that are there already are kept.
 
-    It can be ended at any time and called again. Answers that get no mark are counted as failed, and tried again by
-    the next call. A judge that would refuse all of them (a bad key, an unknown model) or cannot be reached ends it with
-    a `JudgeRefused`. When more than a few calls are needed, `confirm` is called with their number before the first one;
-    if it returns False, nothing is asked. Without `confirm` no confirmation is needed.
+    It can be stopped at any time and called again. An answer that gets no score counts as failed, never as 0, and is
+    tried again by the next call.
+
+    Args:
+        folder: The folder of the run.
+        judge: The judge.
+        rounds: How often each answer is judged; results average over the rounds.
+        concurrency: Requests at a time.
+        progress: Show a progress bar.
+        confirm: Called with the number of calls if they are more than ten; False stops before the first one.
+
+    Returns:
+        How many scores were given, reused and failed.
+
+    Raises:
+        ValueError: The run cannot be read or needs no judge, or the calls were not confirmed.
+        JudgeRefused: The judge refuses every answer (bad key, unknown model) or cannot be reached.
     """
     for name, value in (("rounds", rounds), ("concurrency", concurrency)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}={value!r}: give an integer, at least 1")
+            raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
     folder = Path(folder)
     answers = answers_to_judge(folder)
     path = folder / "verdicts.jsonl"
@@ -110,10 +128,10 @@ def judge_run(
 
 
 def answers_to_judge(folder: Path) -> dict[Pair, Pair]:
-    """The question and the expected answer of every distinct answer of a run."""
+    """Return question and expected answer of every distinct answer of a run."""
     path = folder / "answers.jsonl"
     if not path.is_file():
-        raise ValueError(f"{str(folder)!r} is no run: there is no answers.jsonl in it")
+        raise ValueError(f"{str(folder)!r} is not a run: there is no answers.jsonl in it")
     config = read_config(folder)
     if config.get("judged") is False:
         task = config.get("task")
@@ -130,12 +148,12 @@ def answers_to_judge(folder: Path) -> dict[Pair, Pair]:
 
 
 def work_through(jobs: list[Job], judge: Judge, concurrency: int, file: BinaryIO, total: int, progress: bool) -> int:
-    """Do the jobs and write a line for each at once; returns how many of them failed."""
+    """Do the jobs and write a line for each at once; returns how many failed."""
     from tqdm import tqdm
 
     failed = 0
     streak = FailureStreak()
-    bar = tqdm(total=total, initial=total - len(jobs), unit="mark", disable=not progress, dynamic_ncols=True)
+    bar = tqdm(total=total, initial=total - len(jobs), unit="score", disable=not progress, dynamic_ncols=True)
     with bar, closing(outcomes(judge, jobs, concurrency)) as results:
         for job, outcome in results:
             error = str(outcome) if isinstance(outcome, JudgeError) else None
@@ -150,23 +168,23 @@ def work_through(jobs: list[Job], judge: Judge, concurrency: int, file: BinaryIO
                 failed += 1
                 bar.set_postfix(failed=failed)
                 if progress and failed == 1:
-                    bar.write(f"no mark for {job.item}: {error}", file=sys.stderr)
+                    bar.write(f"no score for {job.item}: {error}", file=sys.stderr)
             streak.count(outcome)
     return failed
 
 
 class FailureStreak:
-    """Counts failures in a row and ends the work when more of the same is all that can be expected."""
+    """Counter of failures in a row, which ends the work when there are too many."""
 
     def __init__(self) -> None:
         self.failed = self.unavailable = 0
 
     def count(self, outcome: float | JudgeError) -> None:
-        """Take note of an outcome; a `JudgeRefused` when there were too many failures."""
+        """Count an outcome; raises a `JudgeRefused` after too many failures."""
         self.failed = self.failed + 1 if isinstance(outcome, JudgeError) else 0
         self.unavailable = self.unavailable + 1 if isinstance(outcome, JudgeUnavailable) else 0
         if self.unavailable >= UNAVAILABLE_IN_A_ROW or self.failed >= FAILED_IN_A_ROW:
-            raise JudgeRefused(f"stopped after {self.failed} answers in a row without a mark; the last: {outcome}")
+            raise JudgeRefused(f"stopped after {self.failed} answers in a row without a score; the last: {outcome}")
 
 
 def outcomes(judge: Judge, jobs: list[Job], concurrency: int) -> Generator[tuple[Job, float | JudgeError], None, None]:
@@ -195,7 +213,7 @@ def outcomes(judge: Judge, jobs: list[Job], concurrency: int) -> Generator[tuple
 
 @contextmanager
 def locked(path: Path) -> Iterator[BinaryIO]:
-    """Open the file for the next line: no other process writes, and what a killed one left of a line is cut off."""
+    """Open the file to append lines, with a lock; a torn last line is cut off."""
     try:
         with FileLock(path.with_suffix(".lock"), timeout=0), path.open("a+b") as file:
             drop_torn_line(file)
@@ -205,20 +223,27 @@ def locked(path: Path) -> Iterator[BinaryIO]:
 
 
 def stored_verdicts(path: Path) -> Iterator[VerdictRecord]:
-    """The records of `verdicts.jsonl`, but for a torn last one; none when there is no such file."""
+    """Yield the records of `verdicts.jsonl`, if there is such a file."""
     if not path.exists():
         return
     for number, verdict in read_records(path, VerdictRecord):
         if verdict.score is not None and not 0 <= verdict.score <= 1:
             where = location(path, number)
-            raise ValueError(f"{where}: score is {verdict.score!r}, a number from 0 to 1 or null is expected")
+            raise ValueError(f"{where}: score must be a number from 0 to 1 or null, got {verdict.score!r}")
         yield verdict
 
 
 def read_verdicts(folder: Path, judge: str | None = None) -> Verdicts:
-    """Read what a judge said about the answers of a run; `judge` may be left out when there was only one.
+    """Read the verdicts of a judge on a run.
 
-    Within a round the last mark counts; a failure counts only where there is no mark.
+    Within a round the last score counts; a failure counts only where there is no score.
+
+    Args:
+        folder: The folder of the run.
+        judge: The judge's model; needed if there are several.
+
+    Raises:
+        ValueError: The file cannot be read, or a judge has to be chosen.
     """
     path = Path(folder) / "verdicts.jsonl"
     judges: set[str] = set()
@@ -232,19 +257,19 @@ def read_verdicts(folder: Path, judge: str | None = None) -> Verdicts:
             if verdict.score is not None:
                 marks[pair] = verdict.score
             else:
-                marks.setdefault(pair, verdict.error or "no mark")
+                marks.setdefault(pair, verdict.error or "no score")
         if judge is None and len(judges) > 1:
             latest.clear()  # a judge has to be chosen: only the names are still needed
     if judge is None and len(judges) > 1:
         raise ValueError(f"{str(path)!r} has verdicts of several judges: choose one of {', '.join(sorted(judges))}")
     if judge is not None and judges and judge not in judges:
-        raise ValueError(f"judge={judge!r}: {str(path)!r} has verdicts of {', '.join(sorted(judges))}")
+        raise ValueError(f"judge must be one of {', '.join(sorted(judges))} for {str(path)!r}, got {judge!r}")
     chosen = judge if judge is not None else next(iter(judges), None)
     return _merge_rounds(chosen, list(latest.get(chosen or "", {}).values()))
 
 
 def _merge_rounds(judge: str | None, rounds: list[dict[Pair, float | str]]) -> Verdicts:
-    """Means over the rounds that have a mark; the rounds are used up to save memory."""
+    """Average over the rounds that have a score; consumes `rounds` to save memory."""
     sums: dict[Pair, list[float]] = {}
     scores: dict[Pair, float] = {}
     failed: Counter[Pair] = Counter()

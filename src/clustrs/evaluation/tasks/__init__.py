@@ -1,4 +1,9 @@
-"""Tasks: their contract, the registry, and the checksums of what they ask about."""
+"""Tasks: their contract, the registry, and the checksums of what they ask about.
+
+A task is an object with the members of `Task`, made by a function ``load(data, limit, **options)``. Another package
+offers one by an entry point of the group `clustrs.tasks` whose value is that function; a script or notebook registers
+it with `register_task`.
+"""
 
 import hashlib
 import inspect
@@ -18,6 +23,13 @@ from clustrs.corruptions.images import open_regular
 from clustrs.embedded import EMBEDDED, INSTALL
 from clustrs.plugins import describe, leave_out, load_entry, plugin_entries
 
+GROUP = "clustrs.tasks"
+"""Group of the entry points by which a package offers tasks: `name = "package.module:load"`."""
+MEMBERS = ("name", "items", "max_new_tokens", "judged", "scale", "open", "score")
+"""Members that every task must have, see `Task`."""
+BUILT_IN = ("custom", "mmvet", "scienceqa")
+SAMPLE_TASKS = tuple(sorted({model.task for model in EMBEDDED}))
+"""Tasks of the package clustrs-models; no other package can take their names."""
 INFO = "task_info"
 """Attribute of a task's loading function that holds its `TaskInfo`."""
 L = TypeVar("L", bound=Callable[..., Any])
@@ -25,8 +37,16 @@ L = TypeVar("L", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Item:
-    """One question. `image` names the image (several questions may share one); `question` is what the model is
-    asked, word for word, without a placeholder for the image; `kinds` are the groups in which it is counted."""
+    """One question about one image.
+
+    Args:
+        id: Name of the question, unique in its task.
+        image: Name of the image; several questions may share one.
+        question: What the model is asked, verbatim, without a placeholder for the image.
+        answer: The expected answer.
+        kinds: Groups of questions in which reports count it.
+        extra: Anything else that the task needs to score it.
+    """
 
     id: str
     image: str
@@ -37,33 +57,74 @@ class Item:
 
 
 class Task(Protocol):
-    """Data, prompt, parse rule and score.
+    """Contract of a task: questions, their images, and a score for each answer.
 
-    A task whose images are files may also have `file(image) -> Path | None`: then the checksums of a run are those of
-    the files, and images need not be decoded for them.
+    Subclass it, or write any class with these members. A task whose images are files may also have a method
+    ``file(image) -> Path | None``: a run's checksums are then those of the files, and need not decode the images.
+
+    Attributes:
+        name: Name of the task, as runs store it.
+        items: The questions.
+        max_new_tokens: Length of the longest useful answer, in tokens.
+        judged: True if a judge scores the answers, in a step of its own; `score` then returns None.
+        scale: Factor by which reports multiply mean scores: 100 for accuracy in percent.
+
+    Example:
+        >>> class Colors(Task):
+        ...     name, max_new_tokens, judged, scale = "colors", 4, False, 100.0
+        ...     items = (Item("q1", "red.png", "Which color is it?", "red"),)
+        ...
+        ...     def open(self, image):
+        ...         return Image.new("RGB", (336, 336), image.removesuffix(".png"))
+        ...
+        ...     def score(self, item, text):
+        ...         return float(normalize_answer(text) == item.answer)
+        >>> @register_task("colors")
+        ... def load(data, limit):
+        ...     return Colors()
+        >>> task = get_task("colors")
+        >>> task.score(task.items[0], "Red.")
+        1.0
     """
 
     name: str
     items: Sequence[Item]
     max_new_tokens: int
-    """The longest answer that makes sense."""
     judged: bool
-    """Whether scores come from a judge, in a step of its own."""
     scale: float
-    """What a mean score is multiplied with in reports: 100 for accuracy in per cent, 1 or 100 for a judge's score."""
 
     def open(self, image: str) -> Image.Image:
-        """The image in RGB; a ValueError says what is wrong with it."""
+        """Open an image.
+
+        Args:
+            image: Name of the image, from `Item.image`.
+
+        Returns:
+            The image in RGB.
+
+        Raises:
+            ValueError: The image cannot be read. Its questions count as failed, the run goes on.
+        """
         ...
 
     def score(self, item: Item, text: str) -> float | None:
-        """From 0 to 1; None when a judge has to say."""
+        """Score an answer.
+
+        Args:
+            item: The question.
+            text: What the model answered.
+
+        Returns:
+            A score from 0 to 1, or None if a judge scores the answers.
+        """
         ...
 
 
-def normalize_answer(text: str) -> str:
-    """Drop what does not count in a short answer: case, space around it, a full stop."""
-    return text.strip().lower().removesuffix(".").rstrip()
+Loader = Callable[..., Task]
+"""Function from the data's path (or None), a limit (or None) and the task's own options to the task."""
+
+_registered: dict[str, Loader] = {}
+_checksums: dict[tuple[str, int, int], str] = {}
 
 
 @dataclass(frozen=True)
@@ -91,32 +152,35 @@ def info_of(load: Callable[..., Any]) -> TaskInfo:
     return found if isinstance(found, TaskInfo) else TaskInfo((load.__doc__ or "").strip().partition("\n")[0])
 
 
-GROUP = "clustrs.tasks"
-"""Of the entry points by which a package offers tasks: `name = "package.module:load"`."""
-MEMBERS = ("name", "items", "max_new_tokens", "judged", "scale", "open", "score")
-"""What every task has, see `Task`."""
-BUILT_IN = ("custom", "mmvet", "scienceqa")
-SAMPLE_TASKS = tuple(sorted({model.task for model in EMBEDDED}))
-"""Tasks of the package clustrs-models; no other package can take their names."""
+def normalize_answer(text: str) -> str:
+    """Normalize a short answer: drop case, surrounding space and a full stop.
 
-Loader = Callable[..., Task]
-"""From the data's path (or None), a limit (or None) and the task's own options to the task."""
-
-_registered: dict[str, Loader] = {}
+    >>> normalize_answer(" Red. ")
+    'red'
+    """
+    return text.strip().lower().removesuffix(".").rstrip()
 
 
 def register_task(name: str) -> Callable[[L], L]:
-    """Decorator: make `load(data, limit, **options)` known under a name.
+    """Register a function ``load(data, limit, **options)`` as a task; used as a decorator.
 
-    Registering a name again from the same module replaces it, so that a notebook cell can be run twice.
+    Args:
+        name: Name of the task. A name that the same module registered before is replaced, so that a notebook cell can
+            be run twice.
+
+    Returns:
+        A decorator that returns the function unchanged.
+
+    Raises:
+        ValueError: The name is empty or taken.
     """
     if not isinstance(name, str) or not name.strip():
-        raise ValueError(f"name={name!r}: give the task a name")
+        raise ValueError(f"name of a task must be a string that is not empty, got {name!r}")
 
     def register(load: L) -> L:
         before = _registered.get(name)
         if name in (*BUILT_IN, *SAMPLE_TASKS) or (before is not None and before.__module__ != load.__module__):
-            raise ValueError(f"a task named {name!r} is registered already: give another name")
+            raise ValueError(f"a task named {name!r} is registered already: choose another name")
         _registered[name] = load
         return load
 
@@ -124,24 +188,37 @@ def register_task(name: str) -> Callable[[L], L]:
 
 
 def list_tasks() -> list[str]:
-    """The names of all tasks. Nothing of other packages is imported for this."""
+    """Return the names of all tasks, sorted; imports nothing of other packages."""
     return sorted({*BUILT_IN, *_registered, *_offered()})
 
 
 def check_task(name: str) -> None:
-    """A ValueError says which tasks there are, if this is none of them."""
+    """Raise a ValueError that lists the tasks if there is none of this name."""
     known = list_tasks()
     if name not in known:
         if name in SAMPLE_TASKS:
             raise ValueError(f"task {name!r} is in the package clustrs-models, which is not installed: {INSTALL}")
-        raise ValueError(f"unknown task {name!r}{validation.nearest(name, known)}: give one of {', '.join(known)}")
+        raise ValueError(f"unknown task {name!r}{validation.nearest(name, known)}: choose one of {', '.join(known)}")
 
 
 def get_task(name: str, data: str | os.PathLike[str] | None = None, limit: int | None = None, **options: Any) -> Task:
-    """A task by name. `data` is the folder (or file) with its questions; `limit` keeps the first so many of them."""
+    """Load a task.
+
+    Args:
+        name: Name of the task, see `list_tasks`.
+        data: Folder or file with its questions; tasks that need none refuse it.
+        limit: Number of questions to keep, from the first on.
+        **options: Options of the task.
+
+    Returns:
+        The task.
+
+    Raises:
+        ValueError: The task is unknown, an argument is not valid, or the questions cannot be read.
+    """
     build = _loader(name)
     if data is not None and not isinstance(data, str | os.PathLike):
-        raise ValueError(f"data={data!r}: give the path of a folder")
+        raise ValueError(f"data must be the path of a folder, got {data!r}")
     if limit is not None:
         validation.integer("limit", limit, 1)
     known = [option for option in inspect.signature(build).parameters if option not in ("data", "limit")]
@@ -165,7 +242,7 @@ def describe_task(name: str) -> TaskInfo:
 
 
 def _offered() -> dict[str, EntryPoint]:
-    """The entry points of installed packages by name; one that takes the name of another task is left out, aloud."""
+    """Return the entry points of installed packages by name; warns about one whose name is taken."""
     offered: dict[str, EntryPoint] = {}
     for point in plugin_entries(GROUP):
         owned = point.name not in SAMPLE_TASKS or (point.dist is not None and point.dist.name == "clustrs-models")
@@ -190,39 +267,33 @@ def _loader(name: str) -> Loader:
 
 
 def _path(data: str | os.PathLike[str]) -> Path:
-    """A path that the system can look at; whether there is something is for the task to say."""
+    """Return a path that the system can look up; the task checks what is there."""
     try:
         path = Path(data).expanduser()
         path.exists()
     except (OSError, RuntimeError) as error:  # a name that is too long, a home that is not known
-        raise ValueError(f"data={str(data)!r}: {getattr(error, 'strerror', error)}: give a folder") from None
+        raise ValueError(f"data must be a folder, got {str(data)!r} ({getattr(error, 'strerror', error)})") from None
     return path
 
 
-_known: dict[tuple[str, int, int], str] = {}
-
-
 def file_checksum(path: Path) -> str:
-    """The checksum of a file. Within a process, a file of the same size and time of change is read once."""
+    """Return the SHA-256 of a file. Within a process, a file of the same size and time of change is read once."""
     status = path.stat()
     key = (str(path.resolve()), status.st_size, status.st_mtime_ns)
-    if key not in _known:
+    if key not in _checksums:
         with open_regular(path) as file:
-            _known[key] = hashlib.file_digest(file, "sha256").hexdigest()
-    return _known[key]
+            _checksums[key] = hashlib.file_digest(file, "sha256").hexdigest()
+    return _checksums[key]
 
 
 def fingerprint(task: Task) -> str:
-    """SHA-256 of the questions, their images' names and the answers: the same on every machine."""
+    """Return the SHA-256 of the questions, their images' names and the answers: the same on every machine."""
     asked = [[item.id, item.image, item.question, item.answer] for item in task.items]
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
 
 
 def image_checksum(task: Task, name: str) -> str | None:
-    """The checksum of an image's file, or of its pixels where the task has no files; None if it cannot be read.
-
-    A task whose images are files has a method `file` that returns the path of one (or None).
-    """
+    """Return the SHA-256 of an image's file, or of its pixels if the task has no files; None if it cannot be read."""
     locate = getattr(task, "file", None)
     try:
         path = locate(name) if locate is not None else None
@@ -232,10 +303,10 @@ def image_checksum(task: Task, name: str) -> str | None:
         digest = hashlib.sha256(f"{image.mode} {image.width} x {image.height} ".encode())
         digest.update(image.tobytes())
         return digest.hexdigest()
-    except Exception:  # whatever is wrong with it is told when the image is opened to be asked about
+    except Exception:  # the error is reported when the image is opened for its questions
         return None
 
 
 def image_checksums(task: Task) -> dict[str, str | None]:
-    """The checksum of every image that the task's questions are about."""
+    """Return the checksum of every image that the task's questions are about."""
     return {name: image_checksum(task, name) for name in dict.fromkeys(item.image for item in task.items)}

@@ -1,4 +1,4 @@
-"""Questions of one's own: a file of JSON lines beside its images."""
+"""The task `custom`: a user's questions in a file of JSON lines beside its images."""
 
 import re
 import unicodedata
@@ -21,17 +21,17 @@ from clustrs.evaluation.tasks.sources import (
 )
 
 NEW_TOKENS = {"exact": 32, "contains": 128, "choice": 16, "judged": 1024}
-"""The ways of scoring, and the longest answer that makes sense with each."""
+"""Ways of scoring, and the length of the longest useful answer with each, in tokens."""
 
 
 def plain(text: str) -> str:
-    """A text without what does not count: case, spacing, punctuation at its end."""
+    """Normalize a text: drop case, spacing and punctuation at its end."""
     text = " ".join(unicodedata.normalize("NFC", text).casefold().split())
     return text.rstrip(" .,;:!?") or text
 
 
 def occurs(answer: str, text: str) -> bool:
-    """Whether an answer occurs in a text as whole words; a number must not be a part of another, or lack its minus."""
+    """Check whether an answer occurs in a text as whole words; a number not within another, nor without its minus."""
     answer = plain(answer)
     before = r"(?<!\d[.,])(?<!\W[-\u2212])(?<!^[-\u2212])" if answer[0].isdigit() else ""
     after = r"(?![.,]\d)" if answer[-1].isdigit() else ""
@@ -39,7 +39,7 @@ def occurs(answer: str, text: str) -> bool:
 
 
 class Custom(Illustrated):
-    """A user's questions, with one way of scoring for all."""
+    """Task of a user's questions, with one way of scoring for all."""
 
     name = "custom"
     scale = 100.0
@@ -51,7 +51,7 @@ class Custom(Illustrated):
         self.judged = scoring == "judged"
 
     def score(self, item: Item, text: str) -> float | None:
-        """1 if any of the accepted answers is given."""
+        """Return 1 if the text gives any of the accepted answers."""
         if self.scoring == "judged":
             return None
         if self.scoring == "choice":
@@ -68,13 +68,15 @@ class Custom(Illustrated):
     data="--data FILE or FOLDER: questions.jsonl and its images",
 )
 def load(data: Path | None, limit: int | None = None, scoring: str = "exact") -> Custom:
-    """From a file of JSON lines, or a folder with a questions.jsonl; its images lie beside it or below."""
+    """Load a file of JSON lines, or a folder with a questions.jsonl; the images lie beside it or below."""
     validation.choice("scoring", scoring, NEW_TOKENS)
     if data is None:
-        raise ValueError("data is missing: give a file of JSON lines, or a folder with a questions.jsonl")
+        raise ValueError("data must be a file of JSON lines, or a folder with a questions.jsonl, got None")
     path = data / "questions.jsonl" if data.is_dir() else data
     if not path.is_file():
-        raise ValueError(f"data={str(data)!r}: there is no file {path.name} there")
+        raise ValueError(
+            f"data must be a file of JSON lines or its folder, got {str(data)!r}: there is no file {path.name}"
+        )
     lines = enumerate(read_text(path).split("\n"), 1)
     numbered = [(number, f"{path}, line {number}", line) for number, line in lines if line.strip()]
     records = [(number, entry_of(where, parse_json(line, where))) for number, where, line in numbered]
@@ -83,38 +85,36 @@ def load(data: Path | None, limit: int | None = None, scoring: str = "exact") ->
 
 
 def from_line(number: int, entry: Entry, scoring: str) -> Item:
-    """One line; without an id it gets its number."""
+    """Make the question of a line; without an id, the line number serves."""
     key = f"line-{number}" if entry.fields.get("id") is None else entry.name("id")
     image, question, kinds = entry.image("image"), entry.text("question"), kinds_of(entry)
     if scoring == "choice":
         choices = entry.texts("choices")
         if not 2 <= len(choices) <= len(ascii_uppercase):
-            raise entry.wrong("choices", f"2 to {len(ascii_uppercase)} of them")
+            raise entry.wrong("choices", f"2 to {len(ascii_uppercase)} strings")
         letters = tuple(ascii_uppercase[: max(len(choices), len(LETTERS))])
         answer = right_letter(entry, choices)
         return Item(key, image, asked(with_choices(question, choices)), answer, kinds, {"letters": letters})
     if "choices" in entry.fields:
-        raise ValueError(f"{entry.where}: choices with scoring={scoring!r}: give scoring='choice', or leave them out")
+        raise ValueError(f"{entry.where}: choices need scoring='choice', got scoring={scoring!r}")
     accepted = entry.texts("answer") if isinstance(entry.fields.get("answer"), list) else (entry.text("answer"),)
     return Item(key, image, question, "<OR>".join(accepted), kinds, {"accepted": accepted})
 
 
 def right_letter(entry: Entry, choices: Sequence[str]) -> str:
-    """The letter of the right choice, which is given as a letter or in full."""
+    """Return the letter of the right choice, which is given as a letter or in full."""
     answer = entry.text("answer")
     letters = ascii_uppercase[: len(choices)]
     meant = {letter for letter, choice in zip(letters, choices, strict=True) if answer in (letter, choice)}
     if len(meant) != 1:
-        raise entry.wrong(
-            "answer", f"one letter of {letters}, or one of the choices in full, so that one alone is meant"
-        )
+        raise entry.wrong("answer", f"one letter of {letters}, or exactly one of the choices in full")
     return meant.pop()
 
 
 def kinds_of(entry: Entry) -> tuple[str, ...]:
-    """From `kind` or `kinds`."""
+    """Read `kind` or `kinds`."""
     if entry.fields.get("kinds") is None:
         return () if entry.fields.get("kind") is None else (entry.text("kind"),)
     if entry.fields.get("kind") is not None:
-        raise entry.wrong("kind", "either kind or kinds")
+        raise entry.wrong("kind", "absent where there are kinds")
     return entry.kinds("kinds") if entry.fields["kinds"] != [] else ()

@@ -1,4 +1,4 @@
-"""ScienceQA-IMG: school questions with an image and up to five choices, asked and scored as LLaVA does it."""
+"""The task `scienceqa` (ScienceQA-IMG): school questions with up to five choices, asked and scored as LLaVA does."""
 
 import re
 from collections.abc import Sequence
@@ -25,31 +25,31 @@ LETTERS = tuple("ABCDE")
 INSTRUCTION = "Answer with the option's letter from the given choices directly."
 HUB, CONFIG = "lmms-lab/ScienceQA", "ScienceQA-IMG"
 ADVICE = (
-    "give data=DIR (--data DIR), a folder with llava_test_CQM-A.json (from the eval.zip of "
+    "pass data=DIR (--data DIR), a folder with llava_test_CQM-A.json (from the eval.zip of "
     "https://github.com/haotian-liu/LLaVA/blob/main/docs/Evaluation.md) and images/ (the test images of "
     "https://github.com/lupantech/ScienceQA)"
 )
 
 
 def with_choices(question: str, choices: Sequence[str]) -> str:
-    """The question with a line for each choice."""
+    """Append a line for each choice to a question."""
     return "\n".join(
         [question, *(f"{letter}. {choice}" for letter, choice in zip(ascii_uppercase, choices, strict=False))]
     )
 
 
 def asked(text: str) -> str:
-    """What LLaVA sends for a text: without its placeholder, and with the instruction."""
+    """Return what LLaVA sends for a text: without its placeholder, with the instruction."""
     return f"{bare(text)}\n{INSTRUCTION}"
 
 
 def bare(text: str) -> str:
-    """A text without the placeholder of its image."""
+    """Remove the placeholder of the image."""
     return text.replace("<image>", "").strip()
 
 
 def chosen(text: str, letters: Sequence[str] = LETTERS) -> str | None:
-    """The letter that an answer names: it alone, before ". ", or in a single "The answer is X" with something after it.
+    """Return the letter that an answer names: alone, before ". ", or in a single "The answer is X."
 
     LLaVA's pattern ends with an unescaped full stop, so any character may follow the letter, but one must.
     """
@@ -63,17 +63,17 @@ def chosen(text: str, letters: Sequence[str] = LETTERS) -> str | None:
 
 
 class ScienceQA(Illustrated):
-    """The questions with an image. Kinds are the numbers of choices: guessing gains more where there are few."""
+    """ScienceQA-IMG. Kinds are the numbers of choices, since guessing gains more where there are few."""
 
     name = "scienceqa"
     max_new_tokens = 16
     judged = False
     scale = 100.0
     without_image: frozenset[str] = frozenset()
-    """Questions of the official file that have no image and are not part of this task."""
+    """Ids in the official file that have no image and are not part of this task."""
 
     def score(self, item: Item, text: str) -> float | None:
-        """1 for the right letter; an answer without one is wrong."""
+        """Return 1 for the right letter; an answer without one is wrong."""
         return float(chosen(text) == item.answer)
 
 
@@ -83,17 +83,17 @@ class ScienceQA(Illustrated):
     data="--data FOLDER with llava_test_CQM-A.json and images/, or a dataset of the Hugging Face hub",
 )
 def load(data: Path | None, limit: int | None = None, present: bool = False, hub: str | None = None) -> ScienceQA:
-    """From the official folder, or without one from a dataset of the hub. `present` leaves out the questions whose
-    images are not in the folder."""
+    """Load the official folder, or without one a dataset of the hub. `present` leaves out questions whose images are
+    not in the folder."""
     validation.choice("present", present, [True, False])
     if data is None:
         return from_hub(hub or HUB, limit)
     if hub is not None:
-        raise ValueError(f"hub={hub!r} and data={str(data)!r}: give one of them")
+        raise ValueError(f"pass either hub or data, got hub={hub!r} and data={str(data)!r}")
     path = official_file(data, "llava_test_CQM-A.json", ADVICE)
     entries = parse_json(read_text(path), str(path))
     if not isinstance(entries, list):
-        raise ValueError(f"{path}: it is not a list: {ADVICE}")
+        raise ValueError(f"{path} must be a list of questions: {ADVICE}")
     records = [entry_of(f"{path}, entry {number}", entry) for number, entry in enumerate(entries, 1)]
     illustrated = [entry for entry in records if entry.fields.get("image") is not None]
     items = gather(str(path), ((entry, from_file(entry)) for entry in illustrated))
@@ -109,7 +109,7 @@ def load(data: Path | None, limit: int | None = None, present: bool = False, hub
 
 
 def from_file(entry: Entry) -> Item:
-    """A question as LLaVA's file has it: a human's turn, and the letter."""
+    """Make a question from an entry of LLaVA's file: a human's turn, and the letter."""
     turns = entry.fields.get("conversations")
     if not (isinstance(turns, list) and len(turns) == 2 and all(isinstance(turn, dict) for turn in turns)):
         raise entry.wrong("conversations", "two turns, the question and the answer")
@@ -123,7 +123,7 @@ def from_file(entry: Entry) -> Item:
 
 
 def count_choices(text: str) -> int:
-    """How many lines at the end of a question are choices, from A on."""
+    """Count the lines at the end of a question that are choices, from A on."""
     lines = bare(text).split("\n")
     for number in range(len(LETTERS), 1, -1):
         last = lines[-number:]
@@ -133,17 +133,17 @@ def count_choices(text: str) -> int:
 
 
 def from_hub(hub: str, limit: int | None) -> ScienceQA:
-    """The questions of the hub, whose rows have no ids: they get their indices."""
+    """Load a dataset of the hub; its rows have no ids and get their indices."""
     rows, records = hub_rows(hub, CONFIG, ADVICE)
     items = gather(hub, ((entry, from_row(f"row-{index:04}", entry)) for index, entry in enumerate(records)))
     return ScienceQA(items[:limit], Hub(rows, {item.image: index for index, item in enumerate(items)}))
 
 
 def from_row(key: str, entry: Entry) -> Item:
-    """A question as the hub has it, in the words of LLaVA's file."""
+    """Make a question from a row of the hub, in the words of LLaVA's file."""
     choices, answer, hint = entry.texts("choices"), entry.fields.get("answer"), entry.fields.get("hint")
     if not 2 <= len(choices) <= len(LETTERS):
-        raise entry.wrong("choices", f"2 to {len(LETTERS)} of them")
+        raise entry.wrong("choices", f"2 to {len(LETTERS)} strings")
     if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < len(choices):
         raise entry.wrong("answer", "the number of a choice, counted from 0")
     context = f"Context: {hint}\n" if is_text(hint) else ""

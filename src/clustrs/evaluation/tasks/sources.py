@@ -1,4 +1,4 @@
-"""Where questions and images come from: files that users give, which may be wrong in any way, and the hub."""
+"""Sources of questions and images: files of users, which may be wrong in any way, and the hub."""
 
 import json
 import re
@@ -16,115 +16,115 @@ from clustrs.corruptions.images import ImageTooLarge, check_size, first_sentence
 from clustrs.evaluation.tasks import Item
 
 ImageSource = Callable[[str], Image.Image]
-"""From an image's name to the image; a ValueError says what is wrong with it."""
+"""Function from an image's name to the image, which raises a ValueError if it cannot be read."""
 
 
 class Illustrated:
-    """What tasks with images from elsewhere have in common: questions, and where the images come from."""
+    """Base class of tasks with an `ImageSource`."""
 
     def __init__(self, items: Sequence[Item], images: ImageSource) -> None:
         self.items = items
         self.images = images
 
     def open(self, image: str) -> Image.Image:
-        """The image in RGB; a ValueError says what is wrong with it."""
+        """Open an image in RGB."""
         return self.images(image)
 
     def file(self, image: str) -> Path | None:
-        """The file of an image; None if it has none of its own."""
+        """Return the file of an image; None if it has none of its own."""
         return self.images.file(image) if isinstance(self.images, Folder) else None
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of a file. `where` names file and entry in messages."""
+    """Entry of a file; `where` names file and entry in messages."""
 
     where: str
     fields: Mapping[str, Any]
 
     def wrong(self, key: str, accepted: str) -> ValueError:
-        """An error about one field."""
-        found = f"{key} is {reprlib.repr(self.fields[key])}" if key in self.fields else f"{key} is missing"
-        return ValueError(f"{self.where}: {found}: give {accepted}")
+        """Return an error about one field."""
+        found = reprlib.repr(self.fields[key]) if key in self.fields else "nothing"
+        return ValueError(f"{self.where}: {key} must be {accepted}, got {found}")
 
     def text(self, key: str) -> str:
-        """A string with something in it."""
+        """Return a string that is not empty."""
         value = self.fields.get(key)
         if not is_text(value):
             raise self.wrong(key, "a string that is not empty")
         return str(value)
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list of strings, at least one."""
+        """Return a list of strings, at least one."""
         value = self.fields.get(key)
         if not (isinstance(value, list) and value and all(map(is_text, value))):
             raise self.wrong(key, "a list of strings, none empty")
         return tuple(value)
 
     def kinds(self, key: str) -> tuple[str, ...]:
-        """A list of groups, each counted once."""
+        """Return a list of groups, each once."""
         return tuple(dict.fromkeys(self.texts(key)))
 
     def name(self, key: str) -> str:
-        """A string or an integer, as a string."""
+        """Return a string or an integer, as a string."""
         value = self.fields.get(key)
         return str(value) if isinstance(value, int) and not isinstance(value, bool) else self.text(key)
 
     def image(self, key: str) -> str:
-        """The path of an image below the task's folder."""
+        """Return the path of an image below the task's folder."""
         if leaves(self.text(key)):
             raise self.wrong(key, "a path inside the folder, neither absolute nor with '..'")
         return self.text(key)
 
 
 def is_text(value: Any) -> bool:
-    """Words, and no half characters."""
+    """Check for a string that is not empty and has no half characters."""
     return isinstance(value, str) and bool(value.strip()) and not has_half_characters(value)
 
 
 def has_half_characters(text: str) -> bool:
-    """Whether a text has lone surrogates: JSON's escapes can have them, no tokenizer and no UTF-8 file takes them."""
+    """Check for lone surrogates, which JSON's escapes can hold, but no tokenizer and no UTF-8 file."""
     return re.search(r"[\ud800-\udfff]", text) is not None
 
 
 def leaves(path: str) -> bool:
-    """Whether a path may lead out of its folder, here or on another system."""
+    """Check whether a path may lead out of its folder, here or on another system."""
     windows = PureWindowsPath(path)
     return bool(windows.anchor) or ".." in windows.parts
 
 
 def entry_of(where: str, value: Any) -> Entry:
-    """An entry that must be an object."""
+    """Make an entry of a value that must be an object."""
     if not isinstance(value, dict):
-        raise ValueError(f"{where}: {reprlib.repr(value)} is not a JSON object: give {{...}}")
+        raise ValueError(f"{where}: expected a JSON object, got {reprlib.repr(value)}")
     return Entry(where, value)
 
 
 def gather(source: str, pairs: Iterable[tuple[Entry, Item]]) -> list[Item]:
-    """The questions; no two with the same id, and at least one."""
+    """Collect the questions: at least one, each with an id of its own."""
     items: dict[str, Item] = {}
     for entry, item in pairs:
         if item.id in items:
-            raise ValueError(f"{entry.where}: the id {item.id!r} occurs twice: give every question its own")
+            raise ValueError(f"{entry.where}: the id {item.id!r} occurs twice")
         items[item.id] = item
     if not items:
-        raise ValueError(f"{source}: there are no questions in it")
+        raise ValueError(f"{source} has no questions")
     return list(items.values())
 
 
 def read_text(path: Path) -> str:
-    """The text of a file in UTF-8."""
+    """Read a text file in UTF-8."""
     try:
         with TextIOWrapper(open_regular(path), "utf-8-sig") as file:
             return file.read()
     except UnicodeDecodeError:
-        raise ValueError(f"{path}: not a text in UTF-8") from None
+        raise ValueError(f"{path} must be a text in UTF-8") from None
     except OSError as error:
-        raise ValueError(f"{path} could not be read: {error.strerror or type(error).__name__}") from None
+        raise ValueError(f"{path} cannot be read: {error.strerror or type(error).__name__}") from None
 
 
 def parse_json(text: str, where: str) -> Any:
-    """What a JSON text says; no key may occur twice in an object."""
+    """Parse JSON; no key may occur twice in an object."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         made = dict(pairs)
@@ -145,7 +145,7 @@ def parse_json(text: str, where: str) -> Any:
 
 
 def official_file(data: Path, name: str, advice: str) -> Path:
-    """A file of that name in the folder `data`."""
+    """Return the file of that name in the folder `data`."""
     if not (data / name).is_file():
         what = f"there is no {name} in it" if data.is_dir() else "there is no such folder"
         raise ValueError(f"data={str(data)!r}: {what}: {advice}")
@@ -154,7 +154,7 @@ def official_file(data: Path, name: str, advice: str) -> Path:
 
 @dataclass(frozen=True)
 class Folder:
-    """Images by their paths in a folder. The folder may be a link, but nothing in it may lead out of it."""
+    """Source of images by their paths in a folder. The folder may be a link, but nothing in it may lead out of it."""
 
     path: Path
 
@@ -162,7 +162,7 @@ class Folder:
         return open_image(self.file(name))
 
     def file(self, name: str) -> Path:
-        """Where an image lies."""
+        """Return the path of an image."""
         if leaves(name):
             raise ValueError(f"image {reprlib.repr(name)}: it lies outside of the task's folder")
         try:
@@ -175,7 +175,7 @@ class Folder:
         return file
 
     def has(self, image: str) -> bool:
-        """Whether there is such a file."""
+        """Check whether there is such a file."""
         try:
             return self.file(image).is_file()
         except ValueError:
@@ -184,7 +184,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class Hub:
-    """Images in the rows of a dataset of the Hugging Face hub, by name."""
+    """Source of images in the rows of a dataset of the Hugging Face hub, by name."""
 
     rows: Any
     indices: Mapping[str, int]
@@ -205,7 +205,7 @@ class Hub:
 
 
 def hub_rows(hub: str, config: str | None, advice: str) -> tuple[Any, list[Entry]]:
-    """The test split of a dataset, and its rows without the images."""
+    """Return the test split of a dataset, and its rows without the images."""
     try:
         datasets = import_module("datasets")
     except ImportError:

@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from clustrs.evaluation.store import AnswerRecord, encode_record, identity, lines, need, read_object, write_whole
+from clustrs.evaluation.store import AnswerRecord, encode_record, identity, lines, read_object, require, write_whole
 from clustrs.validation import excerpt
 
 ENDING = "_results.json"
@@ -108,13 +108,13 @@ def read_cells(folder: Path, tell: Callable[[str], None]) -> Iterator[Cell]:
     """The tasks of all results of pruned models, older ones first; those of other models are left aside."""
     for path in result_files(folder):
         where, content = repr(str(path)), read_object(path)
-        config = need(where, content, "config", dict)
+        config = require(where, content, "config", dict)
         record = next((one for one in own_fields(config) if "clustrs" in one), None)
         if record is None:
             tell(f"{path}: the model is {excerpt(config.get('model'))}, left aside")
             continue
         check_record(where, record)
-        for task, scores in need(where, content, "results", dict).items():
+        for task, scores in require(where, content, "results", dict).items():
             found = metrics_of(scores)
             if found and task in content.get("configs", {}):
                 number = content.get("n-samples", {}).get(task, {}).get("effective", 1)
@@ -130,7 +130,7 @@ def own_fields(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 def check_record(where: str, record: Mapping[str, Any]) -> None:
     """Refuse a record that lacks what a run must know."""
     for name, kind in (("pretrained", str), ("method", dict), ("corrupt", str), ("seed", int), ("clustrs", str)):
-        need(where, record, name, kind)
+        require(where, record, name, kind)
 
 
 def metrics_of(scores: Any) -> dict[str, float]:
@@ -191,7 +191,7 @@ def read_samples(cell: Cell, metric: str) -> list[Sample] | None:
         if score is None:
             return None
         question, answer, text = (as_text(line.get(name)) for name in ("input", "target", "filtered_resps"))
-        samples.append(Sample(f"{need(where, line, 'doc_id', int):06}", question, answer, text, score))
+        samples.append(Sample(f"{require(where, line, 'doc_id', int):06}", question, answer, text, score))
     if not samples or len({sample.item for sample in samples}) < len(samples):
         return None
     mean, total = sum(sample.score for sample in samples) / len(samples), cell.scores[metric]
