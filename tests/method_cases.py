@@ -49,8 +49,8 @@ def draw_image(
 ) -> Image:
     """Tokens in a few clumps. Shares of them repeat others, or get no attention; attention may have ties."""
     rng = np.random.default_rng(seed)
-    centres = rng.normal(size=(max(1, n // 5), width)) * 3
-    tokens = centres[rng.integers(len(centres), size=n)] + rng.normal(size=(n, width)) + offset
+    centers = rng.normal(size=(max(1, n // 5), width)) * 3
+    tokens = centers[rng.integers(len(centers), size=n)] + rng.normal(size=(n, width)) + offset
     hidden = rng.normal(size=(n + cls, 10))
     keys = rng.normal(size=(n + cls, 4))
     copied = rng.random(n) < duplicates

@@ -10,7 +10,7 @@ import clustrs
 from clustrs import palette
 
 
-def test_every_method_has_a_colour_of_its_own() -> None:
+def test_every_method_has_a_color_of_its_own() -> None:
     names = [*clustrs.list_methods(), "mine", "yours", "denoise:divprune", "a method with spaces"]
     colors = [palette.color(name) for name in names]
     assert len(set(colors)) == len(names)
@@ -20,18 +20,18 @@ def test_every_method_has_a_colour_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["tome", "mine", "x" * 500, ""])
-def test_other_names_stay_clear_of_the_fixed_colours(name: str) -> None:
+def test_other_names_stay_clear_of_the_fixed_colors(name: str) -> None:
     assert palette._clearance(palette.color(name)) > 40**2
     assert palette.marker(name) in palette.OTHER_MARKERS
     assert palette.marker(name) not in palette.MARKERS.values()
 
 
-def test_what_is_not_a_method_has_no_method_s_colour() -> None:
+def test_what_is_not_a_method_has_no_method_s_color() -> None:
     assert all(palette._clearance(color) > 40**2 for color in palette.SERIES)
     assert len(set(palette.SERIES)) == len(palette.SERIES)
 
 
-def test_a_colour_has_one_stand_in_on_every_dark_page() -> None:
+def test_a_color_has_one_stand_in_on_every_dark_page() -> None:
     assert all(light in palette.COLORS.values() for light in palette.DARK)
     assert '.dark [style*="color: #0072b2"] { color: #2a8fd6 !important; }' in palette.dark_css(".dark")
     page = (Path(clustrs.__file__).parent / "app" / "style.css").read_text()

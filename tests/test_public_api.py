@@ -28,9 +28,10 @@ def test_every_name_is_where_the_table_says() -> None:
 def test_type_checkers_see_the_same_names() -> None:
     tree = ast.parse(Path(clustrs.__file__).read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
-    seen = {
-        alias.asname: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
-    }
+    imports = [(node.module, alias) for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    seen = dict.fromkeys(clustrs.pruners.__all__, "clustrs.pruners")
+    assert ("clustrs.pruners", "*") in [(module, alias.name) for module, alias in imports]
+    seen |= {alias.asname: module for module, alias in imports if alias.asname}
     assert seen == clustrs._MODULE_OF
 
 

@@ -48,31 +48,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors; a 
     from clustrs.models.load import load_model as load_model
     from clustrs.models.load import quiet_transformers as quiet_transformers
     from clustrs.models.select import ImageSelection as ImageSelection
-    from clustrs.pruners import ClustRS as ClustRS
-    from clustrs.pruners import Denoise as Denoise
-    from clustrs.pruners import DivPrune as DivPrune
-    from clustrs.pruners import EncoderStates as EncoderStates
-    from clustrs.pruners import FasterVLM as FasterVLM
-    from clustrs.pruners import Grid as Grid
-    from clustrs.pruners import Layout as Layout
-    from clustrs.pruners import NoPruning as NoPruning
-    from clustrs.pruners import Pruner as Pruner
-    from clustrs.pruners import PrunerInputs as PrunerInputs
-    from clustrs.pruners import Random as Random
-    from clustrs.pruners import Selection as Selection
-    from clustrs.pruners import ToMe as ToMe
-    from clustrs.pruners import VisionZip as VisionZip
-    from clustrs.pruners import VisPruner as VisPruner
-    from clustrs.pruners import attach as attach
-    from clustrs.pruners import from_dict as from_dict
-    from clustrs.pruners import get_method as get_method
-    from clustrs.pruners import list_methods as list_methods
-    from clustrs.pruners import list_presets as list_presets
-    from clustrs.pruners import method_class as method_class
-    from clustrs.pruners import parse_method as parse_method
-    from clustrs.pruners import register as register
-    from clustrs.pruners import split_methods as split_methods
-    from clustrs.pruners import variant_labels as variant_labels
+    from clustrs.pruners import *  # noqa: F403
     from clustrs.validation import LoadOptions as LoadOptions
 
 __version__ = "0.2.0"

@@ -1,8 +1,8 @@
-"""One colour and one marker for each method, in every figure, report and page.
+"""One color and one marker for each method, in every figure, report and page.
 
-The methods of the paper have fixed colours (Okabe and Ito's, which people with any colour vision can tell apart). Every
-other name gets a colour that depends on the name alone and stays clear of the fixed ones. What is drawn beside methods
-(parts of a time, budgets, variants) takes its colours from `SERIES`, so that a colour has one meaning. Needs neither
+The methods of the paper have fixed colors (Okabe and Ito's, which people with any color vision can tell apart). Every
+other name gets a color that depends on the name alone and stays clear of the fixed ones. What is drawn beside methods
+(parts of a time, budgets, variants) takes its colors from `SERIES`, so that a color has one meaning. Needs neither
 torch nor matplotlib.
 """
 
@@ -20,16 +20,16 @@ COLORS = {
     "none": "#000000",
 }
 DARK = {"#0072b2": "#2a8fd6", "#000000": "#e5e7eb"}
-"""What stands for a colour on a dark page, where it would hardly be seen."""
+"""Replacements for colors that are hard to see on a dark page."""
 MARKERS = dict(zip(COLORS, "osv^D*Px", strict=True))
 OTHER_MARKERS = "hp<>d8X"
 SERIES = ("#332288", "#882255", "#999933", "#44aa99", "#ddcc77")
-"""For what is not a method: Tol's muted colours that lie clear of the methods' own."""
+"""Colors for anything but methods: Tol's muted ones that differ clearly from the methods' own."""
 CANDIDATES = 12
 
 
 def color(name: str) -> str:
-    """The colour of a method as #rrggbb."""
+    """Return the color of a method as #rrggbb."""
     if name in COLORS:
         return COLORS[name]
     digest = sha256(name.encode()).digest()
@@ -37,8 +37,8 @@ def color(name: str) -> str:
 
 
 def dark_css(scope: str = "") -> str:
-    """Style rules of a page that is dark inside `scope`, for elements that have a colour as their style's `color` or
-    `--method`."""
+    """Return the style rules of a page that is dark inside `scope`, for elements that have a color as their style's
+    `color` or `--method`."""
     rules = [
         f'{scope} [style*="{key}: {light}"] {{ {key}: {dark} !important; }}'
         for light, dark in DARK.items()
@@ -48,7 +48,7 @@ def dark_css(scope: str = "") -> str:
 
 
 def marker(name: str) -> str:
-    """The marker of a method, as matplotlib names them."""
+    """Return the marker of a method, as matplotlib names it."""
     return MARKERS.get(name) or OTHER_MARKERS[sha256(name.encode()).digest()[-1] % len(OTHER_MARKERS)]
 
 
@@ -58,7 +58,7 @@ def _candidate(digest: bytes, index: int) -> str:
 
 
 def _clearance(candidate: str) -> int:
-    """Squared distance to the nearest fixed colour."""
+    """Return the squared distance to the nearest fixed color."""
     return min(sum((a - b) ** 2 for a, b in zip(_rgb(candidate), _rgb(c), strict=True)) for c in COLORS.values())
 
 

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from types import NoneType
 from typing import Any, Literal, get_args
@@ -35,31 +35,15 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 class LoadOptions:
     """Options for loading a model. Configs and commands that load one derive from this, so all have the same fields."""
 
-    device: str | None = field(
-        default=None,
-        metadata={"help": "cpu, cuda, cuda:1, mps ... (default: an accelerator if there is one)", "metavar": "DEVICE"},
-    )
-    dtype: Dtype | None = field(
-        default=None,
-        metadata={"help": "type of the weights (default: float32 on a CPU, the checkpoint's own elsewhere)"},
-    )
-    attn: str | None = field(
-        default=None,
-        metadata={
-            "help": "attention implementation: sdpa, eager, flash_attention_2 ... (default: transformers' choice)",
-            "metavar": "NAME",
-        },
-    )
-    load_in_8bit: bool = field(
-        default=False, metadata={"help": "quantize to 8 bits (needs bitsandbytes or torchao)", "flag": "--load-in-8bit"}
-    )
-    load_in_4bit: bool = field(
-        default=False, metadata={"help": "quantize to 4 bits (needs bitsandbytes or torchao)", "flag": "--load-in-4bit"}
-    )
-    device_map: str | None = field(
-        default=None,
-        metadata={"help": "spread the model over devices: auto, balanced ... (needs accelerate)", "metavar": "MAP"},
-    )
+    device: str | None = None
+    """cpu, cuda, cuda:1, mps ...; None is an accelerator if there is one."""
+    dtype: Dtype | None = None
+    """Type of the weights; None is float32 on a CPU, the checkpoint's own elsewhere."""
+    attn: str | None = None
+    """Attention implementation; None is transformers' choice."""
+    load_in_8bit: bool = False
+    load_in_4bit: bool = False
+    device_map: str | None = None
 
     def load_options(self) -> "LoadOptions":
         """Return these options alone, without the fields of a derived class."""

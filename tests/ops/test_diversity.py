@@ -131,7 +131,7 @@ def test_diversity_never_repeats_a_token(value: float, n: int) -> None:
 
 @pytest.mark.parametrize("kind", ["noise", "tight", "duplicates"])
 @pytest.mark.parametrize("window", [3, diversity.WINDOW])
-def test_thinning_by_neighbours_is_thinning(kind: str, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thinning_by_neighbors_is_thinning(kind: str, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     similarity = cosines(tokens(kind, 201, 20)[None])
     order = torch.randperm(201, generator=torch.Generator().manual_seed(1))[None, 4:]
     expected = diversity.thin(similarity, order, 9)

@@ -132,9 +132,9 @@ def test_labels_and_centers_of_each_round_are_the_references(seed: int, rounds: 
     expected, expected_centers = clustering.refine(method, image.tokens, image.attention, seeds)
     labels, ours = state_after(rounds, tokens, weight, 6, 1.0, robust)
     assert labels.tolist() == expected
-    for centre, our_centre in zip(expected_centers, ours, strict=True):
-        if centre is not None:
-            np.testing.assert_allclose(our_centre.numpy(), centre, atol=1e-9)
+    for center, our_center in zip(expected_centers, ours, strict=True):
+        if center is not None:
+            np.testing.assert_allclose(our_center.numpy(), center, atol=1e-9)
 
 
 @pytest.mark.parametrize("tolerance", [0.0, 0.05, 1.0])

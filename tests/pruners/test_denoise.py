@@ -50,7 +50,7 @@ def test_by_hand() -> None:
     result = Denoise(FasterVLM(keep=2)).select(tokens, attention)
     assert result.labels is not None
     assert result.labels.tolist() == [0, 0, 1, 1]
-    # centre 0.2, residuals 0.2 and 0.8, their median 0.5: alpha = 0.25 / (0.04 + 0.25)
+    # center 0.2, residuals 0.2 and 0.8, their median 0.5: alpha = 0.25 / (0.04 + 0.25)
     alpha = 0.25 / 0.29
     torch.testing.assert_close(result.alpha, torch.tensor([alpha, alpha]))
     torch.testing.assert_close(result.tokens[:, 0], torch.tensor([(1 - alpha) * 0.2, 10 - (1 - alpha) * 0.2]))

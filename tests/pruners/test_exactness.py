@@ -1,4 +1,4 @@
-"""What a selection must not depend on: the batch, the threads, the scale of the attention, the compiler, autocast."""
+"""Independence of a selection from the batch, the threads, the scale of the attention, the compiler, autocast."""
 
 import os
 import subprocess

@@ -72,7 +72,7 @@ def test_same_as_reference(
 
 
 @pytest.mark.parametrize("switches", ON, ids=lambda switches: "-".join(switches))
-def test_an_image_does_not_notice_its_neighbours(switches: dict[str, Any]) -> None:
+def test_an_image_does_not_notice_its_neighbors(switches: dict[str, Any]) -> None:
     images = [draw_image(seed, 60, 9, duplicates=0.2, ties=True) for seed in range(4)]
     tokens, attention, states = tensors(images)
     method = ClustRS(keep=7, **switches)

@@ -58,47 +58,47 @@ def scales(tokens: Array) -> list[float]:
 
     The last term is float64's own rounding, all there is when every token is the same.
     """
-    centre = np.mean(tokens, axis=0)
-    norms = [squared(token, centre) for token in tokens]
+    center = np.mean(tokens, axis=0)
+    norms = [squared(token, center) for token in tokens]
     own = 1e-24 * float(np.sum(tokens**2))
     return [norm + sum(norms) / len(norms) + own for norm in norms]
 
 
-def assign(tokens: Array, centres: list[Array | None], scale: list[float]) -> list[int]:
-    """The nearest centre of each token: the first of those that rounding cannot tell apart."""
+def assign(tokens: Array, centers: list[Array | None], scale: list[float]) -> list[int]:
+    """The nearest center of each token: the first of those that rounding cannot tell apart."""
     labels = []
     for token, size in zip(tokens, scale, strict=True):
-        far = [math.inf if centre is None else squared(token, centre) for centre in centres]
+        far = [math.inf if center is None else squared(token, center) for center in centers]
         labels.append(next(j for j, d in enumerate(far) if d <= min(far) + ROUNDING * size))
     return labels
 
 
 def refine(method: Any, tokens: Array, weight: Array, seeds: list[int]) -> tuple[list[int], list[Array | None]]:
-    """Labels and centres after the last round."""
+    """Labels and centers after the last round."""
     scale = scales(tokens)
-    centres: list[Array | None] = [tokens[i] for i in seeds]
+    centers: list[Array | None] = [tokens[i] for i in seeds]
     labels = [-1] * len(tokens)
     for _ in range(method.iterations):
-        update = assign(tokens, centres, scale)
+        update = assign(tokens, centers, scale)
         changed = sum(new != old for new, old in zip(update, labels, strict=True))
         labels = update
-        for j, centre in enumerate(centres):
+        for j, center in enumerate(centers):
             members = [i for i, label in enumerate(labels) if label == j]
-            if not members or centre is None:
-                centres[j] = None
+            if not members or center is None:
+                centers[j] = None
             elif method.centroid == "mean":
-                centres[j] = mean(members, tokens, weight)
+                centers[j] = mean(members, tokens, weight)
             else:
                 base = weight if sum(weight[i] for i in members) > 0 else np.ones(len(tokens))
-                pull = [min(1.0, method.tau / r) if r > 0 else 1.0 for r in map(math.sqrt, _to(tokens, centre))]
-                centres[j] = mean(members, tokens, np.array([b * p for b, p in zip(base, pull, strict=True)]))
+                pull = [min(1.0, method.tau / r) if r > 0 else 1.0 for r in map(math.sqrt, _to(tokens, center))]
+                centers[j] = mean(members, tokens, np.array([b * p for b, p in zip(base, pull, strict=True)]))
         if changed < method.tolerance * len(tokens):
             break
-    return labels, centres
+    return labels, centers
 
 
-def _to(tokens: Array, centre: Array) -> list[float]:
-    return [squared(token, centre) for token in tokens]
+def _to(tokens: Array, center: Array) -> list[float]:
+    return [squared(token, center) for token in tokens]
 
 
 def representatives(
@@ -122,9 +122,9 @@ def representatives(
     return sorted(kept.values()), [rank[label] for label in labels]
 
 
-def residual(token: Array, centre: Array, scale: float) -> float:
-    """Distance from the centre; one that rounding could make is none."""
-    d = squared(token, centre)
+def residual(token: Array, center: Array, scale: float) -> float:
+    """Distance from the center; one that rounding could make is none."""
+    d = squared(token, center)
     return math.sqrt(d) if d > ROUNDING * scale else 0.0
 
 
@@ -137,13 +137,13 @@ def medoids(labels: list[int], tokens: Array, weight: Array, k: int) -> list[int
         if not members:
             nearest.append(None)
             continue
-        centre = mean(members, tokens, weight)
-        least = min(squared(tokens[i], centre) for i in members)
-        nearest.append(next(i for i in members if squared(tokens[i], centre) <= least + ROUNDING * scale[i]))
+        center = mean(members, tokens, weight)
+        least = min(squared(tokens[i], center) for i in members)
+        nearest.append(next(i for i in members if squared(tokens[i], center) <= least + ROUNDING * scale[i]))
     return nearest
 
 
-def raised(weight: Array, power: float) -> Array:
+def pow_weights(weight: Array, power: float) -> Array:
     top = max(weight)
     if power == 1:
         return weight
@@ -154,7 +154,7 @@ def clustrs(method: Any, image: Image, k: int) -> Result:
     tokens, weight = image.tokens, image.attention
     if method.salience or (method.salience is None and not image.cls):
         weight = salience(tokens, weight)
-    weight = raised(weight, method.attention_power)
+    weight = pow_weights(weight, method.attention_power)
     seeds = seeding(method, tokens, weight, k)
     labels, _ = refine(method, tokens, weight, seeds)
     chosen = medoids(labels, tokens, weight, k) if method.representative == "medoid" else None
@@ -168,7 +168,7 @@ def denoise(method: Any, image: Image, k: int) -> Result:
     asked = getattr(method.inner, "salience", None) if method.salience is None else method.salience
     if asked or (asked is None and not image.cls):
         weight = salience(tokens, weight)
-    weight = raised(weight, getattr(method.inner, "attention_power", 1.0))
+    weight = pow_weights(weight, getattr(method.inner, "attention_power", 1.0))
     labels = inner.labels
     if labels is None:
         labels = assign(tokens, [tokens[i] for i in inner.indices], scales(tokens))
@@ -190,12 +190,12 @@ def shrunk(
     centroids = [mean(members, tokens, weight) for members in clusters]
     radius = [residual(token, centroids[labels[m]], scale[m]) for m, token in enumerate(tokens)]
     rows, alphas = [], []
-    for i, members, centre in zip(kept, clusters, centroids, strict=True):
+    for i, members, center in zip(kept, clusters, centroids, strict=True):
         alpha = 1.0
         if len(members) > 1 and clip is not None:
             alpha = min(max(rrs(radius[i], sorted(radius[m] for m in members)), clip[0]), clip[1])
         alphas.append(alpha)
-        rows.append(alpha * tokens[i] + (1 - alpha) * centre)
+        rows.append(alpha * tokens[i] + (1 - alpha) * center)
     return Result(np.array(rows), kept, labels, np.array(centroids), alphas)
 
 

@@ -24,9 +24,9 @@ LARGEST_EXPONENT = 900
 SMALLEST = 2.0**-400
 """Rows of float64 numbers below this are multiplied by a power of two before they are squared."""
 NOT_A_NUMBER = 2.0
-"""What a cosine that is NaN counts as: more than any other, so that its tokens come last."""
+"""Stands for a cosine that is NaN: more than any other, so that its tokens come last."""
 LARGEST_SIMILARITY = 2.0**127
-"""What an infinite similarity counts as: less than that of a token to itself. Every exporter can write it."""
+"""Stands for an infinite similarity: less than that of a token to itself. Every exporter can write it."""
 CHUNK = 512
 """Features that are added up in float32 at once: the fewer, the smaller the error."""
 SMALL = 128 * 256

@@ -26,7 +26,7 @@ _NO_REDUCTION = 0
 AT_ONCE = 8
 """From this share of the tokens on, 1 / AT_ONCE, the costs to all tokens are computed at once, not seed by seed."""
 LIGHTEST = 1e-36
-"""What counts as no weight at all, next to a largest weight of about 1."""
+"""Weight that counts as none, next to a largest weight of about 1."""
 LEAST_SUM = 2.0**-126
 """Below every sum of weights in a cluster, also of the lightest ones that the Huber estimate makes lighter still."""
 
