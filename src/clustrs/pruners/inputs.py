@@ -26,13 +26,6 @@ class EncoderStates:
         keys: Its k-projection [B, N, K], mean over heads.
         projector: Maps hidden states [B, k, H] to tokens [B, k, D].
         cls: True if `hidden` and `keys` have one token more, in front: the CLS token.
-
-    Example:
-        >>> import torch
-        >>> from clustrs import EncoderStates, VisPruner
-        >>> states = EncoderStates(hidden=torch.rand(1 + 9, 4))
-        >>> VisPruner(keep=4).select(torch.rand(9, 8), torch.rand(9), states).tokens.shape
-        torch.Size([4, 8])
     """
 
     hidden: Tensor | None = None
@@ -157,21 +150,24 @@ def collect_inputs(
 ) -> PrunerInputs:
     """Check the shapes of all that `select` was given, and add a batch dimension if there is none."""
     if isinstance(tokens, PrunerInputs):
-        if not all(other is None for other in (scores, states, layout, question)):
+        if not scores is states is layout is question is None:
             raise ValueError("select takes a PrunerInputs alone, or tokens and keywords, got both")
-        given = tokens
-        states = EncoderStates(given.hidden, given.keys, given.projector, given.cls)
-        return collect_inputs(given.tokens, given.scores, states, given.layout, given.question)
-    check_tokens(tokens)
+        states = EncoderStates(tokens.hidden, tokens.keys, tokens.projector, tokens.cls)
+        return collect_inputs(tokens.tokens, tokens.scores, states, tokens.layout, tokens.question)
+    _check_tensor("tokens", tokens, tokens)
+    if tokens.dim() not in (2, 3):
+        raise ValueError(f"tokens must have shape [N, D], or [B, N, D] for a batch, got {_shape(tokens)}")
+    if tokens.numel() == 0:
+        raise ValueError(f"tokens must have at least one image of at least one token, got shape {_shape(tokens)}")
     states = states or EncoderStates()
     *batch, n, _ = tokens.shape
     if scores is not None:
-        check_shape("scores", scores, (*batch, n), tokens)
+        _check_shape("scores", scores, (*batch, n), tokens)
     for name, state in (("hidden", states.hidden), ("keys", states.keys)):
         if state is not None:
-            check_shape(name, state, (*batch, n + states.cls, -1), tokens)
+            _check_shape(name, state, (*batch, n + states.cls, -1), tokens)
     if question is not None:
-        check_shape("question", question, (*batch, -1, -1), tokens)
+        _check_shape("question", question, (*batch, -1, -1), tokens)
 
     def batched(part: Tensor | None) -> Tensor | None:
         return part if batch or part is None else part[None]
@@ -192,36 +188,36 @@ def collect_inputs(
 def _batched_layout(layout: Layout, tokens: Tensor) -> Layout:
     """Return the layout with [B, N] everywhere; one [N] serves every image of a batch."""
     batch, n = (tokens.shape[0] if tokens.dim() == 3 else 1), tokens.shape[-2]
-    parts = []
-    for name in ("tile", "y", "x"):
-        value = getattr(layout, name)
-        if not isinstance(value, Tensor) or value.is_floating_point() or value.dtype == torch.bool:
-            raise ValueError(f"layout.{name} must be a tensor of integers, got {_kind(value)}")
+    parts = {name: getattr(layout, name) for name in ("tile", "y", "x")}
+    for name, value in parts.items():
+        _check_tensor(f"layout.{name}", value, tokens, integers=True)
         if value.shape not in ((n,), tokens.shape[:-1]):
             expected = f"[{n}] for tokens of shape {_shape(tokens)}"
             raise ValueError(f"layout.{name} must have shape {expected}, got {_shape(value)}")
-        _check_device(f"layout.{name}", value, tokens)
-        parts.append(value.long().expand(batch, n))
-    return Layout(*parts)
+    return Layout(**{name: value.long().expand(batch, n) for name, value in parts.items()})
 
 
-def check_tokens(value: Any) -> None:
-    """Check for a floating-point tensor [N, D] or [B, N, D] that is not empty."""
-    _check_floating_point("tokens", value)
-    if value.dim() not in (2, 3):
-        raise ValueError(f"tokens must have shape [N, D], or [B, N, D] for a batch, got {_shape(value)}")
-    if value.numel() == 0:
-        raise ValueError(f"tokens must have at least one image of at least one token, got shape {_shape(value)}")
+def _check_tensor(name: str, value: Any, tokens: Tensor, integers: bool = False) -> None:
+    """Check for a tensor of numbers on the device of the tokens."""
+    if not isinstance(value, Tensor) or value.is_floating_point() == integers or value.dtype == torch.bool:
+        kind = str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(
+            f"{name} must be a {'tensor of integers' if integers else 'floating-point tensor'}, got {kind}"
+        )
+    if value.device != tokens.device:
+        raise ValueError(f"{name} must be on {tokens.device}, the device of the tokens, got {value.device}")
 
 
-def check_shape(name: str, value: Any, expected: tuple[int, ...], tokens: Tensor) -> None:
-    """Check for a tensor of shape `expected` (-1: any size) on the device of the tokens."""
-    _check_floating_point(name, value)
-    fits = value.dim() == len(expected) and all(e in (-1, s) for e, s in zip(expected, value.shape, strict=True))
-    if not fits:
+def _check_shape(name: str, value: Any, expected: tuple[int, ...], tokens: Tensor) -> None:
+    """Check for a floating-point tensor of shape `expected` (-1: any size)."""
+    _check_tensor(name, value, tokens)
+    if value.dim() != len(expected) or any(e not in (-1, s) for e, s in zip(expected, value.shape, strict=True)):
         wanted = ", ".join("any" if size == -1 else str(size) for size in expected)
         raise ValueError(f"{name} must have shape [{wanted}] for tokens of shape {_shape(tokens)}, got {_shape(value)}")
-    _check_device(name, value, tokens)
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"[{', '.join(map(str, tensor.shape))}]"
 
 
 def check_needs(method: str, needs: tuple[str, ...], inputs: PrunerInputs) -> None:
@@ -276,21 +272,3 @@ def check_selection(method: str, chosen: Selection, n: int, k: int) -> None:
     if chosen.tokens.shape[:2] != chosen.indices.shape:
         expected = f"[{len(chosen.indices)}, {k}, any]"
         raise ValueError(f"{method} must return tokens of shape {expected}, got {_shape(chosen.tokens)}")
-
-
-def _check_floating_point(name: str, value: Any) -> None:
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        raise ValueError(f"{name} must be a floating-point tensor, got {_kind(value)}")
-
-
-def _check_device(name: str, value: Tensor, tokens: Tensor) -> None:
-    if value.device != tokens.device:
-        raise ValueError(f"{name} must be on {tokens.device}, the device of the tokens, got {value.device}")
-
-
-def _kind(value: Any) -> str:
-    return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
-
-
-def _shape(tensor: Tensor) -> str:
-    return f"[{', '.join(map(str, tensor.shape))}]"
