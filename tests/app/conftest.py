@@ -10,14 +10,14 @@ from app_tools import find_chromium, need
 from recorded_run import write_run
 
 if TYPE_CHECKING:
-    from clustrs.app.loaded_model import LoadedModel
+    from clustrs.app.trial import LoadedModel
 
 HOSTILE = "${window.touched = 1} {{value}} <img src=x onerror='window.touched = 1'>"
 
 
 @pytest.fixture(scope="session")
 def loaded() -> "LoadedModel":
-    from clustrs.app.loaded_model import load_warm
+    from clustrs.app.trial import load_warm
 
     return load_warm("mini-llava")
 

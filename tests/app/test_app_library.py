@@ -10,9 +10,8 @@ import pytest
 from recorded_run import Row, write_run
 
 from clustrs.app import markup
-from clustrs.app.kept import kept_images
-from clustrs.app.loaded_model import LoadedModel
-from clustrs.app.results import Disagreement, OpenRun, RunLibrary, disagreements, rival
+from clustrs.app.results import Disagreement, OpenRun, RunLibrary, disagreements, kept_images, rival
+from clustrs.app.trial import LoadedModel
 from clustrs.evaluation.report.charts import Figure, draw, marker_path
 from clustrs.evaluation.report.scores import figures
 from clustrs.palette import MARKERS, OTHER_MARKERS

@@ -9,8 +9,7 @@ from PIL import Image
 
 from clustrs.app import markup
 from clustrs.app.inspection import Inspection, inspect
-from clustrs.app.loaded_model import LoadedModel
-from clustrs.app.source import corrupted, sample_sources
+from clustrs.app.trial import LoadedModel, corrupted, sample_sources
 from clustrs.models import shared_encoding
 from clustrs.models.ask import chat_prompt
 from clustrs.pruners import get_method

@@ -18,7 +18,7 @@ def test_port_that_is_taken_is_named(loaded: object, tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ValueError, match=rf"host='127\.0\.0\.1', port={port}: .*; give another port or host"):
+        with pytest.raises(ValueError, match=rf"cannot listen on host '127\.0\.0\.1', port {port} \(.*\)"):
             serve(loaded, tmp_path, port=port)  # type: ignore[arg-type]
 
 
@@ -27,7 +27,7 @@ def test_port_that_cannot_be_is_refused(loaded: object, tmp_path: Path, port: in
     need("gradio")
     from clustrs.app.server import serve
 
-    with pytest.raises(ValueError, match=f"port={port}: give a number from 1 to 65535"):
+    with pytest.raises(ValueError, match=f"port must be a number from 1 to 65535, got {port}"):
         serve(loaded, tmp_path, port=port)  # type: ignore[arg-type]
 
 
@@ -40,5 +40,5 @@ def test_the_snippet_in_the_docs_runs() -> None:
 
 def test_missing_gradio_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match=r"the page needs Gradio, .*: pip install 'clustrs\[app\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"the page needs Gradio, .*: pip install .*'\.\[app\]'"):
         app.launch  # noqa: B018

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from clustrs.app.source import Source, corrupted, data_uri, level_range, nearest_level, sample_sources, uploaded
+from clustrs.app.trial import Source, corrupted, data_uri, level_range, nearest_level, sample_sources, uploaded
 from clustrs.corruptions import Corruption, corruption_rule, list_corruptions
 from clustrs.embedded import samples
 

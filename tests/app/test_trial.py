@@ -8,9 +8,16 @@ import pytest
 
 from clustrs import embedded
 from clustrs.app import trial
-from clustrs.app.loaded_model import LoadedModel, load_warm
-from clustrs.app.source import sample_sources
-from clustrs.app.trial import Trial, TrialAnswer, run_trial, saved_share, verdict
+from clustrs.app.trial import (
+    LoadedModel,
+    Trial,
+    TrialAnswer,
+    load_warm,
+    run_trial,
+    sample_sources,
+    saved_share,
+    verdict,
+)
 from clustrs.models.ask import ask
 from clustrs.models.costs import count_text, meta_model
 from clustrs.pruners import get_method

@@ -8,14 +8,14 @@ from app_tools import need
 from PIL import Image
 
 if TYPE_CHECKING:
-    from clustrs.app.loaded_model import LoadedModel
-    from clustrs.app.try_tab import TryTab
+    from clustrs.app.tabs import TryTab
+    from clustrs.app.trial import LoadedModel
 
 
 @pytest.fixture(scope="module")
 def tab(loaded: "LoadedModel") -> "TryTab":
     need("gradio")
-    from clustrs.app.try_tab import TryTab
+    from clustrs.app.tabs import TryTab
 
     return TryTab(loaded)
 
@@ -38,7 +38,7 @@ def test_known_words_are_not_remarked_on(tab: "TryTab") -> None:
 
 
 def test_questions_that_the_page_proposes_are_understood(tab: "TryTab", tmp_path: Path) -> None:
-    from clustrs.app.source import uploaded
+    from clustrs.app.trial import uploaded
 
     Image.new("RGB", (20, 30), "red").save(tmp_path / "mine.png")
     _, question = tab._questions(uploaded(tmp_path / "mine.png"))

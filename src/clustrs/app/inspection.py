@@ -2,22 +2,61 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from clustrs.app.loaded_model import LoadedModel
-from clustrs.app.projection import Plane, principal_plane, to_numpy
+from clustrs.app.trial import LoadedModel
 from clustrs.models import shared_encoding
 from clustrs.models.adapters import VisualTokens
 from clustrs.models.ask import as_seen, chat_prompt
 from clustrs.models.select import select_tokens
 from clustrs.pruners import Pruner, Selection
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+Values = NDArray[np.float64]
+
+
+def to_numpy(tensor: "Tensor") -> Values:
+    """Return a tensor of any type and device as a numpy array in double precision."""
+    values: Values = tensor.detach().double().cpu().numpy()
+    return values
+
+
+@dataclass(frozen=True)
+class Plane:
+    """Plane of the two directions [2, D] in which tokens vary most, and each direction's share of the variance."""
+
+    center: Values
+    axes: Values
+    shares: tuple[float, float]
+
+    def project(self, tokens: Values) -> Values:
+        """Return the coordinates [M, 2] of tokens [M, D] on the plane."""
+        projected: Values = (tokens - self.center) @ self.axes.T
+        return projected
+
+
+def principal_plane(tokens: Values) -> Plane:
+    """Compute the PCA of tokens [N, D]; the largest number of a direction is positive, so nothing is mirrored."""
+    center = tokens.mean(0)
+    _, lengths, rows = np.linalg.svd(tokens - center, full_matrices=False)
+    axes = np.zeros((2, tokens.shape[1]))
+    shares = [0.0, 0.0]
+    total = float((lengths**2).sum())
+    for i, row in enumerate(rows[:2]):
+        axes[i] = row * np.sign(row[np.abs(row).argmax()])
+        shares[i] = float(lengths[i] ** 2) / total if total > 0 else 0.0
+    return Plane(center, axes, (shares[0], shares[1]))
+
+
 ANY_QUESTION = "What is in the image?"
-"""Tokens are chosen without looking at the question, but a processor wants one."""
+"""Methods do not see the question here, but a processor needs one."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +92,7 @@ class View:
     note: str = ""
 
     def columns(self) -> dict[str, list[Any]]:
-        """The tokens field by field, rounded to what can be seen: a tenth of the size of a list of objects."""
+        """Return the tokens field by field, rounded to what can be seen: a tenth of the size of a list of objects."""
         return {field.name: [_rounded(getattr(token, field.name)) for token in self.tokens] for field in fields(Token)}
 
 
@@ -71,7 +110,7 @@ class Inspection:
 
 
 def inspect(loaded: LoadedModel, method: Pruner, images: Sequence[tuple[str, Image.Image]]) -> Inspection:
-    """Let a method choose tokens of each image (its title, its pixels); the first image is the clean one."""
+    """Select tokens of each image (its title, its pixels) by a method; the first image is the clean one."""
     prompt = chat_prompt(loaded.processor, ANY_QUESTION)
     with loaded.lock:
         encoded = [

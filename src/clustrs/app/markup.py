@@ -1,4 +1,4 @@
-"""The parts of the page that are HTML of our own: cards, tables, curves, tokens. All texts are escaped."""
+"""The HTML parts of the page: cards, tables, curves, tokens. All texts are escaped."""
 
 import json
 from collections.abc import Sequence
@@ -14,8 +14,7 @@ from PIL import Image
 
 from clustrs.app.inspection import Inspection, Token, View
 from clustrs.app.results import Disagreement, OpenRun
-from clustrs.app.source import PREVIEW, data_uri
-from clustrs.app.trial import NO_PRUNING, TrialAnswer, saved_share, verdict
+from clustrs.app.trial import NO_PRUNING, PREVIEW, TrialAnswer, data_uri, saved_share, verdict
 from clustrs.evaluation.config import CLEAN
 from clustrs.evaluation.report import charts
 from clustrs.evaluation.report.scores import figures, words
@@ -26,14 +25,14 @@ from clustrs.pruners import method_class
 LISTED = 100
 """Disagreements that a list shows."""
 HEAT = ("#000004", "#420a68", "#932667", "#dd513a", "#fca50a", "#fcffa4")
-"""The colours of an attention map, from no attention to much: dark to light, so that they also work in grey."""
+"""Colors of an attention map, from no attention to much: dark to light, so that they also work in gray."""
 PLANE = 400
 MARGIN = 28
 
 
 @cache
 def environment() -> Environment:
-    """Templates in which every text is escaped."""
+    """Return templates in which every text is escaped."""
     made = Environment(
         loader=FileSystemLoader([Path(__file__).parent / "templates", Path(charts.__file__).parent]),
         autoescape=True,
@@ -50,7 +49,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def readable_bytes(count: int | None) -> str:
-    """Bytes in the largest unit that leaves a number of at least 1."""
+    """Format bytes in the largest unit that leaves a number of at least 1."""
     if count is None:
         return "\N{EN DASH}"
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
@@ -60,17 +59,17 @@ def readable_bytes(count: int | None) -> str:
 
 
 def label(name: str) -> str:
-    """A method as people write it."""
+    """Return the display name of a method."""
     return "Unpruned" if name == NO_PRUNING else method_class(name).label
 
 
 def kept_picture(image: Image.Image, answer: TrialAnswer) -> str:
-    """The tokens that a method kept, over `image`, which is what the base crop shows; nothing before they are known."""
+    """Draw the kept tokens over `image`, which is what the base crop shows; "" before they are known."""
     return "" if answer.image is None else data_uri(overlay_kept(image, answer.image, size=PREVIEW))
 
 
 def answer_card(answer: TrialAnswer, picture: str, expected: str | None, others: Sequence[TrialAnswer]) -> str:
-    """A method's answer beside those of the `others`; `picture` is from `kept_picture`."""
+    """Render a method's answer; `picture` is from `kept_picture`, `others` are all answers so far."""
     return render(
         "answer",
         answer=answer,
@@ -83,16 +82,8 @@ def answer_card(answer: TrialAnswer, picture: str, expected: str | None, others:
 
 
 def waiting_card(method: str) -> str:
-    """The card of a method that has not begun."""
-    return render(
-        "answer",
-        answer=TrialAnswer(method),
-        label=label(method),
-        color=color(method),
-        picture="",
-        correct=None,
-        saved=None,
-    )
+    """Render the card of a method that has not begun."""
+    return answer_card(TrialAnswer(method), "", None, ())
 
 
 def preview(image: Image.Image, caption: str) -> str:
@@ -100,20 +91,20 @@ def preview(image: Image.Image, caption: str) -> str:
 
 
 def inspection(result: Inspection) -> str:
-    """The tokens of every view, with what the page's script needs to link them."""
+    """Render the tokens of every view, with the data that the page's script needs to link them."""
     spans = [_span([getattr(t, name) for view in result.views for t in view.tokens]) for name in ("px", "py")]
     views = [_view(index, view, spans) for index, view in enumerate(result.views)]
     return render("inspection", views=views, clusters=result.clusters, shares=result.shares, label=label(result.method))
 
 
 def _span(values: Sequence[float]) -> tuple[float, float]:
-    """The range of some coordinates; never empty."""
+    """Return the range of some coordinates; never empty."""
     low, high = min(values), max(values)
     return (low, high) if high > low else (low - 1, high + 1)
 
 
 def _view(index: int, view: View, spans: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """A view as the template draws it, in the units of its two drawings."""
+    """Return a view as the template draws it, in the units of its two drawings."""
     rows, columns = view.grid
     width, height = PLANE, round(PLANE * view.image.height / view.image.width)
     cell = round(width / columns, 3), round(height / rows, 3)
@@ -158,9 +149,9 @@ def _token(index: int, token: Token, cell: tuple[float, float], spans: Sequence[
 
 
 def attention_map(view: View) -> tuple[Image.Image, float]:
-    """The scores of the base crop's tokens over the grey image, and the score that the brightest colour stands for.
+    """Draw the scores of the base crop over the gray image; also return the score of the brightest color.
 
-    That is their 99th percentile: a few outliers would leave all else black.
+    That is the 99th percentile: a few outliers would leave all else black.
     """
     heat = np.zeros(view.grid)
     for token in view.tokens:
@@ -170,14 +161,14 @@ def attention_map(view: View) -> tuple[Image.Image, float]:
     stops = np.array([[int(tone[i : i + 2], 16) for i in (1, 3, 5)] for tone in HEAT])
     level = np.clip(heat / brightest, 0, 1) * (len(HEAT) - 1)
     tones = np.stack([np.interp(level, range(len(HEAT)), stops[:, channel]) for channel in range(3)], -1)
-    grey = view.image.convert("L").convert("RGB")
-    grey.thumbnail((PREVIEW, PREVIEW))
-    layer = Image.fromarray(tones.round().astype(np.uint8)).resize(grey.size, Image.Resampling.NEAREST)
-    return Image.blend(grey, layer, 0.7), brightest
+    gray = view.image.convert("L").convert("RGB")
+    gray.thumbnail((PREVIEW, PREVIEW))
+    layer = Image.fromarray(tones.round().astype(np.uint8)).resize(gray.size, Image.Resampling.NEAREST)
+    return Image.blend(gray, layer, 0.7), brightest
 
 
 def curves(opened: OpenRun, corruption: str, budget: str) -> str:
-    """The score against the level, for one corruption and one budget; nothing where images were not corrupted."""
+    """Render the score against the level, for one corruption and budget; "" where images were not corrupted."""
     section = figures(opened.summary)
     for figure in section.blocks if section else ():
         if isinstance(figure, charts.Figure) and figure.x_label.removesuffix(" level") == corruption:
@@ -188,7 +179,7 @@ def curves(opened: OpenRun, corruption: str, budget: str) -> str:
 
 
 def cells(opened: OpenRun, corruption: str, budget: str, chosen: tuple[int, int] | None = None) -> str:
-    """A table of means with a row per level and a column per method; each number is a button."""
+    """Render a table of means with a row per level and a column per method; each number is a button."""
     run, summary = opened.run, opened.summary
     methods = opened.methods(budget)
     rows = [
@@ -227,7 +218,7 @@ def disagreement_list(found: Sequence[Disagreement], first: str, second: str, co
 
 
 def disagreement(one: Disagreement, pictures: Sequence[Image.Image | None], note: str) -> str:
-    """One question with both answers; `pictures` are the image with the tokens that each method kept."""
+    """Render one question with both answers; `pictures` show the tokens that each method kept."""
     sides = []
     for said, picture in zip((one.first, one.second), pictures, strict=True):
         sides.append(

@@ -1,4 +1,4 @@
-"""Runs of `clustrs eval` under one folder: which there are, their scores, and where two methods disagree."""
+"""Runs of `clustrs eval` under one folder: their scores, where two methods disagree, and the tokens they kept."""
 
 import os
 from collections.abc import Iterator
@@ -7,11 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from PIL import Image
 
-from clustrs.evaluation.config import CLEAN
+from clustrs.app.trial import LoadedModel
+from clustrs.evaluation.config import CLEAN, Config, parse_corruption
 from clustrs.evaluation.report.summary import UNPRUNED, Summary
 from clustrs.evaluation.results import SCORED, Run, load_run
 from clustrs.evaluation.store import AnswerRecord, identity, read_answers
+from clustrs.evaluation.tasks import Task, get_task
+from clustrs.models import shared_encoding
+from clustrs.models.adapters import VisualTokens
+from clustrs.models.ask import as_seen, chat_prompt
+from clustrs.models.draw import overlay_kept
+from clustrs.models.load import apply_image_padding
+from clustrs.models.select import ImageSelection
+from clustrs.pruners.inputs import Selection
 
 DEEPEST = 4
 """Levels of folders below the given one in which runs are looked for."""
@@ -21,8 +32,7 @@ RUN_FILES = ("config.json", "answers.jsonl", "verdicts.jsonl", "images.json")
 
 @dataclass(frozen=True)
 class Answered:
-    """What one method said to a question, and how it was scored. `label` also tells its variants apart; `kept` is empty
-    where nothing was pruned."""
+    """The answer of one method and its score. `label` also tells variants apart; `kept` is empty without pruning."""
 
     method: str
     label: str
@@ -58,11 +68,11 @@ class OpenRun:
         return self.summary.run
 
     def corruptions(self) -> list[str]:
-        """The corruptions that have curves; "clean" alone where images were not corrupted."""
+        """Return the corruptions that have curves; "clean" alone where images were not corrupted."""
         return [name for name in self.run.families if name != CLEAN] or [CLEAN]
 
     def conditions(self, corruption: str) -> list[int]:
-        """The indices of the conditions to show for a corruption: clean images first, then mild to severe."""
+        """Return the indices of the conditions to show for a corruption: clean first, then mild to severe."""
         families = self.run.families
         if corruption not in families:
             raise ValueError(f"corruption {corruption!r}: this run has {', '.join(families)}")
@@ -70,7 +80,7 @@ class OpenRun:
         return [*clean, *families[corruption]]
 
     def methods(self, budget: str) -> list[int]:
-        """The indices of the methods to show for a budget: the unpruned model first."""
+        """Return the indices of the methods to show for a budget: the unpruned model first."""
         run = self.run
         if budget not in run.budgets:
             raise ValueError(f"keep {budget!r}: this run has {', '.join(run.budgets)}")
@@ -78,13 +88,13 @@ class OpenRun:
         return ([] if run.unpruned is None else [run.unpruned]) + pruning
 
     def label(self, method: int) -> str:
-        """How a method is called where its budget is clear."""
+        """Return the name of a method without its budget."""
         own = self.run.methods[method]
         return UNPRUNED if own.keep is None else own.label
 
 
 class RunLibrary:
-    """The runs in a folder and below it. Nothing outside of it is read, whatever a name says or a link points to."""
+    """Runs in a folder and below it; nothing outside is read, whatever a name or a link says."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
@@ -92,11 +102,11 @@ class RunLibrary:
         self._opened: dict[tuple[str, str | None], tuple[Any, OpenRun]] = {}
 
     def names(self) -> list[str]:
-        """The runs by their path below the folder, newest first; "." is the folder itself."""
+        """Return the runs by their path below the folder, newest first; "." is the folder itself."""
         return sorted(self._found(), key=lambda name: (-self._changed(name), name))[:MOST_RUNS]
 
     def open(self, name: str, judge: str | None = None) -> OpenRun:
-        """Read a run. A ValueError says what is wrong with it, or that it lies outside of the folder."""
+        """Read a run; raise ValueError if it cannot be read or lies outside of the folder."""
         folder = self._path(name)
         stamp = tuple(_stamp(folder / file) for file in RUN_FILES)
         known = self._opened.get((name, judge))
@@ -129,13 +139,13 @@ class RunLibrary:
         return folder
 
     def _inside(self, folder: Path) -> bool:
-        """Whether a folder and all files of a run in it really lie below the root, links followed."""
+        """Return whether a folder and all files of a run in it lie below the root, links followed."""
         paths = [folder, *(folder / file for file in RUN_FILES)]
         return all(Path(os.path.realpath(path)).is_relative_to(self.root) for path in paths)
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """What changes when a file does; None where there is none."""
+    """Return what changes when a file does; None where there is none."""
     try:
         status = path.stat()
     except OSError:
@@ -144,7 +154,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def disagreements(opened: OpenRun, first: int, second: int, condition: int) -> list[Disagreement]:
-    """The questions that two methods (by their indices) answered with different scores, best for the first on top."""
+    """Return the questions that two methods (indices) answered with different scores, best for the first on top."""
     run = opened.run
     pairs = _differing(run, first, second, condition)
     answers = _read(opened, {first, second}, condition, {(item, seed) for item, seed, _, _ in pairs})
@@ -168,7 +178,7 @@ def disagreements(opened: OpenRun, first: int, second: int, condition: int) -> l
 
 
 def rival(opened: OpenRun, budget: str, method: int) -> int | None:
-    """Whom to compare a method with when nobody says: ClustRS, or for ClustRS the next method; None if it is alone."""
+    """Return the default method to compare with: ClustRS, or for ClustRS the next method; None if there is none."""
     others = [index for index in opened.methods(budget) if index != method]
     ours = [index for index in others if opened.run.methods[index].name == "clustrs"]
     pruning = [index for index in others if opened.run.methods[index].keep is not None]
@@ -208,3 +218,51 @@ def _answered(run: Run, method: int, record: AnswerRecord, score: float) -> Answ
     return Answered(
         own.name, UNPRUNED if own.keep is None else own.label, record.text or "", score, tuple(record.kept or ())
     )
+
+
+LOCAL_TASKS = ("scenes", "photos")
+"""Tasks that need no data: their images are drawn, or come with `clustrs-models`."""
+
+
+def question_image(config: Config, one: Disagreement) -> Image.Image:
+    """Return the image of a question as the model got it; nothing is downloaded."""
+    image = _task(config).open(one.image)
+    corruption = parse_corruption(one.corruption)
+    return corruption.apply(image, one.image, one.seed) if corruption else image
+
+
+def kept_images(loaded: LoadedModel, opened: OpenRun, one: Disagreement) -> tuple[list[Image.Image | None], str]:
+    """Return the image with the tokens that each of the two methods kept, and a note on what cannot be shown.
+
+    Records have the indices of kept tokens; only the model of the run knows their places, so another model shows the
+    image as it is.
+    """
+    config = Config.from_json(opened.run.config)
+    image = question_image(config, one)
+    if config.model != loaded.name:
+        note = f"The run's model is {config.model}: start clustrs app --model {config.model} to see the kept tokens."
+        return [image, image], note
+    processor = apply_image_padding(loaded.processor, config.image_padding)
+    prompt = chat_prompt(processor, one.question, config.prompt_template)
+    with loaded.lock:
+        batch = shared_encoding.encode(loaded.model, processor, [image], [(0, prompt)], config.crops)
+    shown = as_seen(processor, image)
+    return [overlay_kept(shown, _selection(batch.images[0], said), size=480) for said in (one.first, one.second)], ""
+
+
+def _task(config: Config) -> Task:
+    if config.data is None and config.task not in LOCAL_TASKS:
+        raise ValueError(f"the data of task {config.task} came from the hub, and this page makes no requests")
+    data = None if config.data is None else Path(config.data)
+    return get_task(config.task, data, config.limit, **config.task_options)
+
+
+def _selection(encoded: VisualTokens, said: Answered) -> ImageSelection:
+    """What a record says was kept, on the layout of its image; a record without indices kept everything."""
+    n = len(encoded.candidates)
+    indices = torch.tensor(said.kept or range(n), dtype=torch.long)
+    if int(indices.max()) >= n:
+        raise ValueError(f"{said.label} kept token {int(indices.max())}, but the image has {n}")
+    tokens = encoded.tokens[indices.clamp(min=0).to(encoded.tokens.device)]
+    selection = Selection(tokens, indices)
+    return ImageSelection(selection, encoded.scores, encoded.layout, encoded.grids, encoded.slots, len(indices))

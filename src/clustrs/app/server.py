@@ -1,9 +1,11 @@
-"""Serve the page on this machine only, and refuse requests that come from another site's page."""
+"""The page, and its server: on this machine only, and closed to the pages of other sites."""
 
+import logging
 import os
 import socket
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import gradio as gr
 from starlette.datastructures import Headers
@@ -11,12 +13,65 @@ from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from clustrs import embedded
-from clustrs.app.loaded_model import LoadedModel, load_warm
-from clustrs.app.page import STYLE, build_page, theme
+from clustrs import __version__, embedded
+from clustrs.app import markup
 from clustrs.app.results import RunLibrary
+from clustrs.app.tabs import InspectTab, ResultsTab, TryTab
+from clustrs.app.trial import LoadedModel, load_warm
+from clustrs.corruptions.images import first_sentence
 from clustrs.models.load import LoadOptions
 from clustrs.palette import dark_css
+
+logger = logging.getLogger(__name__)
+STYLE = Path(__file__).with_name("style.css")
+TEXT_FONTS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif")
+CLEANING, UPLOADS_KEPT = 600, 3600
+"""Every so many seconds, uploads of so many seconds ago are deleted."""
+CODE_FONTS = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
+
+
+class Page(gr.Blocks):  # type: ignore[misc]
+    """Blocks whose errors reach the visitor in one sentence, whatever data a request has, and fill no log."""
+
+    async def process_api(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Run an event handler; any error becomes a `gr.Error` without a traceback."""
+        try:
+            return await super().process_api(*args, **kwargs)
+        except Exception as error:
+            logger.debug("an event handler failed", exc_info=True)
+            shown = error.message if isinstance(error, gr.Error) else first_sentence(error)
+            raise gr.Error(shown, print_exception=False) from None
+
+
+def build_page(loaded: LoadedModel, library: RunLibrary) -> gr.Blocks:
+    """Lay out the page. Gradio's telemetry is off, and uploads are deleted after an hour."""
+    gr.set_static_paths(embedded.sample_folders())  # served where they lie; only uploads go to the cache
+    with Page(title="ClustRS", analytics_enabled=False, delete_cache=(CLEANING, UPLOADS_KEPT)) as page:
+        gr.HTML(
+            markup.render("intro", model=loaded.name, embedded=loaded.embedded, version=__version__),
+            apply_default_css=False,
+        )
+        with gr.Tab("Try", id="try"):
+            inputs = TryTab(loaded).build()
+        with gr.Tab("Inspect", id="inspect") as tab:
+            InspectTab(loaded).build(tab, inputs)
+        with gr.Tab("Results", id="results") as tab:
+            ResultsTab(loaded, library).build(tab)
+    return page
+
+
+def theme() -> gr.themes.Base:
+    """Return a theme that loads no fonts: those of the visitor's system are used."""
+    plain = gr.themes.Default(primary_hue="blue", font=list(TEXT_FONTS), font_mono=list(CODE_FONTS))
+    return plain.set(  # Gradio's own grays are too faint to read
+        body_text_color_subdued="#57606a",
+        body_text_color_subdued_dark="#a9b4c2",
+        block_label_text_color="#3d444d",
+        block_label_text_color_dark="#c9d1d9",
+        block_title_text_color="#3d444d",
+        block_title_text_color_dark="#c9d1d9",
+    )
+
 
 LARGEST_UPLOAD = "20mb"
 LARGEST_BODY = 21_000_000
@@ -26,7 +81,7 @@ POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; frame-src 'none'; object-src 'none'"
 )
-"""Lets a browser load from this server alone, whatever Gradio's page or a stored answer would ask it to load."""
+"""Browsers load from this server alone, whatever Gradio's page or a stored answer asks for."""
 
 
 PROXY = "/proxy="
@@ -130,10 +185,22 @@ def launch(
     block: bool = True,
     load: LoadOptions | None = None,
 ) -> tuple[gr.Blocks, str]:
-    """Load a model and serve the page until it is interrupted; without `block`, return at once.
+    """Load a model and serve the page until it is interrupted.
 
-    `runs` is the folder whose runs the Results tab reads, and no others. `port` None takes the first free one from 7860
-    on. `load` says how the model is loaded. Returns the page, whose `close()` stops the server, and its address.
+    Args:
+        model: an embedded model, a folder, or an id of the Hugging Face hub.
+        runs: the only folder whose runs the Results tab reads.
+        host: address to listen on; a loopback address refuses foreign `Host` and `Origin` headers.
+        port: port to listen on; None takes the first free one from 7860 on.
+        browser: open a browser.
+        block: wait until the server is interrupted; otherwise return at once.
+        load: how the model is loaded.
+
+    Returns:
+        The page, whose `close()` stops the server, and its address.
+
+    Raises:
+        ValueError: the model cannot be loaded, or the port cannot be used.
     """
     return serve(load_warm(model, load), runs, host, port, browser, block)
 
@@ -182,10 +249,12 @@ def _check_port(host: str, port: int | None) -> None:
     if port is None:
         return
     if not 1 <= port <= 65535:
-        raise ValueError(f"port={port}: give a number from 1 to 65535")
+        raise ValueError(f"port must be a number from 1 to 65535, got {port}")
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise ValueError(f"host={host!r}, port={port}: {error.strerror}; give another port or host") from None
+            raise ValueError(
+                f"cannot listen on host {host!r}, port {port} ({error.strerror}): try another port"
+            ) from None

@@ -1,9 +1,12 @@
-"""One question about one image, answered by several methods: the image is encoded once, the answers are streamed."""
+"""The model behind the page, the images that it is asked about, and its answers with several methods, streamed."""
 
+import base64
+import io
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,21 +14,142 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import StoppingCriteria, StoppingCriteriaList, TextIteratorStreamer
 
-from clustrs.app.loaded_model import LoadedModel
-from clustrs.corruptions.images import first_sentence
+from clustrs import embedded
+from clustrs.corruptions import Corruption, corruption_rule
+from clustrs.corruptions.images import first_sentence, open_image
+from clustrs.evaluation.config import CLEAN
 from clustrs.evaluation.tasks import normalize_answer
 from clustrs.models import shared_encoding
 from clustrs.models.ask import call_seconds, chat_prompt
 from clustrs.models.attach import Handle
+from clustrs.models.load import LoadOptions, load_model, quiet_transformers
 from clustrs.models.select import ImageSelection
 from clustrs.pruners import Pruner, get_method
+
+WARM_UP_QUESTION = "What is in the image?"
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model, its processor, and how many visual tokens the first sample image has without pruning.
+
+    A method is attached to the whole model, so whoever uses it holds `lock`.
+    """
+
+    name: str
+    model: Any
+    processor: Any
+    visual_tokens: int
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def embedded(self) -> embedded.EmbeddedModel | None:
+        """Facts on the model if it is an embedded one."""
+        return embedded.embedded_model(self.name)
+
+
+def load_warm(name: str = embedded.DEFAULT, options: LoadOptions | None = None) -> LoadedModel:
+    """Load whatever `clustrs ask` takes, and let it answer once: the first call pays for what is set up once."""
+    quiet_transformers()
+    model, processor = load_model(name, options or LoadOptions())
+    image = open_image(embedded.samples()[0].path)
+    known = embedded.embedded_model(name)
+    prompt = chat_prompt(processor, known.question if known else WARM_UP_QUESTION)
+    batch = shared_encoding.encode(model, processor, [image], [(0, prompt)])
+    reply = shared_encoding.reply(model, processor, batch, get_method("none"), max_new_tokens=2)[0]
+    return LoadedModel(name, model, processor, reply.image.placeholders)
+
+
+PREVIEW = 480
+"""Longest side in pixels of the images that the page shows."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """An image file, its name (which seeds corruptions), and the questions about it whose answers are known."""
+
+    path: Path
+    name: str
+    questions: tuple[tuple[str, str], ...] = ()
+
+    def open(self) -> Image.Image:
+        return open_image(self.path)
+
+    def expected(self, question: str) -> str | None:
+        """Return the known answer to a question, or None."""
+        return dict(self.questions).get(question.strip())
+
+
+@dataclass(frozen=True)
+class LevelRange:
+    """Levels that a slider offers for a corruption, and its first value."""
+
+    minimum: float
+    maximum: float
+    step: float
+    start: float
+
+
+def sample_sources(task: str | None = None) -> list[Source]:
+    """Return the sample images, those of a task first, by default of the default model's."""
+    first = task or embedded.default_task(embedded.DEFAULT)
+    listed = sorted(embedded.samples(), key=lambda sample: sample.task != first)
+    return [Source(sample.path, sample.path.name, sample.questions) for sample in listed]
+
+
+def uploaded(path: Path) -> Source:
+    """Return a visitor's file as a source; raise ValueError if it is not an image or too large."""
+    try:
+        open_image(path)
+    except ValueError as error:
+        raise ValueError(str(error).replace(repr(str(path)), repr(path.name))) from None
+    return Source(path, path.name)
+
+
+def level_range(name: str) -> LevelRange:
+    """Return the levels that the corruption is usually measured at, and those below them.
+
+    A slider starts at the first one, as a rule the mildest. A corruption that grows weaker with its level, as
+    JPEG's quality does, is offered up to what it accepts.
+    """
+    rule = corruption_rule(name)
+    descending = rule.levels[0] > rule.levels[-1]
+    top = rule.high if descending else max(rule.levels)
+    steps = {"any": 0.01 if top - rule.low <= 1 else 0.05, "integer": 1, "odd": 2}
+    return LevelRange(rule.low, top, steps[rule.kind], rule.levels[0])
+
+
+def nearest_level(name: str, level: float) -> float:
+    """Return the level that a slider shows, without the rounding of its steps and within what is accepted."""
+    span = level_range(name)
+    steps = round((level - span.minimum) / span.step)
+    return min(span.maximum, max(span.minimum, round(span.minimum + steps * span.step, 4)))
+
+
+def corrupted(source: Source, corruption: str, level: float, seed: int) -> Image.Image:
+    """Return the image as the model gets it: the pixels of `clustrs ask --corrupt NAME:LEVEL --seed SEED`."""
+    image = source.open()
+    if corruption == CLEAN:
+        return image
+    return Corruption(corruption, nearest_level(corruption, level)).apply(image, source.name, seed)
+
+
+def data_uri(image: Image.Image, longest: int = PREVIEW) -> str:
+    """Encode an image as a data URI, so that no file of it is left on the disk."""
+    shown = image.convert("RGB")
+    if max(shown.size) > longest:
+        shown.thumbnail((longest, longest))
+    content = io.BytesIO()
+    shown.save(content, "WEBP", quality=88)
+    return "data:image/webp;base64," + base64.b64encode(content.getvalue()).decode()
+
 
 NO_PRUNING = "none"
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What a visitor asks for. The unpruned model always answers too, first."""
+    """A visitor's question. The unpruned model always answers it first."""
 
     image: Image.Image
     question: str
@@ -34,14 +158,14 @@ class Trial:
     max_new_tokens: int = 32
 
     def pruners(self) -> list[Pruner]:
-        """The methods with their budget; a ValueError names one that does not exist."""
+        """Return the methods with their budget; raise ValueError for an unknown one."""
         pruning = [get_method(name, keep=self.keep) for name in dict.fromkeys(self.methods) if name != NO_PRUNING]
         return [get_method(NO_PRUNING), *pruning]
 
 
 @dataclass(frozen=True)
 class TrialAnswer:
-    """What one method has said so far, and what it cost. `error` is set instead when it could not answer.
+    """The answer of one method so far, and its cost. `error` is set instead if it could not answer.
 
     Times are wall seconds; `kv_bytes` is what keys and values of the prompt take after prefill.
     """
@@ -73,12 +197,12 @@ def run_trial(loaded: LoadedModel, trial: Trial) -> Iterator[TrialAnswer]:
 
 
 def verdict(text: str, expected: str | None) -> bool | None:
-    """Whether an answer is the expected one, word for word; None where nothing is expected."""
+    """Return whether an answer is the expected one, word for word; None if no answer is known."""
     return None if expected is None else normalize_answer(text) == normalize_answer(expected)
 
 
 def saved_share(answers: Sequence[TrialAnswer], answer: TrialAnswer) -> float | None:
-    """The share of the unpruned model's KV cache that a method does without."""
+    """Return the share of the unpruned model's KV cache that a method saves."""
     whole = next((one.kv_bytes for one in answers if one.method == NO_PRUNING), None)
     return None if not whole or answer.kv_bytes is None else 1 - answer.kv_bytes / whole
 
@@ -104,7 +228,7 @@ def _stream(
 
 
 class _Stop(StoppingCriteria):  # type: ignore[misc]
-    """Ends a generation when the visitor has gone."""
+    """Stopping criterion that ends the generation when the visitor has left."""
 
     def __init__(self) -> None:
         self.event = threading.Event()
@@ -114,7 +238,7 @@ class _Stop(StoppingCriteria):  # type: ignore[misc]
 
 
 def _generate(loaded: LoadedModel, handle: Handle, batch: shared_encoding.Batch, max_new_tokens: int) -> Iterator[str]:
-    """Pieces of the answer. The model works in a thread of its own, which has ended when this has."""
+    """Yield pieces of the answer; the model runs in a thread that ends with this generator."""
     tokenizer = getattr(loaded.processor, "tokenizer", loaded.processor)
     streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     stop, errors = _Stop(), []
@@ -150,7 +274,7 @@ def _generate(loaded: LoadedModel, handle: Handle, batch: shared_encoding.Batch,
 
 @contextmanager
 def prefill_cache_bytes(decoder: nn.Module) -> Iterator[list[int]]:
-    """Collects the bytes of keys and values after each call of a decoder; the first call is the prefill."""
+    """Record the bytes of keys and values after each call of a decoder; the first call is the prefill."""
     found: list[int] = []
 
     def after(_module: Any, _arguments: Any, output: Any) -> None:
@@ -164,6 +288,6 @@ def prefill_cache_bytes(decoder: nn.Module) -> Iterator[list[int]]:
 
 
 def cache_bytes(cache: Any) -> int:
-    """Bytes of the keys and values that a cache of transformers holds in all its layers."""
+    """Return the bytes of keys and values that a cache of transformers holds in all its layers."""
     parts = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
     return sum(part.nbytes for part in parts if isinstance(part, Tensor))

@@ -179,7 +179,7 @@ CHECKS = (
         try_imports("onnx", "onnxscript", "onnxruntime"),
     ),
     Check("OpenVINO", ("openvino",), install_hint("openvino"), try_openvino),
-    Check("web page", ("gradio",), install_hint("app"), try_imports("gradio", "clustrs.app.page")),
+    Check("web page", ("gradio",), install_hint("app"), try_imports("gradio", "clustrs.app.server")),
     Check("judge", ("openai",), install_hint("cli"), try_imports("openai", "clustrs.evaluation.judge")),
 )
 """In the order in which they are printed."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clustrs import palette
-from clustrs.app.projection import Values, to_numpy
+from clustrs.app.inspection import Values, to_numpy
 from clustrs_paper.studies.result import StudyResult, pyplot, single
 from clustrs_paper.studies.settings import Keep, LossImageStudyConfig, seed_setting, setting
 

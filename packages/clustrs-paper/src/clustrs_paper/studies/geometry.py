@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clustrs import palette
-from clustrs.app.projection import Values, principal_plane, to_numpy
+from clustrs.app.inspection import Values, principal_plane, to_numpy
 from clustrs_paper.studies.result import StudyResult, distances, pyplot, single
 from clustrs_paper.studies.settings import ImageStudyConfig, setting
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clustrs import palette
-from clustrs.app.projection import Values, principal_plane, to_numpy
+from clustrs.app.inspection import Values, principal_plane, to_numpy
 from clustrs.plugins import install_hint
 from clustrs_paper.studies.result import StudyPart, StudyResult, distances, pyplot, share_text, token_spread
 from clustrs_paper.studies.settings import (

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from clustrs.app.projection import Values
+from clustrs.app.inspection import Values
 
 
 @dataclass(frozen=True)

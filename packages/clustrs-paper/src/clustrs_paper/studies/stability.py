@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clustrs import palette
-from clustrs.app.projection import Values, to_numpy
+from clustrs.app.inspection import Values, to_numpy
 from clustrs_paper.studies.result import StudyResult, distances, pyplot, single, token_spread
 from clustrs_paper.studies.settings import LossImageStudyConfig, methods_by_label, seed_setting, setting
 
