@@ -126,7 +126,7 @@ class Table:
 
     @property
     def grouped(self) -> bool:
-        """Whether the rows form groups."""
+        """True if the rows form groups."""
         return any(row.opens for row in self.rows)
 
     def headings(self, row: Row) -> tuple[str, ...]:

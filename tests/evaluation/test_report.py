@@ -612,7 +612,7 @@ def test_measured_times_are_shown(tmp_path: Path) -> None:
     cells = {line.split(" | ")[0]: line.split(" | ")[-4:] for line in section.splitlines() if " | " in line}
     assert cells["| unpruned"] == ["5.0", "\N{EN DASH}", "40.2", "\N{EN DASH} |"]
     (folder / "latency.json").write_text('{"machine": 3}')
-    with pytest.raises(ValueError, match=r"latency.json': Expected .*measure it again, or remove it"):
+    with pytest.raises(ValueError, match=r"latency.json': Expected .*make it again, or remove it"):
         write_report(folder)
 
 

@@ -20,7 +20,7 @@ from clustrs.evaluation.report.overview import (
     read_examples,
     read_latency,
 )
-from clustrs.evaluation.report.scores import cell_means, csv_table, figures, kinds, mean_table, scores
+from clustrs.evaluation.report.scores import csv_table, figures, kinds, mean_table, scores
 from clustrs.evaluation.report.summary import Summary
 from clustrs.evaluation.results import FAILED, MISSING, UNJUDGED, Run, load_run
 
@@ -49,7 +49,7 @@ def write_report(folder: Path, judge: str | None = None, compare_with: str | Non
     summary = Summary(load_run(folder, judge), compare_with)
     document = analyze(summary, read_latency(folder), read_examples(folder))
     contents = {
-        "report.csv": csv_table(cell_means(summary)),
+        "report.csv": csv_table(summary),
         "report.tex": latex(document),
         "report.md": markdown(document),
         "report.html": page(document),

@@ -17,7 +17,7 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 10, 28, 52
 
 
 CROWDED = 6
-"""From so many levels on, or when their names are long, these are written at an angle."""
+"""Number of levels above which their names are written at an angle."""
 
 
 MARKERS = {

@@ -1,7 +1,5 @@
 """The run in words, ClustRS against its rivals, and how well each method withstands corruption."""
 
-from collections.abc import Callable
-
 import numpy as np
 
 from clustrs.evaluation import metrics
@@ -139,47 +137,34 @@ def robustness(summary: Summary) -> Section | None:
     """Build tables of retention, mCE, flips and overlap, as far as the run has them."""
     run = summary.run
     blocks: list[Block] = []
+
+    def show(text: str, title: str, groups: list[Group], unpruned: bool = False, best: str | None = None) -> None:
+        blocks.extend([Text(text), budget_table(run, title, "corruption", groups, unpruned, best)])
+
     if run.unpruned is not None and run.labels:
-        blocks += [
-            Text("Retention: the share of the unpruned model's score, under the same corruption, in per cent."),
-            budget_table(
-                run, "Retention", "corruption", _per_condition(summary, _retention, clean=True), unpruned=False
-            ),
-        ]
+        text = "Retention: the share of the unpruned model's score, under the same corruption, in per cent."
+        show(text, "Retention", _retention(summary, run.unpruned), best="highest")
         if summary.corrupted:
-            blocks += [
-                Text(
-                    "Corruption error: errors summed over the levels of a corruption, relative to the same sum of the "
-                    "unpruned model, in per cent; mCE is the mean over the corruptions. 100 is as good as the unpruned "
-                    "model, more is worse."
-                ),
-                budget_table(run, "Corruption error", "corruption", _errors(summary), unpruned=False, best="lowest"),
-            ]
+            text = (
+                "Corruption error: errors summed over the levels of a corruption, relative to the same sum of the "
+                "unpruned model, in per cent; mCE is the mean over the corruptions. 100 is as good as the unpruned "
+                "model, more is worse."
+            )
+            show(text, "Corruption error", _errors(summary, run.unpruned), best="lowest")
     if summary.clean is not None and summary.corrupted and not run.totals_only:
-        blocks += [
-            Text(
-                "Flip rate: the share of questions right on clean and wrong on corrupted images, or the other way "
-                "round, in per cent. Right is a score of at least 0.5. No method is marked as the best: a method "
-                "that is always wrong never flips."
-            ),
-            budget_table(run, "Flip rate", "corruption", _per_condition(summary, _flips), best=None),
-        ]
+        text = (
+            "Flip rate: the share of questions right on clean and wrong on corrupted images, or the other way "
+            "round, in per cent. Right is a score of at least 0.5. No method is marked as the best: a method "
+            "that is always wrong never flips."
+        )
+        show(text, "Flip rate", _flips(summary, summary.clean), unpruned=True)
         if run.labels and _knows_tokens(run):
-            blocks += [
-                Text(
-                    "Overlap: the share of the tokens kept in the clean image that are also kept in the corrupted "
-                    "one, in per cent. No method is marked as the best: random and grid keep the same positions by "
-                    "construction."
-                ),
-                budget_table(
-                    run,
-                    "Overlap of kept tokens",
-                    "corruption",
-                    _per_condition(summary, _overlap),
-                    unpruned=False,
-                    best=None,
-                ),
-            ]
+            text = (
+                "Overlap: the share of the tokens kept in the clean image that are also kept in the corrupted "
+                "one, in per cent. No method is marked as the best: random and grid keep the same positions by "
+                "construction."
+            )
+            show(text, "Overlap of kept tokens", _overlap(summary, summary.clean))
     return Section("Robustness", tuple(blocks)) if blocks else None
 
 
@@ -226,60 +211,42 @@ def _difference(summary: Summary, difference: Difference) -> Value:
     )
 
 
-Measure = Callable[[Summary, int, int], float | None]
-"""Of a method under a condition, from 0 to 1."""
+def _retention(summary: Summary, unpruned: int) -> list[Group]:
+    groups: list[Group] = []
+    for i, condition in enumerate(summary.run.conditions):
+        whole = summary.values[unpruned, i]
+        groups.append((str(condition), [_percent(metrics.retention(own[i], whole), 100) for own in summary.values]))
+    return groups
 
 
-def _per_condition(summary: Summary, measure: Measure, clean: bool = False) -> list[Group]:
-    def under(condition: int) -> Callable[[int], Value]:
-        return lambda method: _percent(measure(summary, method, condition), 100)
-
-    conditions = range(len(summary.run.conditions)) if clean else summary.corrupted
-    return [(str(summary.run.conditions[condition]), under(condition)) for condition in conditions]
-
-
-def _retention(summary: Summary, method: int, condition: int) -> float | None:
-    unpruned = summary.run.unpruned
-    return (
-        None
-        if unpruned is None
-        else metrics.retention(summary.values[method, condition], summary.values[unpruned, condition])
-    )
+def _flips(summary: Summary, clean: int) -> list[Group]:
+    run = summary.run
+    return [
+        (str(run.conditions[i]), [_percent(metrics.flip_rate(own[clean], own[i]), 100) for own in run.scores])
+        for i in summary.corrupted
+    ]
 
 
-def _flips(summary: Summary, method: int, condition: int) -> float | None:
-    scores = summary.run.scores[method]
-    return None if summary.clean is None else metrics.flip_rate(scores[summary.clean], scores[condition])
+def _overlap(summary: Summary, clean: int) -> list[Group]:
+    """Values are of the seeds that have answers under both conditions."""
+    run = summary.run
+
+    def value(method: int, condition: int) -> Value:
+        keys = [((method, clean, seed), (method, condition, seed)) for seed in range(len(run.seeds))]
+        pairs = [(run.kept[a], run.kept[b]) for a, b in keys if a in run.kept and b in run.kept]
+        return _percent(metrics.kept_overlap([a for a, _ in pairs], [b for _, b in pairs], len(run.items)), 100)
+
+    return [(str(run.conditions[i]), [value(m, i) for m in range(len(run.methods))]) for i in summary.corrupted]
 
 
-def _overlap(summary: Summary, method: int, condition: int) -> float | None:
-    """Of the seeds that have answers under both conditions."""
-    run, clean = summary.run, summary.clean
-    if clean is None:
-        return None
-    keys = [((method, clean, seed), (method, condition, seed)) for seed in range(len(run.seeds))]
-    pairs = [(run.kept[a], run.kept[b]) for a, b in keys if a in run.kept and b in run.kept]
-    return metrics.kept_overlap([a for a, _ in pairs], [b for _, b in pairs], len(run.items))
-
-
-def _errors(summary: Summary) -> list[Group]:
+def _errors(summary: Summary, unpruned: int) -> list[Group]:
     """A group for each corruption, and the mean of all."""
-    families = {name: conditions for name, conditions in summary.run.families.items() if name != "clean"}
-    groups = [(words(name), _error(summary, {name: conditions})) for name, conditions in families.items()]
-    return [*groups, ("mCE", _error(summary, families))]
-
-
-def _error(summary: Summary, families: dict[str, tuple[int, ...]]) -> Callable[[int], Value]:
-    def scores(method: int) -> dict[str, metrics.Values]:
-        return {name: summary.values[method, list(conditions)] for name, conditions in families.items()}
-
-    def value(method: int) -> Value:
-        unpruned = summary.run.unpruned
-        return (
-            NOTHING if unpruned is None else _percent(metrics.mean_corruption_error(scores(method), scores(unpruned)))
-        )
-
-    return value
+    families = {name: list(conditions) for name, conditions in summary.run.families.items() if name != "clean"}
+    groups: list[Group] = []
+    for title, shown in [*((words(name), [name]) for name in families), ("mCE", list(families))]:
+        scores = [{name: own[families[name]] for name in shown} for own in summary.values]
+        groups.append((title, [_percent(metrics.mean_corruption_error(own, scores[unpruned])) for own in scores]))
+    return groups
 
 
 def _percent(value: float | None, factor: float = 1) -> Value:

@@ -137,16 +137,27 @@ class Latency:
 
 
 def read_latency(folder: Path) -> Latency | None:
-    """Read what was measured for a run; None where nothing was."""
-    path = Path(folder) / LATENCY_FILE
+    """Read the times that were measured for a run; None where none were."""
+    return _read_stored(Path(folder) / LATENCY_FILE, Latency, None)
+
+
+def read_examples(folder: Path) -> tuple[DrawnExample, ...]:
+    """Read the examples that were drawn for a run; none where none were."""
+    return _read_stored(Path(folder) / EXAMPLES_FILE, tuple[DrawnExample, ...], ())
+
+
+def _read_stored(path: Path, kind: Any, default: Any) -> Any:
     if not path.exists():
-        return None
+        return default
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Latency)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(
-            f"{str(path)!r}: {str(error) or 'nested too deeply'}: measure it again, or remove it"
-        ) from None
+        raise ValueError(f"{str(path)!r}: {str(error) or 'nested too deeply'}: make it again, or remove it") from None
+
+
+def encode_examples(examples: tuple[DrawnExample, ...]) -> str:
+    """Return the content of the file that `read_examples` reads."""
+    return msgspec.json.encode(examples).decode() + "\n"
 
 
 def costs(summary: Summary, latency: Latency | None = None) -> Section | None:
@@ -201,22 +212,6 @@ def _explained(latency: Latency | None, elsewhere: bool) -> str:
         f"{text} Milliseconds are medians of {latency.repeats} answers, one at a time, measured on {latency.machine}: "
         "vision is the tower and the projector, selection includes scoring, decode is per token."
     )
-
-
-def read_examples(folder: Path) -> tuple[DrawnExample, ...]:
-    """Read the examples that were drawn for a run; none where none were."""
-    path = Path(folder) / EXAMPLES_FILE
-    if not path.exists():
-        return ()
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=tuple[DrawnExample, ...])
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(f"{str(path)!r}: {str(error) or 'nested too deeply'}: draw them again, or remove it") from None
-
-
-def encode_examples(examples: tuple[DrawnExample, ...]) -> str:
-    """Return the content of the file that `read_examples` reads."""
-    return msgspec.json.encode(examples).decode() + "\n"
 
 
 def disagreements(examples: tuple[DrawnExample, ...]) -> Section | None:

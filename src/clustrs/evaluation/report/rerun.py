@@ -1,4 +1,4 @@
-"""What a report shows only if the model runs again: times of single answers, and drawings of kept tokens.
+"""Run the model of a run again, for its report: times of single answers, and drawings of kept tokens.
 
 Neither is part of a run, whose answers come in batches and share the vision encoder's work. Both are stored in the
 run's folder, from where every later report takes them.
@@ -147,7 +147,7 @@ def _key(run: Run, one: OneSidedQuestion, method: int) -> tuple[str, str, str, i
 
 
 def _same(text: str, condition: str) -> bool:
-    """Whether a corruption of the configuration is a condition, whose level is written shorter: 2.0 as 2."""
+    """Return whether a corruption of the configuration is a condition, whose level is written shorter: 2.0 as 2."""
     return str(parse_corruption(text) or text) == str(parse_corruption(condition) or condition)
 
 
@@ -201,7 +201,7 @@ def _medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def _machine(model: Any) -> str:
-    """Where the model runs, in a few words."""
+    """Describe where the model runs."""
     kind, threads = model.device.type, torch.get_num_threads()
     name = torch.cuda.get_device_name(model.device) if kind == "cuda" else kind.upper()
     where = f"{name}, {threads} thread{'s' * (threads > 1)}" if kind == "cpu" else name

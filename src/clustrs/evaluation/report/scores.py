@@ -4,8 +4,8 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,8 +14,8 @@ from clustrs.evaluation import metrics
 from clustrs.evaluation.metrics import Estimate
 from clustrs.evaluation.report.charts import Curve, Figure, Panel, Point
 from clustrs.evaluation.report.document import Block, Section, Text
-from clustrs.evaluation.report.summary import UNPRUNED, Group, Summary, budget_table
-from clustrs.evaluation.results import FAILED, MISSING, UNJUDGED, Condition, Method
+from clustrs.evaluation.report.summary import UNPRUNED, Summary, budget_table
+from clustrs.evaluation.results import FAILED, MISSING, UNJUDGED
 from clustrs.tables import NOTHING, Table, Value, for_spreadsheet
 
 COLUMNS = (
@@ -45,21 +45,24 @@ def scores(summary: Summary) -> Section:
 
 def mean_table(summary: Summary) -> Table:
     """Build one table of all means, each with half the width of its interval, and published numbers."""
-    run = summary.run
 
-    def under(condition: int) -> Callable[[int], Value]:
-        def value(method: int) -> Value:
-            estimate, one = summary.estimates[method][condition], run.conditions[condition]
-            paper = summary.paper_score(method, one.name, one.level)
-            printed = "" if paper is None else summary.number(paper)
-            mean, low, high = estimate.mean, estimate.low, estimate.high
-            margin = "" if low is None or high is None else f"\N{PLUS-MINUS SIGN}{summary.number((high - low) / 2)}"
-            return Value(NOTHING.text if mean is None else summary.number(mean), margin, paper=printed)
+    def value(estimate: Estimate, paper: float | None) -> Value:
+        mean, low, high = estimate.mean, estimate.low, estimate.high
+        margin = "" if low is None or high is None else f"\N{PLUS-MINUS SIGN}{summary.number((high - low) / 2)}"
+        printed = "" if paper is None else summary.number(paper)
+        return Value(NOTHING.text if mean is None else summary.number(mean), margin, paper=printed)
 
-        return value
+    groups = [(str(one), _under(summary, i, value)) for i, one in enumerate(summary.run.conditions)]
+    return budget_table(summary.run, "", "corruption", groups)
 
-    groups = [(str(condition), under(i)) for i, condition in enumerate(run.conditions)]
-    return budget_table(run, "", "corruption", groups)
+
+def _under(summary: Summary, condition: int, value: Callable[[Estimate, float | None], Value]) -> list[Value]:
+    """Return the value of each method under a condition, from its estimate and its published score."""
+    one = summary.run.conditions[condition]
+    return [
+        value(estimates[condition], summary.paper_score(method, one.name, one.level))
+        for method, estimates in enumerate(summary.estimates)
+    ]
 
 
 def figures(summary: Summary) -> Section | None:
@@ -121,15 +124,12 @@ def kinds(summary: Summary) -> Section | None:
 
 def _kind_table(summary: Summary, title: str, conditions: Sequence[int], sizes: Mapping[str, int]) -> Table:
     """A group of rows per kind; `sizes` are the kinds to show and how many questions each has."""
-    run = summary.run
-    groups: list[Group] = []
-    for kind, estimates in metrics.kind_estimates(summary.together(conditions), run.kinds, sizes).items():
-        groups.append((f"{kind} (n {sizes[kind]})", _picker(summary, estimates, sizes[kind])))
-    return budget_table(run, title, "kind", groups)
-
-
-def _picker(summary: Summary, estimates: Sequence[Estimate], whole: int) -> Callable[[int], Value]:
-    return lambda method: summary.value(estimates[method], whole=whole)
+    estimated = metrics.kind_estimates(summary.together(conditions), summary.run.kinds, sizes)
+    groups = [
+        (f"{kind} (n {sizes[kind]})", [summary.value(estimate, whole=sizes[kind]) for estimate in estimates])
+        for kind, estimates in estimated.items()
+    ]
+    return budget_table(summary.run, title, "kind", groups)
 
 
 def _legend(summary: Summary) -> str:
@@ -143,34 +143,18 @@ def _legend(summary: Summary) -> str:
 
 
 def _tables(summary: Summary) -> list[Table]:
-    run = summary.run
+    run, config = summary.run, summary.run.config
     tables = []
     for name, conditions in run.families.items():
-        groups = [(run.conditions[i].level_text or "clean", _cell(summary, i)) for i in conditions]
+        groups = [(run.conditions[i].level_text or "clean", _under(summary, i, summary.value)) for i in conditions]
         title = "Clean images" if name == "clean" else words(name)
-        table = budget_table(run, title[0].upper() + title[1:], "level", groups)
         where = "on clean images" if name == "clean" else f"under {title}"
-        tables.append(replace(table, caption=_caption(summary, where)))
+        caption = (
+            f"Mean score ({summary.unit}) of {config['model']} on {config['task']} {where}, {config['items']} "
+            "questions, with 95 % bootstrap intervals. The highest mean of each row is bold."
+        )
+        tables.append(replace(budget_table(run, title[0].upper() + title[1:], "level", groups), caption=caption))
     return tables
-
-
-def _caption(summary: Summary, where: str) -> str:
-    """Caption of a table of scores that stands alone."""
-    config = summary.run.config
-    return (
-        f"Mean score ({summary.unit}) of {config['model']} on {config['task']} {where}, {config['items']} questions, "
-        "with 95 % bootstrap intervals. The highest mean of each row is bold."
-    )
-
-
-def _cell(summary: Summary, index: int) -> Callable[[int], Value]:
-    condition = summary.run.conditions[index]
-
-    def value(method: int) -> Value:
-        paper = summary.paper_score(method, condition.name, condition.level)
-        return summary.value(summary.estimates[method][index], paper)
-
-    return value
 
 
 def _means(summary: Summary) -> list[Table]:
@@ -189,88 +173,49 @@ def _means(summary: Summary) -> list[Table]:
         requested.append(("all corruptions", "", tuple(summary.corrupted)))
     if not requested:
         return []
-    flat = metrics.estimates(np.stack([summary.together(conditions) for *_, conditions in requested]))
+    flat = iter(metrics.estimates(np.stack([summary.together(conditions) for *_, conditions in requested])))
     groups = [
-        (title, _mean_cell(summary, known, flat[i * len(run.methods) : (i + 1) * len(run.methods)]))
-        for i, (title, known, _) in enumerate(requested)
+        (title, [summary.value(next(flat), summary.paper_score(i, known, None)) for i in range(len(run.methods))])
+        for title, known, _ in requested
     ]
     return [budget_table(run, "Means over levels", "corruption", groups)]
 
 
-def _mean_cell(summary: Summary, corruption: str, estimates: Sequence[Estimate]) -> Callable[[int], Value]:
-    return lambda method: summary.value(estimates[method], summary.paper_score(method, corruption, None))
-
-
 def _all_levels(summary: Summary, name: str) -> bool:
-    """Whether the run has the paper's levels of a corruption and no others."""
+    """Return whether the run has the paper's levels of a corruption and no others."""
     levels = {summary.run.conditions[i].level for i in summary.run.families.get(name, ())}
     return name in PAPER_LEVELS and levels == set(PAPER_LEVELS[name])
 
 
-@dataclass(frozen=True)
-class CellMean:
-    """Mean score of one method and budget under one corruption.
+def csv_table(summary: Summary) -> str:
+    """Render all cells as tidy CSV: one record per method, budget, condition and seed, then one for all seeds.
 
-    Scores are from 0 to 1 and shown times `scale`; `seed` is None for the mean over all seeds.
+    Means and bounds are in the scale of the run; n is the number of questions with a score.
     """
-
-    task: str
-    model: str
-    method: Method
-    condition: Condition
-    seed: int | None
-    estimate: Estimate
-    failed: int
-    not_judged: int
-    missing: int
-    scale: float
-    paper: float | None
-
-
-def cell_means(summary: Summary) -> Iterator[CellMean]:
-    """Yield the means of all cells; with several seeds each of them, then their mean."""
     run = summary.run
     groups: list[tuple[int | None, list[int]]] = [(seed, [i]) for i, seed in enumerate(run.seeds)]
     if len(run.seeds) > 1:
         groups.append((None, list(range(len(run.seeds)))))
-    for i, method in enumerate(run.methods):
-        values = np.stack([metrics.question_means(run.scores[i][:, seeds]) for _, seeds in groups], axis=1)
-        estimates = iter(metrics.estimates(values))
-        for j, condition in enumerate(run.conditions):
-            for seed, indices in groups:
-                states = run.states[i, j, indices]
-                yield CellMean(
-                    task=run.config["task"],
-                    model=run.config["model"],
-                    method=method,
-                    condition=condition,
-                    seed=seed,
-                    estimate=next(estimates),
-                    failed=int((states == FAILED).sum()),
-                    not_judged=int((states == UNJUDGED).sum()),
-                    missing=len(indices) * run.config["items"] - int((states != MISSING).sum()),
-                    scale=run.scale,
-                    paper=summary.paper_score(i, condition.name, condition.level),
-                )
-
-
-def csv_table(cells: Iterable[CellMean]) -> str:
-    """Render the cells. Means and bounds are in the scale of the run; n is the number of questions with a score."""
     content = io.StringIO()
     writer = csv.writer(content, lineterminator="\n")
     writer.writerow(COLUMNS)
-    for cell in cells:
-        estimate = cell.estimate
-        writer.writerow(
-            (
-                *map(for_spreadsheet, (cell.task, cell.model, cell.method.label, cell.method.budget)),
-                *(for_spreadsheet(cell.condition.name), cell.condition.level_text),
-                *("all" if cell.seed is None else cell.seed, estimate.n, cell.failed, cell.not_judged, cell.missing),
-                *(_number(value, cell.scale) for value in (estimate.mean, estimate.low, estimate.high)),
-                *(f"{cell.scale:g}", _number(cell.paper, cell.scale)),
-                for_spreadsheet(json.dumps(cell.method.parameters)),
-            )
-        )
+    for i, method in enumerate(run.methods):
+        values = np.stack([metrics.question_means(run.scores[i][:, seeds]) for _, seeds in groups], axis=1)
+        estimates = iter(metrics.estimates(values))
+        named = [
+            for_spreadsheet(text) for text in (run.config["task"], run.config["model"], method.label, method.budget)
+        ]
+        for condition in run.conditions:
+            paper = summary.paper_score(i, condition.name, condition.level)
+            for seed, indices in groups:
+                estimate, states = next(estimates), run.states[i, run.conditions.index(condition), indices]
+                failed, not_judged = int((states == FAILED).sum()), int((states == UNJUDGED).sum())
+                missing = len(indices) * run.config["items"] - int((states != MISSING).sum())
+                record: list[str | int] = [*named, for_spreadsheet(condition.name), condition.level_text]
+                record += ["all" if seed is None else seed, estimate.n, failed, not_judged, missing]
+                record += [_number(value, run.scale) for value in (estimate.mean, estimate.low, estimate.high)]
+                record += [f"{run.scale:g}", _number(paper, run.scale), for_spreadsheet(json.dumps(method.parameters))]
+                writer.writerow(record)
     return content.getvalue()
 
 

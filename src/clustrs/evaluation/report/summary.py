@@ -136,8 +136,8 @@ class Summary:
         return None if self.reference is None else self.reference.score(self.run.methods[method], corruption, level)
 
 
-Group = tuple[str, Callable[[int], Value]]
-"""Heading of some rows, and their value for a method (by its index)."""
+Group = tuple[str, Sequence[Value]]
+"""Heading of some rows, and the value of each method of the run."""
 
 
 def budget_table(
@@ -156,12 +156,12 @@ def budget_table(
     reference = run.unpruned if unpruned or not run.labels else None
     columns = (UNPRUNED,) * (reference is not None) + run.labels
     rows = []
-    for text, value in groups:
+    for text, values in groups:
         for number, budget in enumerate(run.budgets):
             methods = [run.find(label, budget) for label in run.labels]
-            values = marked([NOTHING if i is None else value(i) for i in methods], best)
-            before = [] if reference is None else [value(reference)]
-            rows.append(Row((text, budget), (*before, *values), opens=number == 0))
+            shown = marked([NOTHING if i is None else values[i] for i in methods], best)
+            before = [] if reference is None else [values[reference]]
+            rows.append(Row((text, budget), (*before, *shown), opens=number == 0))
     return Table(title, (head, "keep"), columns, tuple(rows))
 
 
