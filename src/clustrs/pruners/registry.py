@@ -265,16 +265,23 @@ def variant_labels(methods: Sequence[Pruner | Mapping[str, Any]], *, with_keep: 
         ['clustrs', 'clustrs clip=[0,0]', 'divprune', 'clustrs-robust']
     """
     described = [one.to_dict() if isinstance(one, Pruner) else dict(one) for one in methods]
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for own in described:
+        groups.setdefault(own.get("name", ""), []).append({**_defaults(own.get("name", "")), **own})
+    values = {
+        name: {
+            key: {_text(other.get(key)) for other in same} for key in dict.fromkeys(key for one in same for key in one)
+        }
+        for name, same in groups.items()
+    }
     labels = []
     for own in described:
         name = own.get("name", "")
         defaults = _defaults(name)
-        same = [{**defaults, **other} for other in described if other.get("name") == name]
         differing = {
             key: value
             for key, value in own.items()
-            if any(_text(other.get(key)) != _text(value) for other in same)
-            and not (key in defaults and _text(defaults[key]) == _text(value))
+            if len(values[name][key]) > 1 and not (key in defaults and _text(defaults[key]) == _text(value))
         }
         budget = {"keep": differing.pop("keep")} if "keep" in differing else {}
         preset = _preset(name, differing)
