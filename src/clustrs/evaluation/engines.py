@@ -7,7 +7,6 @@ prunes the result.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +15,7 @@ from PIL import Image
 from clustrs import validation
 from clustrs.corruptions.images import check_size
 from clustrs.evaluation.config import Config, grid, parse_corruption
-from clustrs.evaluation.store import AnswerRecord, Key, identity
+from clustrs.evaluation.store import AnswerRecord, Key, identity, new_record
 from clustrs.evaluation.tasks import Item, Task, get_task
 from clustrs.evaluation.tasks.sources import has_half_characters
 from clustrs.models import load, shared_encoding
@@ -121,11 +120,7 @@ class Worker:
         return texts
 
     def _encode(
-        self,
-        items: Sequence[Item],
-        images: Mapping[str, Image.Image],
-        texts: Mapping[str, str],
-        failures: Failures,
+        self, items: Sequence[Item], images: Mapping[str, Image.Image], texts: Mapping[str, str], failures: Failures
     ) -> shared_encoding.Batch | None:
         """Encode all images at once; if that fails, find the questions that fail alone."""
         asked = [item for item in items if item.id not in failures]
@@ -157,18 +152,14 @@ class Worker:
     def _replies(self, batch: shared_encoding.Batch, method: Pruner, count: int) -> list[shared_encoding.Reply | str]:
         """Return a reply, or an error, for each prompt."""
         try:
-            return list(self._reply(batch, method))
+            options = {name: getattr(self.config, name) for name in ("scope", "crops", "positions")}
+            return list(shared_encoding.reply(*self.loaded, batch, method, self.max_new_tokens, **options))
         except Exception as error:
             if count == 1:
                 return [one_line(error)]
             refuse_batch(error)
             alone = [shared_encoding.part(batch, index) for index in range(count)]
             return [reply for part in alone for reply in self._replies(part, method, 1)]
-
-    def _reply(self, batch: shared_encoding.Batch, method: Pruner) -> list[shared_encoding.Reply]:
-        config = self.config
-        options = {"scope": config.scope, "crops": config.crops, "positions": config.positions}
-        return shared_encoding.reply(*self.loaded, batch, method, self.max_new_tokens, **options)
 
     def _record(self, unit: Unit, method: Pruner, item: Item, reply: shared_encoding.Reply | str) -> AnswerRecord:
         if isinstance(reply, str):
@@ -178,50 +169,21 @@ class Worker:
             score = self.task.score(item, text)
         except Exception as error:  # a task may be somebody else's
             return failed_record(unit, method, item, f"the task's score failed: {one_line(error)}")
-        return AnswerRecord(
-            **described(unit, method, item),
-            text=text,
-            score=score,
-            kept=[] if method.name == "none" else reply.image.selection.indices.tolist(),
-            visual_tokens=reply.image.kept,
-            unpruned_tokens=reply.image.placeholders,
-            error=None,
-        )
-
-
-def described(unit: Unit, method: Pruner, item: Item) -> dict[str, Any]:
-    """Return the fields of a record that say what was asked."""
-    return {
-        "item": item.id,
-        "image": item.image,
-        "kinds": list(item.kinds),
-        "question": item.question,
-        "answer": item.answer,
-        "method": method.to_dict(),
-        "corruption": unit.corruption,
-        "seed": unit.seed,
-    }
+        kept = [] if method.name == "none" else reply.image.selection.indices.tolist()
+        tokens = {"kept": kept, "visual_tokens": reply.image.kept, "unpruned_tokens": reply.image.placeholders}
+        return new_record(item, method.to_dict(), unit.corruption, unit.seed, text=text, score=score, **tokens)
 
 
 def failed_record(unit: Unit, method: Pruner, item: Item, error: str) -> AnswerRecord:
     """Make the record of a failed question."""
-    return AnswerRecord(
-        **described(unit, method, item),
-        text=None,
-        score=None,
-        kept=None,
-        visual_tokens=None,
-        unpruned_tokens=None,
-        error=printable(error),
-    )
+    return new_record(item, method.to_dict(), unit.corruption, unit.seed, error=printable(error))
 
 
 def refuse_batch(error: Exception) -> None:
     """Stop the run if a batch needs more memory than there is: it can be resumed with a smaller one."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        raise ValueError(
-            f"out of memory: pass a smaller --batch-size, the run resumes with it ({one_line(error)})"
-        ) from error
+        advice = "pass a smaller --batch-size, the run resumes with it"
+        raise ValueError(f"out of memory: {advice} ({one_line(error)})") from error
 
 
 def one_line(error: Exception) -> str:
@@ -236,9 +198,7 @@ def printable(text: str) -> str:
 
 def open_task(config: Config) -> Task:
     """Open the task of a configuration and check its questions: valid text, unique ids."""
-    task = get_task(
-        config.task, None if config.data is None else Path(config.data), config.limit, **config.task_options
-    )
+    task = get_task(config.task, config.data, config.limit, **config.task_options)
     seen = set()
     for item in task.items:
         texts = {"id": item.id, "image": item.image, "question": item.question, "answer": item.answer}
@@ -257,15 +217,7 @@ class Engine(Protocol):
     """Contract of an engine: it answers the units of a run."""
 
     def run(self, config: Config, units: Sequence[Unit]) -> Iterable[list[AnswerRecord]]:
-        """Answer units.
-
-        Args:
-            config: The configuration of the run.
-            units: The work; nothing is loaded if there is none.
-
-        Returns:
-            Lists of records, in any order, as they come.
-        """
+        """Yield lists of records of the units, in any order, as they come; nothing is loaded if there are no units."""
         ...
 
 
@@ -285,12 +237,7 @@ ENGINES: tuple[EngineName, ...] = ("local", "ray")
 
 
 def get_engine(name: EngineName, **options: Any) -> Engine:
-    """Return an engine.
-
-    Args:
-        name: "local" or "ray".
-        **options: Options of `RayEngine`; the local engine has none.
-    """
+    """Return the engine "local", or "ray" with the options of `RayEngine`."""
     validation.choice("engine", name, ENGINES)
     if name == "ray":
         from clustrs.evaluation.ray_engine import RayEngine

@@ -27,6 +27,7 @@ from clustrs.evaluation.store import (
     VerdictRecord,
     encode_record,
     identity,
+    new_record,
     parse,
     read_answers,
     read_bytes,
@@ -46,12 +47,9 @@ DECIMALS = 1
 
 @dataclass(frozen=True)
 class Grades:
-    """Scores of MM-Vet's official evaluator.
+    """Scores of MM-Vet's official evaluator, one per judge run for each question.
 
-    Attributes:
-        judge: The model that the file names, or several of them.
-        scores: For each question a score per judge run.
-        without_number: How many scores of 0 the evaluator gave because the judge's reply was not a number.
+    `without_number` counts the scores of 0 that it gave because the judge's reply was not a number.
     """
 
     judge: str
@@ -65,14 +63,9 @@ class Grades:
 
 @dataclass(frozen=True)
 class Totals:
-    """Numbers that the official evaluator prints, in percent, rounded as it rounds.
+    """Numbers that the official evaluator prints, in percent, rounded as it rounds; `std` is over the judge runs.
 
-    Attributes:
-        total: Mean over the judge runs.
-        std: Standard deviation over the judge runs.
-        runs: Mean of each judge run.
-        capabilities: Its cap-score table.
-        integrations: Its cap-int-score table, where each question counts once, under all its capabilities together.
+    `integrations` is its cap-int-score table: each question counts once, under all its capabilities together.
     """
 
     total: float
@@ -91,18 +84,7 @@ class Totals:
 def export_run(folder: Path, format: str, target: Path) -> list[Path]:
     """Write the answers of a run for another evaluator, a file for each method, corruption and seed.
 
-    Failed answers are left out; a line on stderr counts them.
-
-    Args:
-        folder: The folder of the run.
-        format: "mmvet" or "llava".
-        target: Folder for the files; files of the same name are replaced.
-
-    Returns:
-        The files.
-
-    Raises:
-        ValueError: The run cannot be read, or the folder cannot be written.
+    Failed answers are left out; a line on stderr counts them. Files of the same name are replaced.
     """
     _check_format(format)
     folder, target = Path(folder), Path(target)
@@ -183,18 +165,7 @@ def _short_name(method: Mapping[str, Any]) -> str:
 
 
 def import_predictions(path: Path, format: str) -> dict[str, str]:
-    """Read predictions that were made elsewhere.
-
-    Args:
-        path: The file.
-        format: "mmvet" or "llava".
-
-    Returns:
-        The text for each question's id.
-
-    Raises:
-        ValueError: The file is not in that format, or has an id twice.
-    """
+    """Read predictions that were made elsewhere: the text for each question's id."""
     _check_format(format)
     raw = read_bytes(Path(path))
     predictions: dict[str, str] = {}
@@ -234,20 +205,10 @@ def _llava_pairs(raw: bytes, path: Path) -> Iterator[tuple[str, str, object]]:
 def import_run(
     task: Task, predictions: Mapping[str, str], name: str, folder: Path, grades: Grades | None = None
 ) -> int:
-    """Write a run from predictions that were made elsewhere.
+    """Write a run from predictions that were made elsewhere, under the name of a method, into a new or empty folder.
 
-    Args:
-        task: The task that they answer.
-        predictions: The text for each question's id; a question without one counts as failed.
-        name: Name of the method in the run.
-        folder: Folder of the run, new or empty.
-        grades: Scores of the official evaluator; with them, the run is judged.
-
-    Returns:
-        How many predictions were set aside because their questions have no image.
-
-    Raises:
-        ValueError: The predictions or grades do not fit the task, or the folder cannot be written.
+    A question without a prediction counts as failed. With `grades`, the run is judged. Returns how many predictions
+    were set aside because their questions have no image.
     """
     if not isinstance(name, str) or not name.strip():
         raise ValueError(f"name must be a string that is not empty, got {name!r}")
@@ -294,22 +255,10 @@ def _check_predictions(task: Task, predictions: Mapping[str, str]) -> int:
 
 def _imported_record(task: Task, item: Item, text: str | None, name: str) -> AnswerRecord:
     """Make the record of a prediction; how many tokens the model read is not known."""
-    return AnswerRecord(
-        item=item.id,
-        image=item.image,
-        kinds=list(item.kinds),
-        question=item.question,
-        answer=item.answer,
-        method={"name": name, "keep": 1.0},
-        corruption="clean",
-        seed=0,
-        text=text,
-        score=None if text is None else task.score(item, text),
-        error="no prediction" if text is None else None,
-        kept=None if text is None else [],
-        visual_tokens=None,
-        unpruned_tokens=None,
-    )
+    if text is None:
+        return new_record(item, {"name": name, "keep": 1.0}, "clean", 0, error="no prediction")
+    score = task.score(item, text)
+    return new_record(item, {"name": name, "keep": 1.0}, "clean", 0, text=text, score=score, kept=[])
 
 
 def _imported_config(task: Task, name: str) -> dict[str, Any]:
@@ -345,14 +294,7 @@ def holds_grades(path: Path) -> bool:
 
 
 def read_grades(path: Path) -> Grades:
-    """Read a file of grades; every question needs a score from each judge run.
-
-    Args:
-        path: The file.
-
-    Raises:
-        ValueError: The file is not such a file.
-    """
+    """Read a file of grades; every question needs a score from each judge run."""
     content = read_object(Path(path))
     if not content:
         raise ValueError(f"{str(path)!r} holds no grades")

@@ -17,8 +17,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlsplit
 
-import msgspec
-
 from clustrs import __version__, validation
 from clustrs.evaluation.judge_text import prompt, read_score, redact, without_thinking
 
@@ -55,18 +53,6 @@ class JudgeRefused(JudgeError):
 
 class _BadReply(Exception):
     """A reply that is not a score."""
-
-
-class _Message(msgspec.Struct):
-    content: str | None
-
-
-class _Choice(msgspec.Struct):
-    message: _Message
-
-
-class _Completion(msgspec.Struct):
-    choices: list[_Choice]
 
 
 @dataclass(frozen=True)
@@ -349,10 +335,10 @@ def server_message(raw: bytes) -> str:
 def _read_completion(raw: bytes) -> float:
     """Read the score in the body of a chat completion."""
     try:
-        text = msgspec.json.decode(raw, type=_Completion).choices[0].message.content
-    except (msgspec.DecodeError, UnicodeDecodeError, IndexError, RecursionError):
+        text = json.loads(raw)["choices"][0]["message"]["content"]
+    except (ValueError, LookupError, TypeError, RecursionError):
         raise _BadReply(f"the reply is not a chat completion: {raw.decode(errors='replace')}") from None
-    if text is None:
+    if not isinstance(text, str):
         raise _BadReply("the reply has no text")
     score = read_score(text)
     if score is None:

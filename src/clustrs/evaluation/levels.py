@@ -61,15 +61,10 @@ class Curve:
     rungs: tuple[Rung, ...]
 
     def level_at(self, loss: float) -> float | None:
-        """Return the level at which a fraction of the clean score is lost, interpolated between two measured levels.
+        """Return the level at which a fraction of the clean score is lost, as the corruption accepts it, or None.
 
-        A gain from a worse image is measurement noise: a loss counts as no smaller than at any milder level.
-
-        Args:
-            loss: Fraction of the clean score, for example 0.1.
-
-        Returns:
-            The level, rounded to what the corruption accepts; None if that much is never lost.
+        Between two measured levels it is interpolated. A gain from a worse image is measurement noise: a loss counts as
+        no smaller than at any milder level.
         """
         level, reached = HARMLESS.get(self.corruption, 0.0), 0.0
         for rung in self.rungs:
@@ -123,21 +118,7 @@ def measure_curves(
     questions: int = QUESTIONS,
     progress: bool = True,
 ) -> dict[str, Curve]:
-    """Measure how much of its score the unpruned model loses under corruptions.
-
-    Args:
-        config: Model, task and how they are run.
-        ladders: Levels to measure for each corruption, see `ladder`.
-        folder: Folder of the run behind the curves; a stopped measurement resumes from there.
-        questions: Number of questions at each level.
-        progress: Show a progress bar.
-
-    Returns:
-        The curve of each corruption.
-
-    Raises:
-        ValueError: A judge scores the task, or the model is never right on clean images.
-    """
+    """Measure the curve of each corruption; a stopped measurement resumes from the run in `folder`."""
     if open_task(config).judged:
         raise ValueError(f"task {config.task!r} needs a judge to score its answers (write levels instead of losses)")
     run_evaluation(curve_config(config, ladders, questions), folder, progress=progress)

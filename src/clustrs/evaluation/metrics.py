@@ -47,65 +47,37 @@ class Difference(Estimate):
 
 
 def question_means(scores: Values) -> Values:
-    """Average over seeds.
-
-    Args:
-        scores: Scores [..., seeds, items].
-
-    Returns:
-        Means [..., items]; NaN where no seed has a score.
-    """
+    """Average over seeds: [..., seeds, items] to [..., items]; NaN where no seed has a score."""
     return _mean(scores, -2)
 
 
 def mean(values: Values) -> float | None:
-    """Average over the questions that have a score.
+    """Average over the questions [items] that have a score; None if none has.
 
-    Args:
-        values: Scores [items].
-
-    Returns:
-        The mean, or None if no question has a score.
-
-    Example:
-        >>> mean(np.array([1.0, 0.0, np.nan]))
-        0.5
+    >>> mean(np.array([1.0, 0.0, np.nan]))
+    0.5
     """
     return _optional(_mean(values, -1))
 
 
 def estimates(values: Values, resamples: int = RESAMPLES, seed: int = 0) -> list[Estimate]:
-    """Average each row over its questions, with an interval from a percentile bootstrap over the questions.
+    """Average each row of [..., items], with a 95 % interval from a percentile bootstrap over the questions.
 
-    Args:
-        values: Scores [..., items]; all rows see the same draws.
-        resamples: Number of draws.
-        seed: Seed of the draws.
+    All rows see the same draws.
 
-    Returns:
-        An estimate for each row.
-
-    Example:
-        >>> [estimate] = estimates(np.array([[1.0, 0.0, 1.0, 1.0]]))
-        >>> estimate.n, estimate.mean
-        (4, 0.75)
+    >>> [estimate] = estimates(np.array([[1.0, 0.0, 1.0, 1.0]]))
+    >>> estimate.n, estimate.mean
+    (4, 0.75)
     """
     rows = values.reshape(prod(values.shape[:-1]), values.shape[-1])
     return _summaries(rows, bootstrap(rows, resamples, seed))
 
 
 def differences(first: Values, second: Values, resamples: int = RESAMPLES, seed: int = 0) -> list[Difference]:
-    """Estimate paired differences, first minus second, on the answers that both have.
+    """Estimate first minus second, each [..., seeds, items], on the answers that both have; one difference per row.
 
-    Args:
-        first: Scores [..., seeds, items].
-        second: Scores of the same shape.
-        resamples: Number of draws of questions; seeds are averaged.
-        seed: Seed of the draws.
-
-    Returns:
-        A difference for each row. p is twice the smaller share of draws on either side of 0, each counted with one draw
-        more.
+    Questions are drawn, seeds averaged. p is twice the smaller share of draws on either side of 0, each counted with
+    one draw more.
     """
     values = question_means(first - second)
     values = values.reshape(prod(values.shape[:-1]), values.shape[-1])
@@ -119,15 +91,9 @@ def differences(first: Values, second: Values, resamples: int = RESAMPLES, seed:
 
 
 def bootstrap(values: Values, resamples: int = RESAMPLES, seed: int = 0) -> Values:
-    """Average rows over questions drawn with replacement.
+    """Average the rows [rows, items] over questions drawn with replacement: [resamples, rows].
 
-    Args:
-        values: Scores [rows, items].
-        resamples: Number of draws.
-        seed: Seed of the draws.
-
-    Returns:
-        Means [resamples, rows]; NaN where a draw has no score of a row.
+    A draw in which a row has no score gives NaN.
     """
     cells, items = values.shape
     used = ~np.isnan(values).all(0)  # questions without any score change nothing but the number of those drawn
@@ -151,18 +117,12 @@ def bootstrap(values: Values, resamples: int = RESAMPLES, seed: int = 0) -> Valu
 
 
 def retention(values: Values, unpruned: Values) -> float | None:
-    """Compute the fraction of the unpruned model's score that a method keeps.
+    """Compute the fraction of the unpruned model's score that a method keeps; both are [items], same corruption.
 
-    Args:
-        values: Scores of the method [items].
-        unpruned: Scores of the unpruned model under the same corruption [items].
+    Only questions with both scores count; None if there are none, or the unpruned model scores 0.
 
-    Returns:
-        The fraction, over questions with both scores; None if there are none, or the unpruned model scores 0.
-
-    Example:
-        >>> retention(np.array([1.0, 0.0]), np.array([1.0, 1.0]))
-        0.5
+    >>> retention(np.array([1.0, 0.0]), np.array([1.0, 1.0]))
+    0.5
     """
     own, reference = _paired_means(values, unpruned)
     return own / reference if own is not None and reference else None
@@ -171,15 +131,9 @@ def retention(values: Values, unpruned: Values) -> float | None:
 def mean_corruption_error(values: Mapping[str, Values], unpruned: Mapping[str, Values]) -> float | None:
     """Compute mCE in percent, relative to the unpruned model: 100 is as good as it, more is worse.
 
-    For each corruption the errors 1 - mean are summed over the levels and divided by the same sum of the unpruned
-    model; the result is averaged over the corruptions. Only questions with both scores count.
-
-    Args:
-        values: Scores of the method for each corruption [levels, items].
-        unpruned: Scores of the unpruned model, likewise.
-
-    Returns:
-        mCE; None if there is no corruption, a level has no question, or the unpruned model makes no error.
+    For each corruption, whose scores are [levels, items], the errors 1 - mean are summed over the levels and divided by
+    the same sum of the unpruned model; the result is averaged over the corruptions. Only questions with both scores
+    count. None if there is no corruption, a level has no question, or the unpruned model makes no error.
     """
     ratios = []
     for name, rows in values.items():
@@ -195,14 +149,7 @@ def mean_corruption_error(values: Mapping[str, Values], unpruned: Mapping[str, V
 def flip_rate(clean: Values, corrupted: Values) -> float | None:
     """Compute the fraction of questions that are right on clean and wrong on corrupted images, or vice versa.
 
-    A method that is always wrong never flips, so compare flip rates of methods with similar scores only.
-
-    Args:
-        clean: Scores of a method on clean images [seeds, items]; at least 0.5 is right.
-        corrupted: Its scores on corrupted images [seeds, items].
-
-    Returns:
-        The fraction; None if no question has both scores.
+    Both are [seeds, items] of one method; a score of at least 0.5 is right. None if no question has both scores.
     """
     flips = np.where(np.isnan(clean + corrupted), np.nan, (clean >= CORRECT) != (corrupted >= CORRECT))
     return mean(question_means(flips))
@@ -211,13 +158,7 @@ def flip_rate(clean: Values, corrupted: Values) -> float | None:
 def kept_overlap(clean: Sequence[KeptIndices], corrupted: Sequence[KeptIndices], items: int) -> float | None:
     """Compute the fraction of tokens kept in a clean image that are kept in the corrupted one, too: |A and B| / |A|.
 
-    Args:
-        clean: Kept tokens of each seed.
-        corrupted: Kept tokens of the same seeds.
-        items: Number of questions of the run.
-
-    Returns:
-        The mean over questions; None if no question has kept tokens in both.
+    One `KeptIndices` per seed, in the same order; the mean is over questions. None if no question has tokens in both.
     """
     shares = [_overlaps(a, b, items) for a, b in zip(clean, corrupted, strict=True)]
     return mean(question_means(np.array(shares))) if shares else None
@@ -226,15 +167,9 @@ def kept_overlap(clean: Sequence[KeptIndices], corrupted: Sequence[KeptIndices],
 def kind_estimates(
     values: Values, kinds: Sequence[Sequence[str]], names: Collection[str] | None = None
 ) -> dict[str, list[Estimate]]:
-    """Compute `estimates` for each kind of question; a question counts under each of its kinds.
+    """Compute `estimates` of the rows [rows, items] for each kind of question (or those in `names`), sorted by name.
 
-    Args:
-        values: Scores [rows, items].
-        kinds: Kinds of each question [items].
-        names: The kinds to include; None for all.
-
-    Returns:
-        An estimate for each row, by kind, sorted by name. Memory does not grow with the number of kinds.
+    A question counts under each of its kinds. Memory does not grow with the number of kinds.
     """
     members: dict[str, list[int]] = {}
     for item, own in enumerate(kinds):

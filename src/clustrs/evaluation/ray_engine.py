@@ -37,13 +37,7 @@ class RemoteWorker:
 
 @dataclass(frozen=True)
 class RayEngine:
-    """Engine that spreads units over a Ray cluster.
-
-    Args:
-        address: Address of the cluster, or "auto"; None starts Ray on this machine.
-        workers: Number of workers; None for one per GPU, or as many as the CPUs allow.
-        threads: CPU threads of each worker.
-    """
+    """Engine that spreads units over a cluster at `address` (or "auto"); without one, Ray starts on this machine."""
 
     address: str | None = None
     workers: int | None = None

@@ -64,12 +64,8 @@ class Condition:
 
 @dataclass(frozen=True)
 class KeptIndices:
-    """Tokens kept by one method under one condition with one seed; -1 is the CLS token.
-
-    Attributes:
-        items: Index of the item of each answer [answers].
-        counts: Number of tokens of each answer [answers].
-        tokens: Indices of the tokens, one answer after another [sum of counts].
+    """Tokens kept by a method under a condition with a seed: of each answer the item and the number of tokens, then
+    the tokens of all answers; -1 is the CLS token.
     """
 
     items: NDArray[np.int64]

@@ -12,7 +12,7 @@ import clustrs
 from clustrs import validation
 from clustrs.evaluation.config import Config, grid
 from clustrs.evaluation.engines import Engine, get_engine, open_task, units
-from clustrs.evaluation.store import AnswerRecord, Key, RunFolder, identity, key_of
+from clustrs.evaluation.store import AnswerRecord, RunFolder, identity, key_of
 from clustrs.evaluation.tasks import Task, file_checksum, fingerprint, image_checksum, image_checksums
 from clustrs.models.load import local_files
 from clustrs.validation import EngineName
@@ -23,13 +23,7 @@ MAX_FAILURES = 50
 
 @dataclass(frozen=True)
 class RunSummary:
-    """Summary of a run.
-
-    Attributes:
-        answers: Answers in the run's folder.
-        failed: How many of them failed.
-        reused: How many were there before this call.
-    """
+    """Number of answers in a run's folder, of failed ones, and of those that were there before the call."""
 
     answers: int
     failed: int
@@ -89,35 +83,15 @@ def duration(seconds: float) -> str:
     return f"{max(1, round(seconds))} seconds"
 
 
-class FailureStreaks:
-    """Counter of each method's failures in a row; answers that failed before and were retried do not count."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.counts: Counter[str] = Counter()
-
-    def add(self, record: AnswerRecord, retried: set[Key]) -> None:
-        """Count a record; a ValueError stops the run."""
-        method = identity(record.method)
-        if record.error is None:
-            self.counts[method] = 0
-        elif key_of(record) not in retried:
-            self.counts[method] += 1
-        if self.counts[method] >= self.limit:
-            raise ValueError(
-                f"stopped: {self.limit} answers of {record.method['name']} in a row failed, the last one with: "
-                f"{record.error}; the same command resumes and asks them again (--max-failures sets how many)"
-            )
-
-
-def keep_new(store: RunFolder, task: Task, records: list[AnswerRecord]) -> list[AnswerRecord]:
-    """Store the records that are not there yet and the checksums of their images; returns those records."""
-    fresh = [record for record in records if key_of(record) not in store.done]
-    for record in fresh:
-        if record.error is None and store.images.get(record.image) is None:
-            store.note_image(record.image, image_checksum(task, record.image))
-    store.append(fresh)
-    return fresh
+def _count_failures(streaks: Counter[str], record: AnswerRecord, retried: bool, limit: int) -> None:
+    """Stop the run after too many failures of a method in a row; answers that failed before do not count."""
+    method = identity(record.method)
+    streaks[method] = 0 if record.error is None else streaks[method] + (not retried)
+    if streaks[method] >= limit:
+        raise ValueError(
+            f"stopped: {limit} answers of {record.method['name']} in a row failed, the last one with: "
+            f"{record.error}; the same command resumes and asks them again (--max-failures sets how many)"
+        )
 
 
 def run(
@@ -165,7 +139,7 @@ def run(
     chosen = get_engine(engine) if isinstance(engine, str) else engine
     task = open_task(config)
     total = len(config.methods) * len(grid(config)) * len(task.items)
-    streaks = FailureStreaks(max_failures)
+    streaks: Counter[str] = Counter()
     metadata, ids = run_metadata(config, task, progress), [item.id for item in task.items]
     with RunFolder(Path(folder)).opened(config, metadata, ids, lambda: image_checksums(task), retry) as store:
         reused = len(store.done)
@@ -174,12 +148,16 @@ def run(
         bar_options: dict[str, Any] = {"total": total, "initial": reused, "unit": "answer", "dynamic_ncols": True}
         with tqdm(**bar_options, desc=f"loading {config.model}" if left else None, disable=not progress) as bar:
             for records in chosen.run(config, left):
-                fresh = keep_new(store, task, records)
+                fresh = [record for record in records if key_of(record) not in store.done]
+                for record in fresh:
+                    if record.error is None and store.images.get(record.image) is None:
+                        store.note_image(record.image, image_checksum(task, record.image))
+                store.append(fresh)
                 bar.set_description("answering", refresh=False)
                 bar.update(len(fresh))
                 forecast.add(len(fresh))
                 for record in fresh:
-                    streaks.add(record, store.retried)
+                    _count_failures(streaks, record, key_of(record) in store.retried, max_failures)
         return RunSummary(len(store.done), len(store.failed), reused)
 
 

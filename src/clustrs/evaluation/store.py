@@ -25,6 +25,7 @@ from filelock import FileLock, Timeout
 
 from clustrs.corruptions.images import open_regular
 from clustrs.evaluation.config import CHANGEABLE, Config, differences
+from clustrs.evaluation.tasks import Item
 from clustrs.pruners import from_dict
 from clustrs.validation import excerpt, source_date
 
@@ -69,6 +70,14 @@ class VerdictRecord(msgspec.Struct, frozen=True, kw_only=True):
     round: int
     score: float | None
     error: str | None
+
+
+def new_record(item: Item, method: Mapping[str, Any], corruption: str, seed: int, **result: Any) -> AnswerRecord:
+    """Make the record of a question; fields of the answer that are not given are None."""
+    known: dict[str, Any] = dict.fromkeys(AnswerRecord.__struct_fields__)
+    known |= {"item": item.id, "image": item.image, "question": item.question, "answer": item.answer}
+    known |= {"kinds": list(item.kinds), "method": dict(method), "corruption": corruption, "seed": seed}
+    return AnswerRecord(**{**known, **result})
 
 
 def identity(value: Any) -> str:
@@ -143,11 +152,7 @@ def lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def read_records(path: Path, kind: type[RecordT]) -> Iterator[tuple[int, RecordT]]:
-    """Yield the number, from 1, and the record of each line.
-
-    Raises:
-        ValueError: A line is not such a record; names the file, the line, the field and what is expected.
-    """
+    """Yield the number, from 1, and the record of each line; an error names file, line, field and what is expected."""
     decoder = msgspec.json.Decoder(kind)
     for number, line in raw_lines(path):
         try:
@@ -233,14 +238,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_answers(folder: Path) -> Iterator[AnswerRecord]:
-    """Yield the answers of a run so far.
-
-    Args:
-        folder: The folder of the run.
-
-    Raises:
-        ValueError: A line is not an answer.
-    """
+    """Yield the answers of a run so far."""
     path = Path(folder) / "answers.jsonl"
     if os.path.exists(path):
         for _, record in read_records(path, AnswerRecord):
@@ -250,10 +248,8 @@ def read_answers(folder: Path) -> Iterator[AnswerRecord]:
 class RunFolder:
     """Folder of a run, opened to be continued; one process at a time writes to it.
 
-    Attributes:
-        done: Answers that need no more work.
-        failed: Those of them that failed.
-        retried: Answers that failed before and are asked again now.
+    `done` are answers that need no more work, `failed` those of them that failed, `retried` those that failed before
+    and are asked again now.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -275,12 +271,8 @@ class RunFolder:
     ) -> Iterator["RunFolder"]:
         """Start or resume the run, with a lock on the folder.
 
-        Args:
-            config: The configuration. What decides answers must be as stored.
-            metadata: Stored with the configuration; must not have changed, either.
-            items: The ids of the task's questions.
-            images: Computes the images' checksums; those of images with answers must be as stored.
-            retry: Drop failed answers, to ask them again.
+        `metadata` is stored with the configuration and must not have changed, nor must the images (by their checksums)
+        that have answers. Failed answers are dropped to be asked again, unless `retry` is False.
         """
         with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)

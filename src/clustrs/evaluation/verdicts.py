@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
@@ -45,13 +45,9 @@ class JudgeSummary:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """Verdicts of one judge.
+    """Verdicts of one judge. `scores` are means over the rounds that worked; a pair that failed in all is not there.
 
-    Attributes:
-        judge: The judge's model; None if there are no verdicts.
-        scores: Mean over the rounds that worked; a pair that failed in every round is not there.
-        failed: Number of rounds without a score, for the pairs that have some.
-        errors: How often each error occurred.
+    `failed` counts the rounds without a score, `errors` how often each error occurred.
     """
 
     judge: str | None
@@ -151,43 +147,28 @@ def work_through(jobs: list[Job], judge: Judge, concurrency: int, file: BinaryIO
     """Do the jobs and write a line for each at once; returns how many failed."""
     from tqdm import tqdm
 
-    failed = 0
-    streak = FailureStreak()
+    failed = streak = unavailable = 0
     bar = tqdm(total=total, initial=total - len(jobs), unit="score", disable=not progress, dynamic_ncols=True)
-    with bar, closing(outcomes(judge, jobs, concurrency)) as results:
+    with bar, closing(_outcomes(judge, jobs, concurrency)) as results:
         for job, outcome in results:
-            error = str(outcome) if isinstance(outcome, JudgeError) else None
-            score = None if isinstance(outcome, JudgeError) else outcome
-            verdict = VerdictRecord(
-                item=job.item, text=job.text, judge=judge.model, round=job.round, score=score, error=error
-            )
-            file.write(encode_record(verdict))
+            error, score = (str(outcome), None) if isinstance(outcome, JudgeError) else (None, outcome)
+            named: dict[str, Any] = {"item": job.item, "text": job.text, "judge": judge.model, "round": job.round}
+            file.write(encode_record(VerdictRecord(**named, score=score, error=error)))
             file.flush()
             bar.update()
+            streak = 0 if error is None else streak + 1
+            unavailable = unavailable + 1 if isinstance(outcome, JudgeUnavailable) else 0
             if error is not None:
                 failed += 1
                 bar.set_postfix(failed=failed)
                 if progress and failed == 1:
                     bar.write(f"no score for {job.item}: {error}", file=sys.stderr)
-            streak.count(outcome)
+            if unavailable >= UNAVAILABLE_IN_A_ROW or streak >= FAILED_IN_A_ROW:
+                raise JudgeRefused(f"stopped after {streak} answers in a row without a score; the last: {outcome}")
     return failed
 
 
-class FailureStreak:
-    """Counter of failures in a row, which ends the work when there are too many."""
-
-    def __init__(self) -> None:
-        self.failed = self.unavailable = 0
-
-    def count(self, outcome: float | JudgeError) -> None:
-        """Count an outcome; raises a `JudgeRefused` after too many failures."""
-        self.failed = self.failed + 1 if isinstance(outcome, JudgeError) else 0
-        self.unavailable = self.unavailable + 1 if isinstance(outcome, JudgeUnavailable) else 0
-        if self.unavailable >= UNAVAILABLE_IN_A_ROW or self.failed >= FAILED_IN_A_ROW:
-            raise JudgeRefused(f"stopped after {self.failed} answers in a row without a score; the last: {outcome}")
-
-
-def outcomes(judge: Judge, jobs: list[Job], concurrency: int) -> Generator[tuple[Job, float | JudgeError], None, None]:
+def _outcomes(judge: Judge, jobs: list[Job], concurrency: int) -> Generator[tuple[Job, float | JudgeError], None, None]:
     """Yield the jobs with their scores or errors, as they come in; requests under way end with the generator."""
     todo = iter(jobs)
     results: SimpleQueue[tuple[Job, float | Exception]] = SimpleQueue()
@@ -234,16 +215,9 @@ def stored_verdicts(path: Path) -> Iterator[VerdictRecord]:
 
 
 def read_verdicts(folder: Path, judge: str | None = None) -> Verdicts:
-    """Read the verdicts of a judge on a run.
+    """Read the verdicts of a judge, which must be named if there are several.
 
     Within a round the last score counts; a failure counts only where there is no score.
-
-    Args:
-        folder: The folder of the run.
-        judge: The judge's model; needed if there are several.
-
-    Raises:
-        ValueError: The file cannot be read, or a judge has to be chosen.
     """
     path = Path(folder) / "verdicts.jsonl"
     judges: set[str] = set()
@@ -265,25 +239,15 @@ def read_verdicts(folder: Path, judge: str | None = None) -> Verdicts:
     if judge is not None and judges and judge not in judges:
         raise ValueError(f"judge must be one of {', '.join(sorted(judges))} for {str(path)!r}, got {judge!r}")
     chosen = judge if judge is not None else next(iter(judges), None)
-    return _merge_rounds(chosen, list(latest.get(chosen or "", {}).values()))
-
-
-def _merge_rounds(judge: str | None, rounds: list[dict[Pair, float | str]]) -> Verdicts:
-    """Average over the rounds that have a score; consumes `rounds` to save memory."""
-    sums: dict[Pair, list[float]] = {}
-    scores: dict[Pair, float] = {}
+    scores: dict[Pair, list[float]] = {}
     failed: Counter[Pair] = Counter()
     errors: Counter[str] = Counter()
-    single = len(rounds) == 1
-    while rounds:
-        for pair, outcome in rounds.pop().items():
+    for outcomes in latest.get(chosen or "", {}).values():
+        for pair, outcome in outcomes.items():
             if isinstance(outcome, str):
                 failed[pair] += 1
                 errors[outcome] += 1
-            elif single:
-                scores[pair] = outcome
             else:
-                sums.setdefault(pair, []).append(outcome)
-    for pair, marks in sums.items():
-        scores[pair] = math.fsum(marks) / len(marks)
-    return Verdicts(judge, scores, dict(failed), errors)
+                scores.setdefault(pair, []).append(outcome)
+    means = {pair: math.fsum(marks) / len(marks) for pair, marks in scores.items()}
+    return Verdicts(chosen, means, dict(failed), errors)
