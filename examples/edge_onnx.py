@@ -17,12 +17,7 @@ from PIL import Image
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from clustrs import ClustRS
-from clustrs.corruptions import Corruption
-from clustrs.embedded import image_path
-from clustrs.export import export_onnx
-from clustrs.models.ask import chat_prompt
-from clustrs.models.load import load_model, quiet_transformers
+from clustrs import ClustRS, Corruption, chat_prompt, export_onnx, image_path, load_model, quiet_transformers
 
 
 def open_graph(path: Path, threads: int = 0, spinning: bool = True) -> Any:

@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 from recorded_run import write_run
 
+import clustrs
 from clustrs.embedded import DEFAULT, image_path
 from clustrs.plugins import install_command
 from clustrs.pruners import registry
@@ -65,6 +66,25 @@ def test_examples(page: Path, request: pytest.FixtureRequest, monkeypatch: pytes
     result = doctest.testfile(str(page), module_relative=False, globs=known, optionflags=doctest.ELLIPSIS)
     assert result.failed == 0
     assert result.attempted == text.count("\n>>> ")
+
+
+OPTIONAL_MODULES = {"clustrs.app", "clustrs.serving.embeddings"}
+"""Modules that need an extra, and are therefore not part of the flat API."""
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "examples" / "quickstart.ipynb"], ids=lambda page: page.name)
+def test_snippets_import_from_the_flat_api(page: Path) -> None:
+    found = re.findall(r"^(?:>>> |\.\.\. | *\"?)(?:from|import) (clustrs[\w.]*)", page.read_text(), re.M)
+    assert {module for module in found if module.startswith("clustrs.")} <= OPTIONAL_MODULES
+
+
+def test_the_api_reference_has_every_public_name() -> None:
+    listed = [
+        name
+        for page in sorted((ROOT / "docs" / "api").glob("*.md"))
+        for name in re.findall(r"^::: clustrs\.(\w+)$", page.read_text(), re.M)
+    ]
+    assert sorted(listed) == sorted(set(clustrs.__all__) - {"__version__"})
 
 
 @pytest.mark.parametrize("page", [*PAGES, *MORE_PAGES], ids=lambda page: page.name)

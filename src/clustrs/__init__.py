@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors; a 
     from clustrs.models.costs import count_cost as count_cost
     from clustrs.models.draw import draw_comparison as draw_comparison
     from clustrs.models.draw import draw_kept as draw_kept
+    from clustrs.models.draw import overlay_kept as overlay_kept
     from clustrs.models.load import load_model as load_model
     from clustrs.models.load import quiet_transformers as quiet_transformers
     from clustrs.models.select import ImageSelection as ImageSelection
@@ -69,7 +70,7 @@ _MODULES = {
     "models.ask": "Answer ask chat_prompt",
     "models.attach": "Handle",
     "models.costs": "Cost count_cost",
-    "models.draw": "draw_comparison draw_kept",
+    "models.draw": "draw_comparison draw_kept overlay_kept",
     "models.load": "load_model quiet_transformers",
     "models.select": "ImageSelection",
     "pruners": "ClustRS Denoise DivPrune EncoderStates FasterVLM Grid Layout NoPruning Pruner PrunerInputs Random "

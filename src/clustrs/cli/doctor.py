@@ -171,7 +171,7 @@ CHECKS = (
     Check("lmms-eval", ("lmms_eval",), install_hint("lmms-eval"), try_lmms_eval),
     Check("ray engine", ("ray",), install_hint("ray"), try_imports("ray")),
     Check("datasets of the hub", ("datasets",), install_hint("hub"), try_imports("datasets")),
-    Check("UMAP of studies", ("umap",), install_hint("studies"), try_imports("umap")),
+    Check("UMAP of studies", ("umap",), install_hint("studies", package="clustrs-paper"), try_imports("umap")),
     Check(
         "ONNX",
         ("onnx", "onnxscript", "onnxruntime"),
