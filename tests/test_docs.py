@@ -33,7 +33,7 @@ NOT_RUN = {
     "^clustrs serve ": "needs vLLM; tests/serving has it",
     "^clustrs export-onnx ": "takes half a minute; tests/export has it",
     "^clustrs judge ": "needs a judge's key",
-    "^clustrs (export|import) ": "needs the files of MM-Vet or ScienceQA",
+    "^clustrs (export|import)-answers ": "needs the files of MM-Vet or ScienceQA",
     "^clustrs report results$": "needs results of lmms-eval",
     "^clustrs report .* --(images|latency) ": "needs the model and the images of a real run",
     "^clustrs eval .*--(config|task|engine) ": "needs the reader's own files, or a cluster",
