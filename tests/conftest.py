@@ -62,12 +62,11 @@ def load_family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tup
     made: dict[str, Path] = {}
 
     def fresh(family: str) -> tuple[Any, Any]:
-        import family_folders
         import tiny_models
 
         if family not in made:
             made[family] = tmp_path_factory.mktemp(family)
-            family_folders.BUILDERS[family](made[family])
+            tiny_models.BUILDERS[family](made[family])
         return tiny_models.load(made[family])
 
     return fresh

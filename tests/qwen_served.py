@@ -15,73 +15,14 @@ import numpy as np
 import torch
 import transformers as tf
 from PIL import Image
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tiny_models.qwen import TOKEN
 from torch import Tensor
 from vllm_engine import InProcess, recorded
 
 from clustrs.pruners.base import Pruner
 
-PATCH, MERGE, WINDOW = 4, 2, 2
-TOKEN = PATCH * MERGE
 NEW_TOKENS = 8
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
-CLASSES = {
-    "qwen2_5_vl": (tf.Qwen2_5_VLConfig, tf.Qwen2_5_VLProcessor, tf.Qwen2VLVideoProcessor),
-    "qwen3_vl": (tf.Qwen3VLConfig, tf.Qwen3VLProcessor, tf.Qwen3VLVideoProcessor),
-}
-
-
-def tokenizer() -> Any:
-    """Bytes as tokens."""
-    names = {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"}
-    names |= {"vision_start_token": "<|vision_start|>", "vision_end_token": "<|vision_end|>"}
-    names |= {"vision_bos_token": "<|vision_start|>", "vision_eos_token": "<|vision_end|>"}
-    special = ["<pad>", "<s>", "</s>", "<unk>", *dict.fromkeys(names.values())]
-    vocabulary = {token: i for i, token in enumerate(special + sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    basic = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    return tf.PreTrainedTokenizerFast(tokenizer_object=core, extra_special_tokens=names, **basic)
-
-
-def model_config(family: str, words: Any) -> Any:
-    vision: dict[str, Any] = {"depth": 3, "num_heads": 2, "patch_size": PATCH, "spatial_merge_size": MERGE}
-    vision |= {"in_channels": 3, "hidden_size": 64, "intermediate_size": 64, "out_hidden_size": 64}
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 4, 4]}
-    text: dict[str, Any] = {"vocab_size": len(words), "hidden_size": 64, "intermediate_size": 64}
-    text |= {"num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1, "rope_parameters": rope}
-    text |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 512}
-    if family == "qwen2_5_vl":  # the last block attends within windows, so the scores are those of the one before
-        vision |= {"window_size": WINDOW * TOKEN, "fullatt_block_indexes": [0, 1], "tokens_per_second": 2}
-    else:
-        vision |= {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1]}
-        text |= {"head_dim": 32}
-        rope |= {"mrope_interleaved": True}
-    ids = {f"{name}_id": getattr(words, f"{name}_id") for name in ("image_token", "video_token")}
-    ids |= {f"{name}_id": getattr(words, f"{name}_id") for name in ("vision_start_token", "vision_end_token")}
-    return CLASSES[family][0](vision_config=vision, text_config=text, tie_word_embeddings=False, **ids)
-
-
-def build(family: str, folder: Path) -> Path:
-    """Save a model and its processor. The weights are large, so that outputs depend on the images."""
-    words = tokenizer()
-    torch.manual_seed(0)
-    model = tf.AutoModelForImageTextToText.from_config(model_config(family, words))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(8 if "visual" in name and "qkv" in name else 4)
-    sizes = {
-        "patch_size": PATCH,
-        "merge_size": MERGE,
-        "size": {"shortest_edge": TOKEN**2, "longest_edge": 100 * TOKEN**2},
-    }
-    _, processor, videos = CLASSES[family]
-    parts = {"image_processor": tf.Qwen2VLImageProcessor(**sizes), "video_processor": videos(**sizes)}
-    processor(tokenizer=words, chat_template="{{ messages }}", **parts).save_pretrained(folder)
-    model.save_pretrained(folder)
-    return folder
 
 
 def random_image(height: int, width: int, seed: int) -> Image.Image:

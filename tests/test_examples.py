@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import transformers
-from family_folders import BUILDERS
-from tiny_models import make_image
+from tiny_models import BUILDERS, make_image
 
 from clustrs import ClustRS, Pruner
 from clustrs.models.ask import ask

@@ -11,7 +11,7 @@ import torch
 from export.graph_checks import assert_same, check_graph, run, session
 from export.vision_cases import FAMILIES, Case, build
 from PIL import Image
-from qwen_models import build as build_qwen
+from tiny_models.qwen import build as build_qwen
 from torch import Tensor
 
 from clustrs import ClustRS, Denoise, DivPrune, FasterVLM, Grid, NoPruning, Pruner, Random, VisPruner

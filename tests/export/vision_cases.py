@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tiled_models
 import torch
-from models.families import gemma_models
+from tiny_models import gemma as gemma_models
 from tiny_models import load, make_image, prepare
+from tiny_models import tiled as tiled_models
 from torch import Tensor
 
 from clustrs import Pruner, Selection

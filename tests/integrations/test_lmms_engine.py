@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import family_folders
 import numpy as np
 import pytest
+import tiny_models
 import torch
 from PIL import Image
 
@@ -27,7 +27,7 @@ from clustrs.models.load import load_model
 from clustrs.pruners import Pruner, get_method
 from clustrs.pruners.registry import list_methods
 
-FAMILIES = [family for family in family_folders.BUILDERS if family not in family_folders.SAME_ADAPTER]
+FAMILIES = [family for family in tiny_models.BUILDERS if family not in tiny_models.SAME_ADAPTER]
 LIKELIHOODS = [family for family in FAMILIES if family != "paligemma"]
 """PaliGemma's processor ends every text with a new line: no continuation is the end of one."""
 METHODS = {name: f"{name} inner=divprune" if name == "denoise" else name for name in list_methods()}
@@ -52,7 +52,7 @@ def ask(engine: Engine, text: str, *images: Image.Image) -> Prompt:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_batches_with_several_images(family: str, tmp_path: Path) -> None:
-    family_folders.BUILDERS[family](tmp_path)
+    tiny_models.BUILDERS[family](tmp_path)
     engine = engine_of(tmp_path)
     prompts = [
         ask(engine, "What is this?", image(1)),
@@ -83,7 +83,7 @@ def check_alone(folder: Path, method: Pruner, prompts: Sequence[Prompt], answers
 @pytest.fixture(scope="module")
 def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("llava")
-    family_folders.BUILDERS["llava"](folder)
+    tiny_models.BUILDERS["llava"](folder)
     return folder
 
 
@@ -118,7 +118,7 @@ def test_words_and_padding_of_llava_s_evaluation(llava: Path) -> None:
 
 @pytest.mark.parametrize("family", LIKELIHOODS)
 def test_likelihoods_are_the_loss_of_the_model(family: str, tmp_path: Path) -> None:
-    family_folders.BUILDERS[family](tmp_path)
+    tiny_models.BUILDERS[family](tmp_path)
     engine = engine_of(tmp_path)
     prompts = [
         ask(engine, "What is this?", image(1)),
@@ -182,7 +182,7 @@ def test_a_continuation_needs_tokens(llava: Path) -> None:
 
 
 def test_a_processor_that_writes_after_the_continuation_is_refused(tmp_path: Path) -> None:
-    family_folders.BUILDERS["paligemma"](tmp_path)
+    tiny_models.BUILDERS["paligemma"](tmp_path)
     engine = engine_of(tmp_path)
     with pytest.raises(ValueError, match="continuation 'no': PaliGemmaProcessor writes something after it"):
         engine.likelihoods([ask(engine, "What?", image(1))], ["no"])

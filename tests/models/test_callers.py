@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from family_folders import BUILDERS, family_inputs
-from tiny_models import make_image
+from tiny_models import BUILDERS, family_inputs, make_image
 from torch import Tensor
 from transformers import (
     LogitsProcessor,

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
-from family_folders import BUILDERS, family_inputs
-from qwen_models import video_inputs
-from tiny_models import make_image
+from tiny_models import BUILDERS, family_inputs, make_image
+from tiny_models.qwen import video_inputs
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 

@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-import qwen_models
 import tiny_models
 import torch
 import transformers as tf
+from tiny_models import qwen as qwen_models
 
 from clustrs.serving import pruning
 

@@ -10,7 +10,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
-from qwen_served import CLASSES, IMAGE, Engine, Output, Question, Reference, build, random_image
+from qwen_served import IMAGE, Engine, Output, Question, Reference, random_image
+from tiny_models.qwen import SERVED, build_served
 from vllm.exceptions import VLLMValidationError
 
 from clustrs import ClustRS
@@ -46,9 +47,9 @@ ALL = QUESTIONS | TOO_LONG
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=CLASSES)
+@pytest.fixture(scope="module", params=SERVED)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(request.param, tmp_path_factory.mktemp("qwen") / request.param)
+    return build_served(request.param, tmp_path_factory.mktemp("qwen") / request.param)
 
 
 @pytest.fixture(scope="module")

@@ -79,7 +79,7 @@ def count_cost(
         >>> from transformers import LlavaConfig
         >>> cost = count_cost(LlavaConfig(), text_tokens=35, visual_tokens=576)
         >>> f"{cost.prefill / 1e12:.2f} TFLOP, {cost.kv_bytes / 2**20:.0f} MiB"
-        '8.18 TFLOP, 611 MiB'
+        '8.11 TFLOP, 611 MiB'
     """
     for name, value, least in [
         ("text_tokens", text_tokens, 0),

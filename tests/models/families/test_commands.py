@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import tiny_models
-from family_folders import BUILDERS, SAME_ADAPTER
+from tiny_models import BUILDERS, SAME_ADAPTER
 
 from clustrs import list_methods
 from clustrs.models.adapters import list_model_types

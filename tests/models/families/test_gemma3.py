@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 from drawn_cells import lit_cells, lit_tile_cells
-from models.families.gemma_models import CELLS, GRID, Oracle, batch, load, prompt
 from tiny_models import make_image
+from tiny_models.gemma import CELLS, GRID, Oracle, batch, load, prompt
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 

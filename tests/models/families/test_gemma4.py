@@ -11,9 +11,8 @@ import pytest
 import torch
 import transformers as tf
 from drawn_cells import lit_cells, pixels_of_cell
-from models.families import gemma4_models as gemma4
 from PIL import Image
-from tiny_models import make_image
+from tiny_models import gemma4, make_image
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 import torch
 from drawn_cells import Marked, lit_cells
-from models.families.gemma_models import (
+from PIL import Image, ImageDraw
+from tiny_models import make_image
+from tiny_models.gemma import (
     CELLS,
     GRID,
     KINDS,
@@ -17,8 +19,6 @@ from models.families.gemma_models import (
     question,
     saved,
 )
-from PIL import Image, ImageDraw
-from tiny_models import make_image
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 

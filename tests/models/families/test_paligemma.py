@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from models.families.gemma_models import CELLS, Oracle, load, prompt
 from tiny_models import make_image
+from tiny_models.gemma import CELLS, Oracle, load, prompt
 
 from clustrs import ClustRS
 from clustrs.models.ask import chat_prompt

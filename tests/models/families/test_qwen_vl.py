@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import qwen_models
 import tiny_models
 import torch
 from drawn_cells import Marked, lit_cells
 from PIL import Image
-from qwen_models import FAMILIES, TOKEN, Oracle, bright_square, video_inputs
 from tiny_models import make_image, prepare
+from tiny_models import qwen as qwen_models
+from tiny_models.qwen import FAMILIES, TOKEN, Oracle, bright_square, video_inputs
 from torch import Tensor
 from transformers import AttentionInterface
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiled_models
 import torch
 from drawn_cells import lit_cells, lit_tile_cells
 from PIL import Image
-from tiled_models import FAMILIES, GRID, IMAGE_TOKENS, TOKENS, Case
 from tiny_models import make_image
+from tiny_models import tiled as tiled_models
+from tiny_models.tiled import FAMILIES, GRID, IMAGE_TOKENS, TOKENS, Case
 from torch import Tensor
 
 from clustrs import ClustRS, NoPruning, get_method, list_methods

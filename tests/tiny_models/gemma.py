@@ -11,11 +11,11 @@ import torch
 import transformers as tf
 from packaging.version import Version
 from PIL import Image
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
 from clustrs import EncoderStates, Pruner, Selection
 from clustrs.models.processors import load_processor
+from tiny_models import byte_tokenizer
 
 KINDS = ("gemma3", "paligemma", "paligemma2")
 GRID = 4
@@ -39,11 +39,7 @@ TEMPLATE = (
 def tokenizer(kind: str) -> Any:
     """Bytes as tokens."""
     extra = EXTRA[kind]
-    words = [*SPECIAL.values(), *extra.values(), *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    core = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[], unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    return tf.PreTrainedTokenizerFast(tokenizer_object=core, extra_special_tokens=extra, padding_side="left", **SPECIAL)
+    return byte_tokenizer([*SPECIAL.values(), *extra.values()], extra, **SPECIAL)
 
 
 def tower_config(side: int) -> Any:

@@ -1,7 +1,12 @@
-"""Models of the real classes, small, with random weights, saved and loaded as published ones are."""
+"""Small random models of every family, of the real classes, saved with their processors as published ones are.
+
+This module has what all share and the LLaVA family; `qwen`, `tiled`, `gemma` and `gemma4` have the others, each with
+pruning done by hand, which shares no code with the adapters.
+"""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +18,7 @@ import transformers as tf
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from clustrs.models.adapters import get_adapter
 from clustrs.models.processors import LlavaOnevisionProcessor, load_processor
 
 Load = Callable[..., tuple[Any, Any]]
@@ -30,22 +36,20 @@ TEMPLATE = (
 )
 
 
-def tokenizer() -> Any:
-    """Bytes as tokens."""
-    special = ["<pad>", "<s>", "</s>", "<unk>", "<image>", "<video>"]
-    vocabulary = {token: i for i, token in enumerate(special + sorted(pre_tokenizers.ByteLevel.alphabet()))}
+def byte_tokenizer(special: Sequence[str], names: dict[str, str], **basic: str) -> Any:
+    """A tokenizer with bytes as tokens, after special ones. `names` are further attributes, as `image_token`."""
+    vocabulary = {token: i for i, token in enumerate([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
     core = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
-    return tf.PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        pad_token="<pad>",
-        bos_token="<s>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        extra_special_tokens={"image_token": "<image>", "video_token": "<video>"},
-        padding_side="left",
-    )
+    basic = basic or {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return tf.PreTrainedTokenizerFast(tokenizer_object=core, extra_special_tokens=names, padding_side="left", **basic)
+
+
+def tokenizer() -> Any:
+    """The tokenizer of the LLaVA and Qwen families."""
+    names = {"image_token": "<image>", "video_token": "<video>"}
+    return byte_tokenizer(["<pad>", "<s>", "</s>", "<unk>", *names.values()], names)
 
 
 def tower_config(tower: str) -> Any:
@@ -134,3 +138,26 @@ def prepare(processor: Any, texts: list[str], images: list[list[Image.Image]]) -
     else:
         given = [image for row in images for image in row]
     return dict(processor(images=given or None, text=texts, padding=True, return_tensors="pt"))
+
+
+def family_inputs(model: Any, processor: Any, texts: list[str], images: list[Image.Image]) -> dict[str, Any]:
+    """Inputs for a batch of prompts with one image each, for any family; IMAGE stands for the image."""
+    texts = [text.replace("IMAGE", processor.image_token) for text in texts]
+    given = get_adapter(model).batch_images(images)
+    return dict(processor(images=given, text=texts, padding=True, return_tensors="pt"))
+
+
+from tiny_models import gemma, gemma4, qwen, tiled  # noqa: E402  they use what is above
+
+BUILDERS: dict[str, Callable[[Path], None]] = {
+    "llava": partial(build, "llava", "clip"),
+    "llava_next": partial(build, "llava_next", "clip"),
+    "llava_onevision": partial(build, "llava_onevision", "siglip"),
+    **{family: partial(qwen.build, family) for family in qwen.FAMILIES},
+    **{family: partial(tiled.build, family) for family in tiled.FAMILIES},
+    **{family: partial(gemma.build, family) for family in gemma.KINDS},
+    "gemma4": partial(gemma4.build, "small"),
+}
+"""What saves a model of a family in a folder."""
+SAME_ADAPTER = {"qwen3_vl_moe": "qwen3_vl", "qwen3_5_moe": "qwen3_5", "smolvlm": "idefics3", "paligemma2": "paligemma"}
+"""Families that differ from another one in the language model alone, or in names."""

@@ -10,13 +10,12 @@ from typing import Any
 import torch
 import transformers as tf
 from PIL import Image
-from tiny_models import load
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
 from clustrs import EncoderStates, Pruner, Selection
 from clustrs.models.processors import InternVLProcessor, SmolVLMProcessor
 from clustrs.pruners.inputs import Layout
+from tiny_models import byte_tokenizer, load
 
 FAMILIES = ("internvl", "smolvlm", "idefics3")
 GRID = 4
@@ -57,20 +56,9 @@ def tokenizer(family: str) -> Any:
         *extra.values(),
         *(f"<row_{y}_col_{x}>" for y in (1, 2) for x in (1, 2)),
     ]
-    vocabulary = {token: i for i, token in enumerate(special + sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    core.add_special_tokens(special)
-    return tf.PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        pad_token="<pad>",
-        bos_token="<s>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        extra_special_tokens=extra,
-        padding_side="left",
-    )
+    words = byte_tokenizer(special, extra)
+    words.backend_tokenizer.add_special_tokens(special)
+    return words
 
 
 def build(family: str, folder: Path, **settings: Any) -> None:

@@ -7,15 +7,13 @@ from typing import Any
 import torch
 import transformers as tf
 from PIL import Image
-from tiny_models import TEMPLATE, make_image
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
 from torch import Tensor
 from torch.nn.functional import embedding, linear
 
 from clustrs import EncoderStates, Pruner, Selection
 from clustrs.models.processors import Gemma4Processor
 from clustrs.pruners.inputs import Layout
+from tiny_models import TEMPLATE, byte_tokenizer, make_image
 
 PATCH, KERNEL = 2, 3
 SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<image>", "<boi>", "<eoi>", "<audio>", "<boa>", "<eoa>", "<|video|>"]
@@ -47,21 +45,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def tokenizer() -> Any:
     """Bytes as tokens."""
-    vocabulary = {token: i for i, token in enumerate(SPECIAL + sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    core = Tokenizer(BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
     names = {"image_token": "<image>", "boi_token": "<boi>", "eoi_token": "<eoi>"}
     names |= {"audio_token": "<audio>", "boa_token": "<boa>", "eoa_token": "<eoa>"}
-    return tf.PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        pad_token="<pad>",
-        bos_token="<bos>",
-        eos_token="<eos>",
-        unk_token="<unk>",
-        extra_special_tokens=names,
-        padding_side="left",
-    )
+    basic = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
+    return byte_tokenizer(SPECIAL, names, **basic)
 
 
 def configure(variant: str, words: int, audio: bool = False) -> Any:
