@@ -171,7 +171,7 @@ def test_every_option_of_a_study_has_a_help_text(capsys: pytest.CaptureFixture[s
         assert main(["study", name, "--help"]) == 0
         shown = " ".join(capsys.readouterr().out.split())
         assert "study" in shown
-        assert f"(default: {Path('out') / name})" in shown
+        assert f"[default: {Path('out') / name}]" in shown
         assert f"(default: {DEFAULT}, or the one that knows the task)" in shown
 
 

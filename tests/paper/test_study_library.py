@@ -1,6 +1,7 @@
 """Studies from Python: configs that check themselves, and results with rows, figures, findings and files."""
 
 import dataclasses
+import inspect
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
+from clustrs_paper import command
 from clustrs_paper.command import STUDIES, config_class
 from clustrs_paper.studies import StudyResult, manifold, movement, stability
 from clustrs_paper.studies.ablation import AblationConfig
@@ -47,12 +50,34 @@ def test_a_part_for_each_image(folder_of: Folders, images: list[Path], capsys: p
     assert "movement:" not in capsys.readouterr().err
 
 
-def test_configs_are_frozen_and_have_help() -> None:
-    for name in STUDIES:
-        config = config_class(name)
-        assert config.__dataclass_params__.frozen
-        described = [field for field in dataclasses.fields(config) if field.name != "folder"]
-        assert all(field.metadata["help"] for field in described)
+@pytest.mark.parametrize("name", STUDIES)
+def test_options_are_the_fields_of_the_config(name: str) -> None:
+    """Every field can be set on the command line, and a default in the help is that of the config."""
+    config = config_class(name)
+    assert config.__dataclass_params__.frozen
+    named = {"quiet": "progress", "no_umap": "umap"}
+    parameters = inspect.signature(getattr(command, name)).parameters
+    options = {named.get(key, key): one.default for key, one in parameters.items() if key not in ("ctx", "output")}
+    known = {field.name: field.default for field in dataclasses.fields(config) if field.name != "folder"}
+    assert set(options) == set(known)
+    switches = {key for key in options if key in named.values()}
+    shown = {key for key, default in options.items() if default is not None} - switches
+    assert {key: options[key] for key in shown} == {key: known[key] for key in shown}
+    assert all(options[key] is False and known[key] is True for key in switches)
+    unshown = set(options) - shown - switches
+    assert all(isinstance(known[key], tuple | None | type(dataclasses.MISSING)) for key in unshown)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_defaults_in_help_texts_are_those_of_the_config(name: str) -> None:
+    """Lists have their defaults in words."""
+    (found,) = (one for one in typer.main.get_group(command.group).commands.values() if one.name == name)
+    known = {field.name: field.default for field in dataclasses.fields(config_class(name))}
+    for option in found.params:
+        default = known.get(str(option.name))
+        if isinstance(default, tuple) and default and option.name not in ("parameters",):
+            words = " ".join(str(value) for value in default)
+            assert f"(default: {words})" in str(getattr(option, "help", ""))
 
 
 def test_one_value_will_do_where_there_may_be_several() -> None:

@@ -17,7 +17,7 @@ from clustrs_paper.studies.result import (
     shared_legend,
     signed,
 )
-from clustrs_paper.studies.settings import GridStudyConfig, LossSettings, resolve_corruptions, setting
+from clustrs_paper.studies.settings import GridStudyConfig, LossSettings, resolve_corruptions
 
 if TYPE_CHECKING:
     from clustrs.corruptions import Corruption
@@ -49,8 +49,8 @@ class AblationConfig(LossSettings, GridStudyConfig):
     """The variants of ClustRS at each of `levels` of one corruption and each budget, and likewise at the levels at
     which the unpruned model has some `losses`: a part of its own, with a run of its own in the folder `chosen`."""
 
-    corruption: str = setting("gaussian", "a corruption, see clustrs corruptions", flag="--corrupt", metavar="NAME")
-    levels: tuple[float, ...] | None = setting(None, "levels of the corruption (default: the paper's)", metavar="LEVEL")
+    corruption: str = "gaussian"
+    levels: tuple[float, ...] | None = None
 
 
 def run(config: AblationConfig) -> StudyResult:

@@ -14,7 +14,7 @@ import numpy as np
 from clustrs import palette
 from clustrs.app.inspection import Values, to_numpy
 from clustrs_paper.studies.result import StudyResult, pyplot, single
-from clustrs_paper.studies.settings import Keep, LossImageStudyConfig, seed_setting, setting
+from clustrs_paper.studies.settings import LARGEST_SEED, Keep, LossImageStudyConfig, setting
 
 if TYPE_CHECKING:
     from clustrs.corruptions import Corruption
@@ -40,11 +40,11 @@ CHANGES = ("after", "constant", "bound", "centroid")
 class DenoisingConfig(LossImageStudyConfig):
     """Settings of the study: budgets, and a corruption at some levels."""
 
-    count: int = setting(24, "how many images of the task to take when none is given")
-    keep: tuple[Keep, ...] = setting((16,), "budgets: counts (16) or fractions (0.25)", metavar="K")
-    corruption: str = setting("gaussian", "a corruption, see clustrs corruptions", flag="--corrupt", metavar="NAME")
-    levels: tuple[float, ...] | None = setting(None, "levels of the corruption (default: the paper's)", metavar="LEVEL")
-    seed: int = seed_setting()
+    count: int = 24
+    keep: tuple[Keep, ...] = (16,)
+    corruption: str = "gaussian"
+    levels: tuple[float, ...] | None = None
+    seed: int = setting(0, low=0, high=LARGEST_SEED)
 
 
 def run(config: DenoisingConfig) -> StudyResult:

@@ -13,7 +13,7 @@ import numpy as np
 from clustrs import palette
 from clustrs.app.inspection import Values, principal_plane, to_numpy
 from clustrs_paper.studies.result import StudyResult, distances, pyplot, single
-from clustrs_paper.studies.settings import ImageStudyConfig, setting
+from clustrs_paper.studies.settings import ImageStudyConfig
 
 if TYPE_CHECKING:
     from clustrs.pruners import Selection
@@ -39,8 +39,8 @@ Row = dict[str, Any]
 class GeometryConfig(ImageStudyConfig):
     """Settings of the study: the number of images and of clusters."""
 
-    count: int = setting(40, "how many images of the task to take when none is given")
-    keep: int = setting(16, "how many clusters", metavar="K")
+    count: int = 40
+    keep: int = 16
 
 
 def run(config: GeometryConfig) -> StudyResult:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from clustrs import palette
 from clustrs_paper.studies.curves import LOSSES, curve_text, evaluation_config, requested_losses
 from clustrs_paper.studies.result import StudyResult, pyplot, single
-from clustrs_paper.studies.settings import TaskStudyConfig, setting
+from clustrs_paper.studies.settings import TaskStudyConfig
 
 if TYPE_CHECKING:
     from clustrs.evaluation.levels import Curve
@@ -19,16 +19,10 @@ Row = dict[str, Any]
 class LevelsConfig(TaskStudyConfig):
     """Settings of the study: corruptions, ladders of levels, and losses in shares of the clean score."""
 
-    limit: int | None = setting(200, "number of questions, from the first on")
-    corruptions: tuple[str, ...] = setting(
-        ("gaussian", "salt_pepper"), "corruptions, see clustrs corruptions", flag="--corrupt", metavar="NAME"
-    )
-    levels: tuple[float, ...] | None = setting(
-        None,
-        "the ladder, from mild to severe, when there is one corruption (default: built in)",
-        metavar="LEVEL",
-    )
-    losses: tuple[float, ...] = setting(LOSSES, "shares of the clean score", metavar="SHARE")
+    limit: int | None = 200
+    corruptions: tuple[str, ...] = ("gaussian", "salt_pepper")
+    levels: tuple[float, ...] | None = None
+    losses: tuple[float, ...] = LOSSES
 
 
 def run(config: LevelsConfig) -> StudyResult:

@@ -20,10 +20,10 @@ from clustrs.plugins import install_hint
 from clustrs_paper.studies.result import StudyPart, StudyResult, distances, pyplot, share_text, token_spread
 from clustrs_paper.studies.settings import (
     ImageStudyConfig,
+    Keep,
     methods_by_label,
     part_names,
     resolve_corruptions,
-    seed_setting,
     setting,
     strongest,
 )
@@ -45,16 +45,12 @@ NEIGHBORS = 15
 class ManifoldConfig(ImageStudyConfig):
     """Settings of the study: methods, a budget, a corruption; every image has a figure of its own."""
 
-    methods: tuple[str, ...] = setting(
-        ("clustrs", "fastervlm", "divprune"), 'methods, see clustrs methods; "all" is every one', metavar="METHOD"
-    )
-    keep: int | float = setting(16, "a count (16) or a fraction (0.25)", metavar="K")
-    corruption: str = setting("gaussian", "a corruption, see clustrs corruptions", flag="--corrupt", metavar="NAME")
-    levels: tuple[float, ...] | None = setting(
-        None, "levels of the corruption, one row of panels each (default: its last one)", metavar="LEVEL"
-    )
-    umap: bool = setting(True, "draw PCA alone; UMAP needs umap-learn", flag="--no-umap")
-    seed: int = seed_setting("seed of the corruption and of UMAP", UMAP_SEEDS)
+    methods: tuple[str, ...] = ("clustrs", "fastervlm", "divprune")
+    keep: Keep = 16
+    corruption: str = "gaussian"
+    levels: tuple[float, ...] | None = None
+    umap: bool = True
+    seed: int = setting(0, low=0, high=UMAP_SEEDS)
 
 
 def run(config: ManifoldConfig) -> StudyResult:

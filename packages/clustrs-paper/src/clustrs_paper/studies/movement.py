@@ -14,10 +14,11 @@ from clustrs import palette
 from clustrs.app.inspection import Plane, Values, principal_plane, to_numpy
 from clustrs_paper.studies.result import StudyPart, StudyResult, pyplot, share_text, token_spread
 from clustrs_paper.studies.settings import (
+    LARGEST_SEED,
     ImageStudyConfig,
+    Keep,
     part_names,
     resolve_corruptions,
-    seed_setting,
     setting,
     strongest,
 )
@@ -35,14 +36,10 @@ BEFORE, AFTER, CENTROID = palette.SERIES[1], palette.color("clustrs"), "#000000"
 class MovementConfig(ImageStudyConfig):
     """Settings of the study: a budget, and a corruption if any; every image and level has a figure of its own."""
 
-    keep: int | float = setting(16, "a count (16) or a fraction (0.25)", metavar="K")
-    corruption: str | None = setting(
-        None, "a corruption, see clustrs corruptions (default: clean images)", flag="--corrupt", metavar="NAME"
-    )
-    levels: tuple[float, ...] | None = setting(
-        None, "levels of the corruption, one figure each (default: its last one)", metavar="LEVEL"
-    )
-    seed: int = seed_setting()
+    keep: Keep = 16
+    corruption: str | None = None
+    levels: tuple[float, ...] | None = None
+    seed: int = setting(0, low=0, high=LARGEST_SEED)
 
     def __post_init__(self) -> None:
         super().__post_init__()

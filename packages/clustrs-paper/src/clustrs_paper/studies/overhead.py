@@ -28,15 +28,11 @@ Row = dict[str, Any]
 class OverheadConfig(ImageStudyConfig):
     """Settings of the study: methods, budgets, lengths of an answer, and repetitions."""
 
-    methods: tuple[str, ...] = setting(
-        ("none", "fastervlm", "divprune", "visionzip", "clustrs"),
-        'methods, see clustrs methods; parameters may follow ("clustrs tau=2"), "all" is every one',
-        metavar="METHOD",
-    )
-    keep: tuple[Keep, ...] = setting((16, 144), "budgets: counts (16) or fractions (0.25)", metavar="K")
-    new_tokens: tuple[int, ...] = setting((14, 64), "lengths of an answer in tokens", metavar="N", high=LONGEST_ANSWER)
-    repeats: int = setting(10, "runs that count, after a first one that warms up")
-    crops: Literal["all", "base"] = setting("all", '"all" crops, or the "base" crop alone')
+    methods: tuple[str, ...] = ("none", "fastervlm", "divprune", "visionzip", "clustrs")
+    keep: tuple[Keep, ...] = (16, 144)
+    new_tokens: tuple[int, ...] = setting((14, 64), high=LONGEST_ANSWER)
+    repeats: int = 10
+    crops: Literal["all", "base"] = "all"
 
 
 def run(config: OverheadConfig) -> StudyResult:

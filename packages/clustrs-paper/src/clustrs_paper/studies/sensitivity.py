@@ -17,7 +17,7 @@ from clustrs_paper.studies.result import (
     shared_legend,
     signed,
 )
-from clustrs_paper.studies.settings import GridStudyConfig, Keep, LossSettings, losses_setting, setting
+from clustrs_paper.studies.settings import GridStudyConfig, Keep, LossSettings
 
 if TYPE_CHECKING:
     from clustrs_paper.studies.grids import Grid
@@ -53,16 +53,8 @@ class SensitivityConfig(LossSettings, GridStudyConfig):
     Beside those, clean images and the levels of `CHOSEN` at which the unpruned model has some `losses` are a part of
     their own, with a run of its own in the folder `chosen`."""
 
-    corruptions: tuple[str, ...] | None = setting(
-        None,
-        "corruptions as NAME:LEVEL, clean, or a NAME for all its levels (default: the paper's)",
-        flag="--corrupt",
-        metavar="C",
-    )
-    losses: tuple[float, ...] | None = losses_setting("--corrupt is given")
-    parameters: tuple[Parameter, ...] = setting(
-        ("tau", "clip", "centroid"), "which parameters to vary", metavar="PARAMETER"
-    )
+    corruptions: tuple[str, ...] | None = None
+    parameters: tuple[Parameter, ...] = ("tau", "clip", "centroid")
 
 
 def run(config: SensitivityConfig) -> StudyResult:

@@ -1,6 +1,6 @@
 """Configs that the studies share: declaration and checks of settings, and the methods and corruptions they name.
 
-The type of a field and its `setting` are all that is needed to check a value and to make an option of it.
+The type of a field, and the bounds of its `setting`, are all that is needed to check a value.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from clustrs import validation
-from clustrs.embedded import DEFAULT, model_and_task
+from clustrs.embedded import model_and_task
 from clustrs.validation import ImagePadding, LoadOptions, PromptTemplate, plain_hint
 
 if TYPE_CHECKING:
@@ -24,53 +24,22 @@ LARGEST = 2**31 - 1
 LARGEST_SEED = 2**63 - 1
 
 
-def setting(
-    default: Any,
-    help: str,
-    *,
-    flag: str | None = None,
-    metavar: str | None = None,
-    low: int = 1,
-    high: int = LARGEST,
-    repeats: bool = False,
-    positional: bool = False,
-) -> Any:
-    """A field of a config. `help` and `metavar` are for the command line, where its name is the option's unless there
-    is a `flag`, or it is given by its position there; `low` and `high` bound integers; only with `repeats` a value may
-    come twice in a tuple."""
-    about = {"help": help, "flag": flag, "metavar": metavar, "low": low, "high": high, "repeats": repeats}
-    return field(default=default, metadata={**about, "positional": positional})
-
-
-def seed_setting(help: str = "seed of the corruption", high: int = LARGEST_SEED) -> Any:
-    """The field of a seed."""
-    return setting(0, help, low=0, high=high)
-
-
-def losses_setting(unless: str) -> Any:
-    """Declare `losses`; `unless` says when there is no default, in options of the study."""
-    text = "also the levels at which the unpruned model loses these shares of its clean score"
-    return setting(None, f"{text} (default: 0.1 0.35, unless {unless})", metavar="SHARE")
+def setting(default: Any, *, low: int = 1, high: int = LARGEST, repeats: bool = False) -> Any:
+    """Declare a field with bounds for integers; with `repeats`, a value may come twice in a tuple."""
+    return field(default=default, metadata={"low": low, "high": high, "repeats": repeats})
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyConfig(LoadOptions):
-    """Settings of every study. Lists become tuples, and a single value a tuple of one where there may be several."""
+    """Settings of every study. Lists become tuples, and a single value a tuple of one where there may be several.
 
-    model: str = setting(
-        None,
-        f"an embedded model, a folder, or a Hugging Face id (default: {DEFAULT}, or the one that knows the task)",
-        metavar="ID_OR_FOLDER",
-    )
-    prompt_template: PromptTemplate = setting(
-        "checkpoint", "the model's own chat template, or LLaVA-1.5's with its system line"
-    )
-    image_padding: ImagePadding = setting(
-        "checkpoint",
-        "as the model's processor has it, or padded to a square with the mean color instead of cropped, as "
-        "LLaVA-1.5 is evaluated",
-    )
-    progress: bool = setting(True, "show no progress bar", flag="--quiet")
+    Without `model`, the embedded model that knows the task is taken; without `task`, the one that measures the model.
+    """
+
+    model: str = None  # type: ignore[assignment]
+    prompt_template: PromptTemplate = "checkpoint"
+    image_padding: ImagePadding = "checkpoint"
+    progress: bool = True
 
     def __post_init__(self) -> None:
         meant = model_and_task(self.model, getattr(self, "task", None))
@@ -92,26 +61,24 @@ class StudyConfig(LoadOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageStudyConfig(StudyConfig):
-    """Settings of studies of images."""
+    """Settings of studies of images: the user's own (files, folders, sample:NAME), or `count` images of a task."""
 
-    images: tuple[str, ...] = setting(
-        (),
-        "image files, folders of them, or sample:NAME (default: images of the task)",
-        metavar="IMAGE",
-        repeats=True,
-        positional=True,
-    )
-    count: int = setting(1, "number of images of the task, when no image is given")
-    task: str = setting(None, "the task whose images are taken, see clustrs tasks (default: the model's own)")
-    data: str | None = setting(None, "the folder (or file) of the task", metavar="PATH")
+    images: tuple[str, ...] = setting((), repeats=True)
+    count: int = 1
+    task: str = None  # type: ignore[assignment]
+    data: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossSettings:
-    """Levels by what they cost the unpruned model, for studies that look beside the paper's levels."""
+    """Levels by what they cost the unpruned model, for studies that look beside the paper's levels.
 
-    losses: tuple[float, ...] | None = losses_setting("--levels is given")
-    curve_questions: int = setting(200, "questions of the task that are asked at each level to find those")
+    `losses` are shares of its clean score, None for 0.1 and 0.35 unless levels are given; `curve_questions` are asked
+    at each level to find those levels.
+    """
+
+    losses: tuple[float, ...] | None = None
+    curve_questions: int = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +87,6 @@ class LossImageStudyConfig(LossSettings, ImageStudyConfig):
     in `folder`, where a stopped study resumes; None: nowhere."""
 
     folder: Path | None = None
-    losses: tuple[float, ...] | None = losses_setting("--levels or images are given")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,24 +94,20 @@ class TaskStudyConfig(StudyConfig):
     """Settings of studies that ask the questions of a task. A study that was stopped resumes from its `folder`."""
 
     folder: Path
-    task: str = setting(None, "the task, see clustrs tasks (default: the model's own)")
-    data: str | None = setting(None, "the folder (or file) of the task", metavar="PATH")
-    task_options: Mapping[str, Any] = field(
-        default_factory=dict, metadata={"help": "options of the task", "flag": "--set-task", "metavar": "KEY=VALUE"}
-    )
-    limit: int | None = setting(
-        None, "number of questions, from the first on (default: some of scenes and photos, all of other tasks)"
-    )
-    batch_size: int = setting(24, "questions answered together")
+    task: str = None  # type: ignore[assignment]
+    data: str | None = None
+    task_options: Mapping[str, Any] = field(default_factory=dict)
+    limit: int | None = None
+    batch_size: int = 24
 
 
 @dataclass(frozen=True, kw_only=True)
 class GridStudyConfig(TaskStudyConfig):
     """Settings of studies that run a grid of the evaluation."""
 
-    keep: tuple[Keep, ...] = setting((16, 50, 144), "budgets: counts (16) or fractions (0.25)", metavar="K")
-    seeds: tuple[int, ...] = setting((0,), "seeds of the corruptions", metavar="SEED", low=0, high=LARGEST_SEED)
-    judge_model: str | None = setting(None, "judge whose verdicts count, for tasks that are scored by one")
+    keep: tuple[Keep, ...] = (16, 50, 144)
+    seeds: tuple[int, ...] = setting((0,), low=0, high=LARGEST_SEED)
+    judge_model: str | None = None
 
 
 def check_several(name: str, values: tuple[Any, ...], hint: Any, about: Mapping[str, Any]) -> None:
@@ -165,9 +127,10 @@ def check(name: str, value: Any, hint: Any, about: Mapping[str, Any]) -> None:
     if get_origin(hint) is Literal:
         validation.choice(name, value, get_args(hint))
     elif hint is int:
-        validation.integer(name, value, about["low"])
-        if value > about["high"]:
-            raise ValueError(f"{name} must be an integer of at most {about['high']}, got {value!r}")
+        validation.integer(name, value, about.get("low", 1))
+        high = about.get("high", LARGEST)
+        if value > high:
+            raise ValueError(f"{name} must be an integer of at most {high}, got {value!r}")
     elif hint is float:
         if not validation.is_number(value):
             raise ValueError(f"{name} must be a number, got {value!r}")

@@ -16,7 +16,7 @@ import numpy as np
 from clustrs import palette
 from clustrs.app.inspection import Values, to_numpy
 from clustrs_paper.studies.result import StudyResult, distances, pyplot, single, token_spread
-from clustrs_paper.studies.settings import LossImageStudyConfig, methods_by_label, seed_setting, setting
+from clustrs_paper.studies.settings import LARGEST_SEED, Keep, LossImageStudyConfig, methods_by_label, setting
 
 if TYPE_CHECKING:
     from clustrs.corruptions import Corruption
@@ -36,15 +36,13 @@ RANKING = "ranking"
 class StabilityConfig(LossImageStudyConfig):
     """Settings of the study: methods, a budget, and a corruption at some levels."""
 
-    count: int = setting(40, "how many images of the task to take when none is given")
-    methods: tuple[str, ...] = setting(METHODS, 'methods, see clustrs methods; "all" is every one', metavar="METHOD")
-    keep: int | float = setting(16, "a count (16) or a fraction (0.25)", metavar="K")
-    top: int = setting(15, "how many of the ranking count")
-    corruption: str = setting("gaussian", "a corruption, see clustrs corruptions", flag="--corrupt", metavar="NAME")
-    levels: tuple[float, ...] | None = setting(
-        None, "levels of the corruption (default: the paper's, and 0 for gaussian)", metavar="LEVEL"
-    )
-    seed: int = seed_setting()
+    count: int = 40
+    methods: tuple[str, ...] = METHODS
+    keep: Keep = 16
+    top: int = 15
+    corruption: str = "gaussian"
+    levels: tuple[float, ...] | None = None
+    seed: int = setting(0, low=0, high=LARGEST_SEED)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from clustrs import palette
 from clustrs_paper.studies.result import StudyResult, clear, count_clear, pyplot, signed, single
-from clustrs_paper.studies.settings import GridStudyConfig, Keep, seed_setting, setting
+from clustrs_paper.studies.settings import LARGEST_SEED, GridStudyConfig, Keep, setting
 
 if TYPE_CHECKING:
     from clustrs_paper.studies.grids import Cell, Grid
@@ -50,11 +50,9 @@ Mask = NDArray[np.bool_]
 class VariantsConfig(GridStudyConfig):
     """Under which corruptions the variants are compared, and how the images are split."""
 
-    keep: tuple[Keep, ...] = setting((8, 16, 50), "budgets: counts (16) or fractions (0.25)", metavar="K")
-    corruptions: tuple[str, ...] = setting(
-        CONDITIONS, "corruptions as NAME:LEVEL, clean, or a NAME for all its levels", flag="--corrupt", metavar="C"
-    )
-    split_seed: int = seed_setting("seed of the split into two halves")
+    keep: tuple[Keep, ...] = (8, 16, 50)
+    corruptions: tuple[str, ...] = CONDITIONS
+    split_seed: int = setting(0, low=0, high=LARGEST_SEED)
 
 
 def run(config: VariantsConfig) -> StudyResult:
