@@ -34,7 +34,9 @@ EXTRAS = {
 }
 """The extra of the package that installs an optional module."""
 WITHOUT_MODELS = ("plot", "openvino")
-"""The extras that do not need the package clustrs-models."""
+"""Extras that do not need the package clustrs-models."""
+WITH_PAPER = ("studies", "dev")
+"""Extras that need the package clustrs-paper."""
 
 _loaded: set[tuple[str, str, str]] = set()
 
@@ -114,6 +116,7 @@ def install_command(*extras: str, package: str = "") -> str:
     """
     words = [] if extras and set(extras) <= set(WITHOUT_MODELS) else ["./packages/clustrs-models"]
     words.append(f".[{','.join(extras)}]")
+    package = package or ("clustrs-paper" if set(extras) & set(WITH_PAPER) else "")
     if package:  # after clustrs: pip before 24 looks for it on an index otherwise
         words.append(f"./packages/{package}")
     return " ".join(["pip install", *(f"'{word}'" for word in words)])

@@ -135,4 +135,4 @@ def test_an_entry_point_that_hides_ours_is_named(tmp_path: Path) -> None:
         [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
     )
     assert "state='broken'" in called.stdout, called.stderr
-    assert "the entry point another = no_such_module:manifest of another fails" in called.stdout
+    assert "entry point another = no_such_module:manifest of another in lmms_eval.models failed" in called.stdout

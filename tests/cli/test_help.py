@@ -12,7 +12,7 @@ from typing import Annotated
 import pytest
 
 import clustrs
-from clustrs.cli import main, terminal
+from clustrs.cli import base, main
 from clustrs.cli import options as o
 from clustrs.cli.base import Command, app, parse
 from clustrs.embedded import MODELS
@@ -100,15 +100,19 @@ def test_version(run: Run) -> None:
 
 def test_tables(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     heads, rows = ["name", "n", "text"], [["a", "1", "one | two"], ["bb", "22", "x" * 200]]
-    terminal.print_table(heads, rows, numbers=["n"])
+    base.print_table(heads, rows)
     assert capsys.readouterr().out.splitlines() == [
-        "| name |  n | text |",
-        "| :--- | -: | :--- |",
-        r"| a    |  1 | one \| two |",
+        "| name | n  | text |",
+        "| :--- | :- | :--- |",
+        r"| a    | 1  | one \| two |",
         f"| bb   | 22 | {'x' * 200} |",
     ]
+    assert base.markdown_table(heads, rows, ["n"]).splitlines()[1:3] == [
+        "| :--- | -: | :--- |",
+        r"| a    |  1 | one \| two |",
+    ]
     screen = show_on_terminal(monkeypatch)
-    terminal.print_table(heads, rows, numbers=["n"])
+    base.print_table(heads, rows)
     assert "one | two" in screen.getvalue()
     assert "─" in screen.getvalue()
 

@@ -175,16 +175,17 @@ def test_install_hints_name_extras_and_folders_that_exist() -> None:
     assert set(plugins.EXTRAS.values()) | set(plugins.WITHOUT_MODELS) <= offered
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
-    def needs_models(extra: str) -> bool:
+    def needs(extra: str, package: str) -> bool:
         return any(
-            line.startswith("clustrs-models")
-            or (line.startswith("clustrs[") and any(map(needs_models, line[8:].rstrip("]").split(","))))
+            line.startswith(package)
+            or (line.startswith("clustrs[") and any(needs(one, package) for one in line[8:].rstrip("]").split(",")))
             for line in project[extra]
         )
 
     for extra in project:
         command = plugins.install_command(extra)
-        assert ("./packages/clustrs-models" in command) == needs_models(extra)
+        for package in ("clustrs-models", "clustrs-paper"):
+            assert (f"./packages/{package}" in command) == needs(extra, package)
         assert all((ROOT / word.strip("'")).is_dir() for word in command.split() if word.startswith("'./"))
 
 

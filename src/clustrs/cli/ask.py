@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clustrs.cli import base
 from clustrs.cli import options as o
-from clustrs.cli import terminal
 from clustrs.cli.base import Command, app
 from clustrs.embedded import DEFAULT, embedded_model, expected_answer, folder_of, image_path
 from clustrs.tables import Row, Table, Value
@@ -84,7 +84,7 @@ def ask(
     asked.load()
     answer = asked.ask(pruner)
     if json:
-        terminal.print_json({**asked.as_json(), **answer_json(pruner, answer)})
+        base.print_json({**asked.as_json(), **answer_json(pruner, answer)})
     else:
         print_answer(method, answer, asked.expected)
         print_about(model)
@@ -132,9 +132,9 @@ def compare(
     answers = [asked.ask(pruner) for pruner in pruners]
     if json:
         results = [answer_json(pruner, answer) for pruner, answer in zip(pruners, answers, strict=True)]
-        terminal.print_json({**asked.as_json(), "results": results})
+        base.print_json({**asked.as_json(), "results": results})
     else:
-        terminal.show_table(answers_table(pruners, answers))
+        base.show_table(answers_table(pruners, answers))
         print(end="" if asked.expected is None else f"expected: {asked.expected}\n")
         print_about(model)
     if show:
@@ -217,9 +217,9 @@ class Question:
 
         if self.params["show"]:
             draw.check_path(self.params["show"])
-            terminal.check_file("--show", Path(self.params["show"]))
+            base.check_file("--show", Path(self.params["show"]))
         quiet_transformers()
-        with terminal.status(f"loading {self.params['model']}"):
+        with base.status(f"loading {self.params['model']}"):
             self.model, processor = load_model(self.params["model"], o.load_options(self.params))
         self.processor = apply_image_padding(processor, self.params["image_padding"])
         line = name_unknown_words(self.processor, self.params["question"])
@@ -331,7 +331,7 @@ def corrupt(
     if contact_sheet == bool(corrupt):
         raise ValueError("corrupt needs either --corrupt NAME:LEVEL or --contact-sheet")
     corruption = Corruption.parse(corrupt) if corrupt else None
-    terminal.check_file("--output", output)
+    base.check_file("--output", output)
     path = image_path(image)
     opened = open_image(path)
     result = corruption.apply(opened, path.name, seed) if corruption else sheets.contact_sheet(opened, path.name, seed)

@@ -4,7 +4,7 @@ from dataclasses import MISSING, asdict, fields
 from json import dumps
 from typing import Annotated, Any
 
-from clustrs.cli import terminal
+from clustrs.cli import base
 from clustrs.cli.base import Command, app
 from clustrs.cli.options import AsJson, flag
 from clustrs.embedded import DEFAULT, EMBEDDED, INSTALL, SAMPLE, data_package, samples
@@ -35,14 +35,14 @@ def list_samples_command(json: AsJson = False) -> None:
     image is asked for.
     """
     if json:
-        terminal.print_json([{**asdict(sample), "path": str(sample.path)} for sample in samples()])
+        base.print_json([{**asdict(sample), "path": str(sample.path)} for sample in samples()])
         return
     rows = [
         [f"{SAMPLE}{sample.name}", sample.task, sample.licence, question, answer]
         for sample in samples()
         for question, answer in sample.questions or [("", "")]
     ]
-    terminal.print_table(["image", "task", "licence", "question", "answer"], rows)
+    base.print_table(["image", "task", "licence", "question", "answer"], rows)
 
 
 @app.command("methods", cls=Command, rich_help_panel=PANEL)
@@ -52,7 +52,7 @@ def list_methods_command(json: AsJson = False) -> None:
 
     listed = [describe_method(name) for name in list_methods()]
     if json:
-        terminal.print_json(listed)
+        base.print_json(listed)
         return
     rows = []
     for method in listed:
@@ -60,7 +60,7 @@ def list_methods_command(json: AsJson = False) -> None:
             key if value == "required" else f"{key}={dumps(value)}" for key, value in method["parameters"].items()
         ]
         rows.append([method["name"], method["summary"], ", ".join(parameters), method["paper"] or ""])
-    terminal.print_table(["method", "what it keeps", "parameters", "paper"], rows)
+    base.print_table(["method", "what it keeps", "parameters", "paper"], rows)
     print("\nPresets, each a method with some of its parameters:")
     for name in list_presets():
         print(f"  {name}: {describe_method(name)['summary']}")
@@ -94,19 +94,19 @@ def list_models_command(
 
     listed = [describe_family(model_type) for model_type in list_model_types()]
     if json:
-        terminal.print_json(listed)
+        base.print_json(listed)
         return
     support = [[row[key] for key in MATRIX] for row in listed]
     if matrix:
-        terminal.print_table(list(MATRIX.values()), support)
+        base.print_table(list(MATRIX.values()), support)
         return
     columns = ["model_type", "class", "tokens_per_image", "tested"]
-    terminal.print_table(columns, [[family[key] for key in columns] for family in listed])
+    base.print_table(columns, [[family[key] for key in columns] for family in listed])
     print(f"\n{TESTED}\n")
-    terminal.print_table(list(MATRIX.values()), support)
+    base.print_table(list(MATRIX.values()), support)
     print()
     rows = [[model.name, model.family, model.knows, model.task, model.question] for model in EMBEDDED]
-    terminal.print_table(["embedded model", "model_type", "knows", "task", "a question it understands"], rows)
+    base.print_table(["embedded model", "model_type", "knows", "task", "a question it understands"], rows)
     missing = "" if data_package() else f"; their weights are not installed: {INSTALL}"
     print(f"\nThe default is {DEFAULT}{missing}")
 
@@ -143,7 +143,7 @@ def support_matrix() -> str:
     from clustrs.models.adapters import list_model_types
 
     rows = [describe_family(model_type) for model_type in list_model_types()]
-    return terminal.markdown_table(list(MATRIX.values()), [[row[key] for key in MATRIX] for row in rows])
+    return base.markdown_table(list(MATRIX.values()), [[row[key] for key in MATRIX] for row in rows])
 
 
 @app.command("tasks", cls=Command, rich_help_panel=PANEL)
@@ -153,10 +153,10 @@ def list_tasks_command(json: AsJson = False) -> None:
 
     listed = {name: describe_task(name) for name in list_tasks()}
     if json:
-        terminal.print_json([{"name": name, **asdict(task)} for name, task in listed.items()])
+        base.print_json([{"name": name, **asdict(task)} for name, task in listed.items()])
         return
     rows = [[name, task.measures, task.scoring, task.data] for name, task in listed.items()]
-    terminal.print_table(["task", "questions", "score", "data"], rows)
+    base.print_table(["task", "questions", "score", "data"], rows)
 
 
 @app.command("corruptions", cls=Command, rich_help_panel=PANEL)
@@ -169,7 +169,7 @@ def list_corruptions_command(json: AsJson = False) -> None:
 
     rules = {name: corruption_rule(name) for name in list_corruptions()}
     if json:
-        terminal.print_json(
+        base.print_json(
             [
                 {"name": name, "group": rule.group, "levels": list(rule.levels), "accepted": rule.accepted}
                 for name, rule in rules.items()
@@ -177,6 +177,6 @@ def list_corruptions_command(json: AsJson = False) -> None:
         )
         return
     rows = [[name, " ".join(f"{level:g}" for level in rule.levels), rule.accepted] for name, rule in rules.items()]
-    terminal.print_table(["corruption", "levels", "accepted"], rows)
+    base.print_table(["corruption", "levels", "accepted"], rows)
     for name in list_corruptions(usable=False):
         print(end=f"not available: {missing_reason(name)}\n" if name not in rules else "")

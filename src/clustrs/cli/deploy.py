@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from clustrs.cli import base
 from clustrs.cli import options as o
-from clustrs.cli import terminal
 from clustrs.cli.ask import make_method
 from clustrs.cli.base import Command, app
 from clustrs.embedded import DEFAULT, image_path
@@ -86,7 +86,7 @@ def encode(
     pruner = get_method(method, keep=keep, **o.check_settings(settings))
     files = embeddings.output_files([image_path(image) for image in images], output)
     quiet_transformers()
-    with terminal.status(f"loading {model}"):
+    with base.status(f"loading {model}"):
         loaded, processor = load_model(model, o.load_options(ctx.params))
     for line in embeddings.encode_files(loaded, processor, files, pruner, save_dtype, model):
         print(line)
@@ -113,7 +113,7 @@ def export_onnx(
     Pixels in, k visual tokens out; without a model, the selection alone.
     """
     chosen = o.check_settings(settings)
-    terminal.check_file("--output", output)
+    base.check_file("--output", output)
     sizes = {"tokens": tokens, "dim": dim, "hidden_dim": hidden_dim}
     alone = check_source(model or [], sizes, dtype)
     budgets = keep or (None,)

@@ -9,11 +9,11 @@ from functools import cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
 
-from clustrs.cli import terminal
+from clustrs.cli import base
 from clustrs.cli.base import Command, app
 from clustrs.cli.catalog import PANEL
 from clustrs.cli.options import AsJson
-from clustrs.plugins import install_hint
+from clustrs.plugins import install_hint, load_entry
 
 BROKEN = "broken"
 LONGEST = 200
@@ -36,7 +36,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found: "works", "not installed" or "broken"."""
+    """Result of a check; the state is "works", "not installed" or "broken"."""
 
     name: str
     state: str
@@ -52,19 +52,19 @@ def doctor(json: AsJson = False) -> int:
     """
     findings = []
     for check in CHECKS:
-        with terminal.status(f"trying {check.name}"):
+        with base.status(f"trying {check.name}"):
             findings.append(examine(check))
     findings.append(judge_key())
     if json:
-        terminal.print_json([asdict(finding) for finding in findings])
+        base.print_json([asdict(finding) for finding in findings])
     else:
         rows = [[finding.name, finding.state, finding.version, finding.note] for finding in findings]
-        terminal.print_table(["what", "state", "version", "note"], rows)
+        base.print_table(["what", "state", "version", "note"], rows)
     return int(any(finding.state == BROKEN for finding in findings))
 
 
 def examine(check: Check) -> Finding:
-    """Look for the modules of a check and try them; what they print on the way is nobody's business."""
+    """Look for the modules of a check and try them; their own output is discarded."""
     missing = [module for module in check.modules if find_spec(module) is None]
     versions = ", ".join(version_of(module) for module in check.modules if module not in missing)
     if missing:
@@ -72,33 +72,36 @@ def examine(check: Check) -> Finding:
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             note = check.trial()
-    except Exception as error:  # a broken package raises what it likes
-        told = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST]
-        return Finding(check.name, BROKEN, versions, told)
+    except (Exception, SystemExit) as error:  # a broken package raises what it likes
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST]
+        return Finding(check.name, BROKEN, versions, reason)
     return Finding(check.name, "works", versions, note)
 
 
 def version_of(module: str) -> str:
-    """The version of the package that a module comes with."""
-    packages = distributions().get(module)
-    return metadata.version(packages[0]) if packages else "unknown"
+    """Return the version of the package that a module comes with."""
+    packages = distributions().get(module, [module])  # an editable package is not listed by its modules
+    try:
+        return metadata.version(packages[0])
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 @cache
 def distributions() -> Mapping[str, list[str]]:
-    """The installed packages by module."""
+    """Return the installed packages by module."""
     return metadata.packages_distributions()
 
 
 def judge_key() -> Finding:
-    """Whether a key for judges is set. It is never shown."""
+    """Report whether a key for judges is set; it is never shown."""
     if os.environ.get(JUDGE_KEY):
         return Finding("judge key", "set", "", f"{JUDGE_KEY} is there; it was not tried")
     return Finding("judge key", "not set", "", f"clustrs judge reads {JUDGE_KEY}; servers of your own may need none")
 
 
 def try_imports(*modules: str) -> Callable[[], str]:
-    """A trial that imports modules."""
+    """Return a trial that imports modules."""
 
     def trial() -> str:
         for module in modules:
@@ -116,7 +119,7 @@ def try_models() -> str:
 
 
 def try_vllm() -> str:
-    """Look whether vLLM will load the plugin, and load it."""
+    """Check that vLLM will load the plugin, and load it."""
     from clustrs.serving import plugin, server
 
     server.check_installation()
@@ -125,7 +128,7 @@ def try_vllm() -> str:
 
 
 def try_lmms_eval() -> str:
-    """Look whether lmms-eval knows the model. It only warns when an entry point fails, and then leaves out others."""
+    """Check that lmms-eval knows the model. It only warns when an entry point fails, and then leaves out others."""
     from lmms_eval import models
 
     from clustrs.integrations.lmms_eval import MODEL
@@ -138,14 +141,12 @@ def try_lmms_eval() -> str:
 
 
 def why_missing(group: str) -> str:
-    """The entry point of a group that fails, or that ours is not there."""
+    """Name the entry point of a group that fails, or say that ours is missing."""
     for entry in metadata.entry_points(group=group):
         try:
-            entry.load()
-        except Exception as error:
-            package = entry.dist.name if entry.dist else "an unknown package"
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            return f"the entry point {entry.name} = {entry.value} of {package} fails ({reason}); remove that package"
+            load_entry(entry)
+        except ValueError as error:
+            return f"{error}; remove that package"
     return f"clustrs was installed without its entry point in {group}: install it again"
 
 
@@ -161,8 +162,12 @@ def try_openvino() -> str:
     return f"devices: {', '.join(import_module('openvino').Core().available_devices)}"
 
 
+ONNX = ("onnx", "onnxscript", "onnxruntime")
+PAPER = install_hint("cli", package="clustrs-paper")
 CHECKS = (
     Check("models", ("transformers", "PIL"), install_hint("models"), try_models),
+    Check("embedded models", ("clustrs_models",), install_hint("models"), try_imports("clustrs_models")),
+    Check("studies of the paper", ("clustrs_paper",), PAPER, try_imports("clustrs_paper.command")),
     Check("plots", ("matplotlib",), install_hint("plot"), try_imports("matplotlib.figure")),
     Check("triton kernels", ("triton",), "pip install triton (Linux with a CUDA device)", try_triton),
     Check("accelerate", ("accelerate",), "pip install accelerate", try_imports("accelerate")),
@@ -171,13 +176,8 @@ CHECKS = (
     Check("lmms-eval", ("lmms_eval",), install_hint("lmms-eval"), try_lmms_eval),
     Check("ray engine", ("ray",), install_hint("ray"), try_imports("ray")),
     Check("datasets of the hub", ("datasets",), install_hint("hub"), try_imports("datasets")),
-    Check("UMAP of studies", ("umap",), install_hint("studies", package="clustrs-paper"), try_imports("umap")),
-    Check(
-        "ONNX",
-        ("onnx", "onnxscript", "onnxruntime"),
-        install_hint("onnx"),
-        try_imports("onnx", "onnxscript", "onnxruntime"),
-    ),
+    Check("UMAP of studies", ("umap",), install_hint("studies"), try_imports("umap")),
+    Check("ONNX", ONNX, install_hint("onnx"), try_imports(*ONNX)),
     Check("OpenVINO", ("openvino",), install_hint("openvino"), try_openvino),
     Check("web page", ("gradio",), install_hint("app"), try_imports("gradio", "clustrs.app.server")),
     Check("judge", ("openai",), install_hint("cli"), try_imports("openai", "clustrs.evaluation.judge")),

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clustrs.cli import base
 from clustrs.cli import options as o
-from clustrs.cli import terminal
 from clustrs.cli.base import SETTINGS, Command, app, given_options
 from clustrs.embedded import DEFAULT, default_task, folder_of, model_and_task
 from clustrs.validation import EngineName, LoadOptions
@@ -49,7 +49,7 @@ SETTABLE = (
     *("prompt_template", "image_padding"),
     *(one.name for one in fields(LoadOptions)),
 )
-"""What a configuration file and the command line can set."""
+"""Settings of a configuration file and of the command line."""
 
 
 TASK = f"the task, see clustrs tasks (default: the model's own, {default_task(DEFAULT)})"
@@ -118,7 +118,7 @@ def evaluate(
     runner = make_engine(engine, address, workers)
     settled = configuration(given_options(ctx))
     folder = output or default_folder(settled)
-    terminal.check_folder("--output", folder)
+    base.check_folder("--output", folder)
 
     from clustrs.evaluation.runner import run
     from clustrs.models.load import quiet_transformers
@@ -132,9 +132,9 @@ def evaluate(
         retry=not no_retry,
         max_failures=max_failures,
         progress=not quiet,
-        tell=None if quiet else terminal.say,
+        tell=None if quiet else base.say,
     )
-    terminal.print_report(folder)
+    base.print_report(folder)
     return FAILED_ANSWERS if summary.failed else 0
 
 
@@ -195,7 +195,7 @@ def choose_levels(config: "Config", corruptions: Sequence[str], given: Mapping[s
     ladders = {name: ladder(name) for name in (parse_loss(text)[0] for text in asked)}
     output = given.get("output")
     curve = output / "curve" if output else default_folder(curve_config(config, ladders))
-    terminal.check_folder("--output", curve)
+    base.check_folder("--output", curve)
     quiet_transformers()
     print(f"curve of the unpruned model: {curve}", file=sys.stderr)
     levels = resolve_losses(asked, config, curve, progress=not given.get("quiet", False))

@@ -134,14 +134,8 @@ def option(
 ) -> Any:
     """Declare an option, for `Annotated`.
 
-    Args:
-        help: Its text in the help.
-        metavar: What stands for its value in the help; for a list it ends in "...".
-        panel: The panel of the help in which it stands.
-        flags: Its spellings (default: from the parameter's name).
-        read: The reader of its value; for a list, `several(...)`.
-        complete: What the shell completes.
-        choices: A `Literal` whose values it takes; sets `read`, `metavar` and `complete`.
+    `metavar` stands for its value, `panel` is its place in the help, `flags` are its spellings (default: from the
+    parameter's name). A list has the reader `several(...)` and a metavar that ends in "...". `choices` is a `Literal`.
     """
     if choices is not None:
         listed = [(value, "") for value in get_args(choices)]

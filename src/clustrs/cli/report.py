@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from clustrs.cli import base
 from clustrs.cli import options as o
-from clustrs.cli import terminal
 from clustrs.cli.base import Command, app
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ def report(
     if holds_results(folder):
         if images or latency or judge_model:
             raise ValueError("--images, --latency and --judge-model need a run of clustrs eval")
-        for run in import_results(folder, metric, terminal.say):
+        for run in import_results(folder, metric, base.say):
             print(f"{run.name}:")
-            terminal.print_report(run, None, compare_with)
+            base.print_report(run, None, compare_with)
         return
     if metric is not None:
         raise ValueError(f"--metric {metric} needs results of lmms-eval, got {str(folder)!r}")
@@ -57,7 +57,7 @@ def report(
             draw_examples(folder, images, judge_model)
         if latency:
             measure_latency(folder, latency)
-    terminal.print_report(folder, judge_model, compare_with)
+    base.print_report(folder, judge_model, compare_with)
 
 
 @app.command("judge", cls=Command, rich_help_panel=PANEL)
@@ -80,7 +80,7 @@ def judge(
     confirm = None if yes else partial(confirm_calls, server.model, server.url)
     summary = judge_run(folder, server, judge_runs, concurrency, confirm=confirm)
     print(f"judged {summary.judged}, reused {summary.reused}, failed {summary.failed}")
-    terminal.print_report(folder, judge_model)
+    base.print_report(folder, judge_model)
 
 
 def confirm_calls(model: str, url: str, calls: int) -> bool:
@@ -120,7 +120,7 @@ def import_answers(
     aside = import_run(loaded, predictions, name, output, scores)
     if aside:
         print(f"{aside} of {len(predictions)} predictions set aside: their questions have no image", file=sys.stderr)
-    terminal.print_report(output)
+    base.print_report(output)
     if scores is not None:
         print_grades(scores, loaded.items)
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
+from clustrs.cli import base
 from clustrs.cli import options as o
-from clustrs.cli import terminal
 from clustrs.cli.base import SETTINGS, Command, Group, given_options
 from clustrs.cli.base import parse as parse_command
 from clustrs.cli.evaluate import check_task_options
@@ -476,10 +476,10 @@ def run_study(ctx: typer.Context) -> None:
     name, given = str(ctx.command.name), given_options(ctx)
     config = make_config(name, given)
     output = given.get("output", Path("out") / name)
-    terminal.check_folder("--output", output)
+    base.check_folder("--output", output)
     quiet_transformers()
-    if config.progress and terminal.is_rich(sys.stderr):
-        terminal.say(f"loading {config.model} ...")
+    if config.progress and base.is_rich(sys.stderr):
+        base.say(f"loading {config.model} ...")
     result = importlib.import_module(f"clustrs_paper.studies.{name}").run(config)
     for part in result.parts:
         print(part.findings)
