@@ -24,7 +24,7 @@ from clustrs.embedded import default_task, samples
 from clustrs.models import shared_encoding as sharing
 from clustrs.models.ask import ask, chat_prompt
 from clustrs.models.load import load_model
-from clustrs_models.scenes import Example, examples
+from clustrs_models.scenes import SceneExample, examples
 from recipes.train import NAMES
 
 RESULTS = Path(__file__).with_name("results")
@@ -34,7 +34,7 @@ ON_OBJECT = 0.25
 """A patch lies on an object that covers at least this much of it."""
 
 
-def answers(model: Any, processor: Any, image: Image.Image, example: Example, method: Pruner) -> list[bool]:
+def answers(model: Any, processor: Any, image: Image.Image, example: SceneExample, method: Pruner) -> list[bool]:
     """Return True for each question about an image that is answered right."""
     prompts = [(0, chat_prompt(processor, question.text)) for question in example.questions]
     batch = sharing.encode(model, processor, [image], prompts)
@@ -43,7 +43,7 @@ def answers(model: Any, processor: Any, image: Image.Image, example: Example, me
 
 
 def accuracy(
-    model: Any, processor: Any, tests: list[Example], name: str, method: Pruner, corrupt: Any
+    model: Any, processor: Any, tests: list[SceneExample], name: str, method: Pruner, corrupt: Any
 ) -> dict[str, Any]:
     """Right answers in per cent, over all and by kind."""
     right: dict[str, list[bool]] = defaultdict(list)
@@ -59,7 +59,7 @@ def accuracy(
     }
 
 
-def attention(model: Any, processor: Any, tests: list[Example]) -> dict[str, float]:
+def attention(model: Any, processor: Any, tests: list[SceneExample]) -> dict[str, float]:
     """Return the share of the most attended tokens that lie on objects, and that of all tokens."""
     hits, share = [], []
     for example in tqdm(tests, desc="attention", file=sys.stderr):
@@ -105,7 +105,7 @@ def load_and_answer(name: str) -> float:
     return time.perf_counter() - started
 
 
-def clean(example: Example) -> Image.Image:
+def clean(example: SceneExample) -> Image.Image:
     return Image.fromarray(example.drawing.pixels)
 
 
@@ -123,7 +123,7 @@ def main() -> None:
     model, processor = load_model(options.model)
     tests = list(examples(options.images))
 
-    def gray(example: Example) -> Image.Image:
+    def gray(example: SceneExample) -> Image.Image:
         return Image.new("RGB", (example.drawing.scene.side,) * 2, (128, 128, 128))
 
     conditions: dict[str, tuple[Pruner, Any]] = {

@@ -14,8 +14,8 @@ from clustrs_models.photographs import (
     PLACES,
     QUESTION_KINDS,
     SIDE,
-    Example,
     Kind,
+    PhotoExample,
     collage,
     draw_kinds,
     every,
@@ -35,7 +35,7 @@ def kinds(*names: str) -> list[Kind]:
 
 
 @pytest.fixture(scope="module")
-def test_set() -> list[Example]:
+def test_set() -> list[PhotoExample]:
     return list(examples(list_photos(PHOTOS)))
 
 
@@ -132,7 +132,7 @@ def test_kinds_of_a_collage_differ() -> None:
     assert sum(kind.group == "animal" for kind in draw_kinds(generator, animals=3)) == 3
 
 
-def test_the_test_set_is_large_and_fixed(test_set: list[Example]) -> None:
+def test_the_test_set_is_large_and_fixed(test_set: list[PhotoExample]) -> None:
     assert len(test_set) >= 250
     assert sum(len(example.questions) for example in test_set) >= 1200
     assert len({example.name for example in test_set}) == len(test_set)
@@ -141,7 +141,7 @@ def test_the_test_set_is_large_and_fixed(test_set: list[Example]) -> None:
     assert list(examples(list_photos(PHOTOS), rounds=4, seed=1)) != again
 
 
-def test_every_photograph_is_used_about_equally(test_set: list[Example]) -> None:
+def test_every_photograph_is_used_about_equally(test_set: list[PhotoExample]) -> None:
     used = Counter(photo.path for example in test_set for photo in example.photos)
     assert len(used) == len(list_photos(PHOTOS))
     for kind in KINDS:
@@ -149,7 +149,7 @@ def test_every_photograph_is_used_about_equally(test_set: list[Example]) -> None
         assert max(own) - min(own) <= 1
 
 
-def test_answers_are_balanced(test_set: list[Example]) -> None:
+def test_answers_are_balanced(test_set: list[PhotoExample]) -> None:
     """Within each kind of question, no answer and no place is much more frequent than the others."""
     asked = [question for example in test_set for question in example.questions]
     by_kind = {kind: Counter(q.answer for q in asked if q.kind == kind) for kind in QUESTION_KINDS}
@@ -164,13 +164,13 @@ def test_answers_are_balanced(test_set: list[Example]) -> None:
     assert all(places[f"What is at the {place}?"] == pytest.approx(54, abs=15) for place in PLACES)
 
 
-def test_questions_about_a_collage_ask_for_different_things(test_set: list[Example]) -> None:
+def test_questions_about_a_collage_ask_for_different_things(test_set: list[PhotoExample]) -> None:
     for example in test_set:
         named = [question.answer for question in example.questions if question.kind in ("name", "neighbour")]
         assert len(set(named)) == len(named)
 
 
-def test_guessing_gains_little(test_set: list[Example]) -> None:
+def test_guessing_gains_little(test_set: list[PhotoExample]) -> None:
     """Always the most frequent answer to the same question (or, where questions name things, to the same kind)."""
     asked = [question for example in test_set for question in example.questions]
     right = 0

@@ -7,11 +7,11 @@ import pytest
 from numpy.random import default_rng
 
 from clustrs_models.drawing import COLORS, REACH, SHAPES, Scene, Thing, draw, is_held_out, outside, sample
-from clustrs_models.scenes import KINDS, Example, draw_questions, every, examples, lists
+from clustrs_models.scenes import KINDS, SceneExample, draw_questions, every, examples, lists
 
 
 @pytest.fixture(scope="module")
-def tests() -> list[Example]:
+def tests() -> list[SceneExample]:
     return list(examples())
 
 
@@ -19,7 +19,7 @@ def scene(*things: tuple[str, str, float, float, float, int | None]) -> Scene:
     return Scene(192, tuple(Thing(c, s, x, y, area, 0.0, digit) for c, s, x, y, area, digit in things))
 
 
-def test_the_test_set_is_large_enough_and_covers_all_kinds(tests: list[Example]) -> None:
+def test_the_test_set_is_large_enough_and_covers_all_kinds(tests: list[SceneExample]) -> None:
     kinds = Counter(question.kind for example in tests for question in example.questions)
     assert len(tests) >= 200
     assert sum(kinds.values()) >= 1000
@@ -27,7 +27,7 @@ def test_the_test_set_is_large_enough_and_covers_all_kinds(tests: list[Example])
     assert min(kinds.values()) >= 100
 
 
-def test_guessing_the_most_frequent_answer_gains_little(tests: list[Example]) -> None:
+def test_guessing_the_most_frequent_answer_gains_little(tests: list[SceneExample]) -> None:
     answers: dict[str, Counter[str]] = defaultdict(Counter)
     forms: dict[str, str] = {}
     for example in tests:
@@ -42,7 +42,7 @@ def test_guessing_the_most_frequent_answer_gains_little(tests: list[Example]) ->
         assert max(counts.values()) <= 1.5 * sum(counts.values()) / len(counts), form
 
 
-def test_the_same_seed_gives_the_same_images(tests: list[Example]) -> None:
+def test_the_same_seed_gives_the_same_images(tests: list[SceneExample]) -> None:
     again = list(examples(5))
     for a, b in zip(again, tests, strict=False):
         assert (a.drawing.pixels == b.drawing.pixels).all()
@@ -51,7 +51,7 @@ def test_the_same_seed_gives_the_same_images(tests: list[Example]) -> None:
     assert (other.drawing.pixels != tests[0].drawing.pixels).any()
 
 
-def test_training_never_sees_a_test_sets_objects(tests: list[Example]) -> None:
+def test_training_never_sees_a_test_sets_objects(tests: list[SceneExample]) -> None:
     held = {frozenset(thing.name for thing in example.drawing.scene.things) for example in tests}
     generator = default_rng(0)
     for _ in range(2000):

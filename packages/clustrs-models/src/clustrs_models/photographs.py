@@ -234,7 +234,7 @@ OTHERS = 3
 
 
 @dataclass(frozen=True)
-class Example:
+class PhotoExample:
     """An image by name, its photographs (one, or four in the order of `PLACES`), and the questions about it."""
 
     name: str
@@ -289,7 +289,7 @@ class Deck:
         return pile[(self.dealt[kind] - 1) % len(pile)]
 
 
-def examples(photos: Sequence[Photo], rounds: int = ROUNDS, seed: int = TEST_SEED) -> Iterator[Example]:
+def examples(photos: Sequence[Photo], rounds: int = ROUNDS, seed: int = TEST_SEED) -> Iterator[PhotoExample]:
     """The test set of some photographs, image by image. The same seed and photographs give the same set; a shorter set
     is the beginning of a longer one."""
     balance, deck = Balance(seed), Deck(photos, seed)
@@ -304,7 +304,7 @@ def examples(photos: Sequence[Photo], rounds: int = ROUNDS, seed: int = TEST_SEE
             index = 2 * turn + position // 2
             kinds, name = [KINDS[order[index % len(KINDS)]]], f"single-{index:04}"
             wanted = ["single", "presence"] if index % 2 == 0 else ["single"]
-        yield Example(name, tuple(deck.deal(kind) for kind in kinds), tuple(balance.choose(kinds, wanted)))
+        yield PhotoExample(name, tuple(deck.deal(kind) for kind in kinds), tuple(balance.choose(kinds, wanted)))
 
 
 class Photos:

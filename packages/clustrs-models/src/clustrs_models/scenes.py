@@ -116,7 +116,7 @@ def lists(scene: Scene) -> list[Question]:
 
 
 @dataclass(frozen=True)
-class Example:
+class SceneExample:
     """An image (by number) and the questions about it."""
 
     number: int
@@ -142,14 +142,14 @@ def choose(scene: Scene, count: int, kinds: Counter[str], answers: Counter[tuple
     return chosen
 
 
-def examples(images: int = IMAGES, each: int = EACH, side: int = 192, seed: int = TEST_SEED) -> Iterator[Example]:
+def examples(images: int = IMAGES, each: int = EACH, side: int = 192, seed: int = TEST_SEED) -> Iterator[SceneExample]:
     """The test set, image by image. The same seed gives the same set; a shorter one is its beginning."""
     kinds: Counter[str] = Counter()
     answers: Counter[tuple[str, str]] = Counter()
     for number in range(images):
         generator = generator_for(seed, side, number)
         scene = sample(generator, side, held_out=True)
-        yield Example(number, draw(scene, generator), tuple(choose(scene, each, kinds, answers)))
+        yield SceneExample(number, draw(scene, generator), tuple(choose(scene, each, kinds, answers)))
 
 
 class Scenes:

@@ -31,7 +31,7 @@ CLOSE = 1e-6
 
 
 @dataclass(frozen=True)
-class Cell:
+class ResultCell:
     """One task in one result file: a model with one method under one corruption."""
 
     path: Path
@@ -80,7 +80,7 @@ def import_results(folder: Path, metric: str | None = None, tell: Callable[[str]
 
     `metric` is the one that is shown, by default a task's first. `tell` gets a line for each file that is skipped.
     """
-    groups: dict[str, dict[str, Cell]] = {}
+    groups: dict[str, dict[str, ResultCell]] = {}
     for cell in read_cells(Path(folder), tell):
         group = groups.setdefault(cell.run, {})
         if cell.key in group:
@@ -104,7 +104,7 @@ def new_name(folder: Path, name: str, taken: Sequence[Path]) -> Path:
     return next(path for path in names if path not in taken)
 
 
-def read_cells(folder: Path, tell: Callable[[str], None]) -> Iterator[Cell]:
+def read_cells(folder: Path, tell: Callable[[str], None]) -> Iterator[ResultCell]:
     """The tasks of all results of pruned models, older ones first; those of other models are left aside."""
     for path in result_files(folder):
         where, content = repr(str(path)), read_object(path)
@@ -118,7 +118,7 @@ def read_cells(folder: Path, tell: Callable[[str], None]) -> Iterator[Cell]:
             found = metrics_of(scores)
             if found and task in content.get("configs", {}):
                 number = content.get("n-samples", {}).get(task, {}).get("effective", 1)
-                yield Cell(path, task, record, found, int(number))
+                yield ResultCell(path, task, record, found, int(number))
 
 
 def own_fields(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -143,7 +143,7 @@ def metrics_of(scores: Any) -> dict[str, float]:
     return found
 
 
-def write_run(folder: Path, cells: Sequence[Cell], metric: str | None, tell: Callable[[str], None]) -> None:
+def write_run(folder: Path, cells: Sequence[ResultCell], metric: str | None, tell: Callable[[str], None]) -> None:
     """Write config.json and answers.jsonl, with a record per question where samples were logged."""
     name = chosen_metric(cells, metric)
     sampled = {cell.key: read_samples(cell, name) for cell in cells}
@@ -170,7 +170,7 @@ def write_run(folder: Path, cells: Sequence[Cell], metric: str | None, tell: Cal
         raise ValueError(f"{str(folder)!r} cannot be written: {error.strerror}") from None
 
 
-def chosen_metric(cells: Sequence[Cell], metric: str | None) -> str:
+def chosen_metric(cells: Sequence[ResultCell], metric: str | None) -> str:
     """The metric that is shown: the one that was asked for, or the first of a task."""
     shared = [name for name in cells[0].scores if all(name in cell.scores for cell in cells)]
     if metric is None and shared:
@@ -180,7 +180,7 @@ def chosen_metric(cells: Sequence[Cell], metric: str | None) -> str:
     return metric
 
 
-def read_samples(cell: Cell, metric: str) -> list[Sample] | None:
+def read_samples(cell: ResultCell, metric: str) -> list[Sample] | None:
     """The questions of a cell, or None where the metric is not the mean of a score per question, or none is logged."""
     path = cell.path.with_name(f"{cell.path.name.removesuffix(ENDING)}_samples_{cell.task}.jsonl")
     if not path.is_file():
@@ -227,12 +227,12 @@ def scale_of(scores: Sequence[float]) -> tuple[float, float]:
     return scale, scale
 
 
-def total_of(cell: Cell, score: float) -> Sample:
+def total_of(cell: ResultCell, score: float) -> Sample:
     """The score of all questions, in the place of a question's."""
     return Sample(TOTAL, f"{cell.questions} questions", "", "", score)
 
 
-def records_of(cell: Cell, samples: Sequence[Sample]) -> list[AnswerRecord]:
+def records_of(cell: ResultCell, samples: Sequence[Sample]) -> list[AnswerRecord]:
     """A record per question."""
     tokens = cell.record.get("tasks", {}).get(cell.task, {})
     visual, unpruned = (tokens.get(name) for name in ("visual_tokens", "unpruned_tokens"))
@@ -258,7 +258,7 @@ def records_of(cell: Cell, samples: Sequence[Sample]) -> list[AnswerRecord]:
 
 
 def config_of(
-    cells: Sequence[Cell], metric: str, records: Sequence[AnswerRecord], scale: float, totals_only: bool
+    cells: Sequence[ResultCell], metric: str, records: Sequence[AnswerRecord], scale: float, totals_only: bool
 ) -> dict[str, Any]:
     """The configuration of a run, with what is known of it in the fields that those of `clustrs eval` have."""
     first = cells[0]

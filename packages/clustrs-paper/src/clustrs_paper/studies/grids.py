@@ -29,7 +29,7 @@ QUESTIONS = 600
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridCell:
     """A table row: a budget under a condition, or a mean; `indices` are the [budget, condition] that it averages."""
 
     keep: Keep | None
@@ -58,19 +58,19 @@ class Grid:
     scores: Values
 
     @cached_property
-    def cells(self) -> tuple[Cell, ...]:
+    def cells(self) -> tuple[GridCell, ...]:
         """Every budget under every condition, the mean of every budget, and that of all."""
         every = range(len(self.run.conditions))
         cells = []
         for k, keep in enumerate(self.keeps):
-            cells += [Cell(keep, self.run.conditions[c], ((k, c),)) for c in every]
+            cells += [GridCell(keep, self.run.conditions[c], ((k, c),)) for c in every]
             if len(every) > 1:
-                cells.append(Cell(keep, None, tuple((k, c) for c in every)))
+                cells.append(GridCell(keep, None, tuple((k, c) for c in every)))
         if len(self.keeps) > 1:
-            cells.append(Cell(None, None, tuple((k, c) for k in range(len(self.keeps)) for c in every)))
+            cells.append(GridCell(None, None, tuple((k, c) for k in range(len(self.keeps)) for c in every)))
         return tuple(cells)
 
-    def of(self, cell: Cell, variant: int) -> Values:
+    def of(self, cell: GridCell, variant: int) -> Values:
         """Scores [seeds, items]; an answer that lacks a score in one of the averaged cells has none."""
         return np.mean([self.scores[variant, k, c] for k, c in cell.indices], axis=0)
 

@@ -13,7 +13,7 @@ from clustrs_paper.studies.result import StudyResult, clear, count_clear, pyplot
 from clustrs_paper.studies.settings import LARGEST_SEED, GridStudyConfig, Keep, setting
 
 if TYPE_CHECKING:
-    from clustrs_paper.studies.grids import Cell, Grid
+    from clustrs_paper.studies.grids import Grid, GridCell
 
 CONDITIONS = ("clean", "gaussian:0.11", "gaussian:0.24", "salt_pepper:0.07")
 """Clean, and levels at which the default embedded model, unpruned, loses 10, 35 and 35 % of its clean score."""
@@ -100,7 +100,9 @@ def table(grid: "Grid", halves: Mapping[str, Mask]) -> list[Row]:
     return [{**row, "picked": chosen.get(row["keep"]) == row["variant"]} for row in rows]
 
 
-def compare(grid: "Grid", names: Sequence[str], cells: "Sequence[Cell]", mask: Mask, half: str, kind: str) -> list[Row]:
+def compare(
+    grid: "Grid", names: Sequence[str], cells: "Sequence[GridCell]", mask: Mask, half: str, kind: str
+) -> list[Row]:
     """Scores of some questions in some cells, and their differences to the paper's ClustRS, question by question."""
     from clustrs.evaluation import metrics
     from clustrs_paper.studies.grids import paired_columns
