@@ -26,7 +26,7 @@ from torch import Tensor
 from clustrs.ops import kmeans
 from clustrs.ops.distances import center, deterministic_matmul, squared_distances
 from clustrs.ops.indexing import gather_tokens, is_ordinary, map_images, upcast_half
-from clustrs.ops.kmeans import LEAST_SUM, LIGHTEST, gather_own
+from clustrs.ops.kmeans import LEAST_SUM, LIGHTEST, Clip, gather_own
 
 Mode = Literal["auto", "off", "on"]
 LARGEST = 8192
@@ -110,7 +110,7 @@ def fused_refine(
     *,
     iterations: int,
     tolerance: float,
-    huber_tau: float | None,
+    tau: float | None,
 ) -> tuple[Tensor, Tensor]:
     """See `kmeans.refine`."""
     batch, n = weight.shape
@@ -124,7 +124,7 @@ def fused_refine(
     if iterations == 1:
         return labels, gather_tokens(distances, seeds)
     for _ in range(iterations - 1):
-        share = _shares(labels, weight, k, own, huber_tau)
+        share = _shares(labels, weight, k, own, tau)
         to_centers = map_images(deterministic_matmul, share, distances)
         assign(to_centers, seeds, share, *tail, FIRST=False, BLOCK=block(n))
     return labels, to_centers
@@ -140,13 +140,7 @@ def fused_representatives(labels: Tensor, score: Tensor, k: int) -> tuple[Tensor
 
 
 def fused_shrink_to_means(
-    tokens: Tensor,
-    indices: Tensor,
-    labels: Tensor,
-    weight: Tensor,
-    distances: Tensor,
-    scale: Tensor,
-    clip: tuple[float, float] | None,
+    tokens: Tensor, indices: Tensor, labels: Tensor, weight: Tensor, distances: Tensor, scale: Tensor, clip: Clip | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See `kmeans.shrink_to_means`. The means are one matrix product, and round otherwise in their last bits."""
     features = upcast_half(tokens)
@@ -173,7 +167,7 @@ def _shares(labels: Tensor, weight: Tensor, k: int, own: Tensor, huber_tau: floa
 
 
 def _shrink_factors(
-    distances: Tensor, share: Tensor, labels: Tensor, kept: Tensor, scale: Tensor, clip: tuple[float, float]
+    distances: Tensor, share: Tensor, labels: Tensor, kept: Tensor, scale: Tensor, clip: Clip
 ) -> Tensor:
     batch, n = labels.shape
     k = kept.shape[1]

@@ -25,6 +25,7 @@ from clustrs.ops.indexing import (
 _NO_REDUCTION = 0
 AT_ONCE = 8
 """From this share of the tokens on, 1 / AT_ONCE, the costs to all tokens are computed at once, not seed by seed."""
+Clip = tuple[float, float]
 LIGHTEST = 1e-36
 """Weight that counts as none, next to a largest weight of about 1."""
 LEAST_SUM = 2.0**-126
@@ -202,7 +203,7 @@ def refine(
     *,
     iterations: int,
     tolerance: float,
-    huber_tau: float | None,
+    tau: float | None,
 ) -> tuple[Tensor, Tensor]:
     """Run Lloyd rounds from `seeds`; return labels [B, N] and the squared distances [B, k, N] to their centers.
 
@@ -215,7 +216,7 @@ def refine(
     labels = nearest(to_centers, slack)
     done = labels.new_zeros(labels.shape[0], 1, dtype=torch.bool)
     for _ in range(iterations - 1):
-        to_centers = to_means(distances, centers(labels, to_centers, weight, huber_tau))
+        to_centers = to_means(distances, centers(labels, to_centers, weight, tau))
         update = nearest(to_centers, slack)
         changed = (update != labels).sum(-1, keepdim=True)
         labels = torch.where(done, labels, update)
@@ -256,7 +257,7 @@ def renumber(labels: Tensor, kept: Tensor, alive: Tensor, score: Tensor) -> tupl
     return kept, order.argsort(-1).gather(-1, labels)
 
 
-def shrink_factors(residuals: Tensor, kept: Tensor, clusters: Clusters, clip: tuple[float, float]) -> Tensor:
+def shrink_factors(residuals: Tensor, kept: Tensor, clusters: Clusters, clip: Clip) -> Tensor:
     """Return how much of each kept token stays [B, k]: alpha = delta^2 / (r^2 + delta^2), within `clip`.
 
     `residuals` [B, N] are the distances r of all tokens to the centers of their clusters, delta is their median over
@@ -269,13 +270,7 @@ def shrink_factors(residuals: Tensor, kept: Tensor, clusters: Clusters, clip: tu
 
 
 def shrink_to_means(
-    tokens: Tensor,
-    indices: Tensor,
-    labels: Tensor,
-    weight: Tensor,
-    distances: Tensor,
-    scale: Tensor,
-    clip: tuple[float, float] | None,
+    tokens: Tensor, indices: Tensor, labels: Tensor, weight: Tensor, distances: Tensor, scale: Tensor, clip: Clip | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Move the kept tokens towards the weighted means of their clusters (RRS).
 

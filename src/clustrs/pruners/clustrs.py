@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clustrs import validation
 from clustrs.ops import kmeans
-from clustrs.ops.dispatch import PLAIN, Steps, steps
+from clustrs.ops.dispatch import PLAIN, steps
 from clustrs.ops.distances import is_tiny, multiply_power, spread_exponent
 from clustrs.ops.indexing import can_read_without_sync, upcast_half
 from clustrs.pruners.base import Pruner
@@ -125,30 +125,18 @@ class ClustRS(Pruner):
 
             return select_rescaled(tokens, tiny, select)
         with torch.no_grad():
-            labels = self._cluster(implementation, distances, scale, weight, k)
+            tau = self.tau if self.distance == "huber" else None
+            seeds = implementation.seeding(distances, scale, weight, k, tau=tau, seed=self.seed)
+            tau = self.tau if self.centroid == "huber" else None
+            rounds = {"iterations": self.iterations, "tolerance": self.tolerance, "tau": tau}
+            labels, _ = implementation.refine(distances, scale, weight, seeds, **rounds)
             if self.representative == "medoid":
                 indices, labels = kmeans.medoids(labels, distances, scale, weight, k)
             else:
                 indices, labels = implementation.representatives(labels, weight, k)
         clip = self.clip if self.shrink else None
-        moved = implementation.shrink_to_means(tokens, indices, labels, weight, distances, scale, clip)
-        kept, centroids, alpha, shares = moved
-        return Selection(kept, indices, labels, centroids, alpha, shares=shares)
-
-    def _cluster(self, implementation: Steps, distances: Tensor, scale: Tensor, weight: Tensor, k: int) -> Tensor:
-        """Return the cluster [B, N] of each token."""
-        tau = self.tau if self.distance == "huber" else None
-        seeds = implementation.seeding(distances, scale, weight, k, tau=tau, seed=self.seed)
-        labels, _ = implementation.refine(
-            distances,
-            scale,
-            weight,
-            seeds,
-            iterations=self.iterations,
-            tolerance=self.tolerance,
-            huber_tau=self.tau if self.centroid == "huber" else None,
-        )
-        return labels
+        kept, *parts, shares = implementation.shrink_to_means(tokens, indices, labels, weight, distances, scale, clip)
+        return Selection(kept, indices, labels, *parts, shares=shares)
 
 
 def select_rescaled(tokens: Tensor, tiny: Tensor, select: Callable[[int, Tensor, int], Selection]) -> Selection:
