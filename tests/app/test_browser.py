@@ -135,7 +135,7 @@ def test_empty_question_is_answered_with_a_line(visit: Visit) -> None:
     page.locator("#ask").click()
     toast = page.locator("[data-testid=toast-body]").first
     toast.wait_for()
-    assert "the question is empty" in toast.inner_text()
+    assert "question must not be empty" in toast.inner_text()
 
 
 def test_stored_answers_are_text_and_not_programs(visit: Visit) -> None:

@@ -180,7 +180,7 @@ def test_unknown_method_and_empty_question_are_refused(loaded: LoadedModel) -> N
     image = sample_sources("scenes")[0].open()
     with pytest.raises(ValueError, match="unknown method 'clusters'"):
         next(run_trial(loaded, Trial(image, QUESTION, ("clusters",), keep=8)))
-    with pytest.raises(ValueError, match="the question is empty"):
+    with pytest.raises(ValueError, match="question must not be empty"):
         next(run_trial(loaded, Trial(image, "  ", ("clustrs",), keep=8)))
     assert not loaded.lock.locked()
 

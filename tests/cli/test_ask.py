@@ -380,7 +380,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["--crops", "first"], "--crops must be one of all, base, got 'first'"),
     (["--positions", "none"], "--positions must be one of compact, original, got 'none'"),
     (["--max-new-tokens", "0"], "--max-new-tokens must be an integer from 1 to 2147483647"),
-    (["--show", "kept.xyz"], "drawing 'kept.xyz': give a file name that ends in .png, .pdf, .svg"),
+    (["--show", "kept.xyz"], "drawing must be a file name that ends in .png, .pdf, .svg, got 'kept.xyz'"),
     (["--nonsense"], "no such option: --nonsense (see clustrs ask --help)"),
 ]
 
@@ -421,7 +421,7 @@ def test_mistakes_in_words(run: Run, folder: Path, image_file: Path) -> None:
         (["ask", "sample:scene-1", "What?", "more"], "got unexpected extra argument(s) (more)"),
         (["study", "stabilty"], "no such command 'stabilty' (did you mean 'stability'?)"),
         (["ask", "sample:dog", "What?"], "image 'sample:dog': the samples are photo-1"),
-        (["ask", image_file, " ", "--model", folder], "the question is empty"),
+        (["ask", image_file, " ", "--model", folder], "question must not be empty"),
         (["ask", image_file, "An <image>?", "--model", folder], "the question has '<image>' in it"),
     ]
     for words, message in mistakes:

@@ -189,4 +189,4 @@ def test_every_command_that_loads_a_model_takes_them(
     words = command.format(image=root / "1.png").split()
     code, _, err = run(*words, "--model", root / "model", "--load-in-8bit", "--load-in-4bit")
     assert code == 2
-    assert err.endswith("clustrs: load_in_8bit=True and load_in_4bit=True: give one of them\n")
+    assert err.endswith("clustrs: load_in_8bit and load_in_4bit exclude each other, got both\n")

@@ -247,7 +247,7 @@ def test_logits_to_keep_as_positions(load: Load, family: str) -> None:
         gone = start + next(i for i in range(PATCHES) if i not in kept)
         with pytest.raises(ValueError, match="a visual token that was dropped"):
             model(**inputs, logits_to_keep=torch.tensor([gone]))
-        with pytest.raises(ValueError, match="give positions from 0 to"):
+        with pytest.raises(ValueError, match="logits_to_keep must be positions from 0 to"):
             model(**inputs, logits_to_keep=torch.tensor([width]))
 
 

@@ -72,12 +72,15 @@ def test_load_options_reach_the_model(folder_of: Callable[[str, str], Path]) -> 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (LoadOptions(device="gpu"), "device='gpu': give one of cpu"),
+        (LoadOptions(device="gpu"), "device must be one of cpu"),
         (LoadOptions(device="meta"), "device='meta': this machine has cpu"),
-        (LoadOptions(device="cpu", device_map="auto"), "device='cpu' and device_map='auto': give one of them"),
+        (
+            LoadOptions(device="cpu", device_map="auto"),
+            "device and device_map exclude each other, got 'cpu' and 'auto'",
+        ),
         (LoadOptions(attn="spda"), r"attn must be one of 'eager', .*'sdpa', got 'spda' \(did you mean 'sdpa'\?\)"),
         (LoadOptions(attn="flash_attention_2"), "attn='flash_attention_2': flash-attn is not installed"),
-        (LoadOptions(load_in_8bit=True, load_in_4bit=True), "load_in_8bit=True and load_in_4bit=True: give one"),
+        (LoadOptions(load_in_8bit=True, load_in_4bit=True), "load_in_8bit and load_in_4bit exclude each other"),
         (
             LoadOptions(load_in_4bit=True),
             "load_in_4bit=True: neither bitsandbytes nor torchao is installed: pip install bitsandbytes accelerate",

@@ -122,9 +122,9 @@ def test_settings_of_the_checkpoint_are_kept() -> None:
 
 
 def test_mistakes(processor: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^prompt_template='llava': give one of 'checkpoint', 'vicuna_v1'$"):
+    with pytest.raises(ValueError, match=r"^prompt_template must be one of 'checkpoint', 'vicuna_v1', got 'llava'$"):
         chat_prompt(processor, "What?", "llava")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"^image_padding='pad': give one of 'checkpoint', 'square'$"):
+    with pytest.raises(ValueError, match=r"^image_padding must be one of 'checkpoint', 'square', got 'pad'$"):
         apply_image_padding(processor, "pad")  # type: ignore[arg-type]
     tiny_models.build("llava_onevision", "siglip", tmp_path)
     other = load_processor(str(tmp_path))

@@ -76,7 +76,7 @@ def default_model(task: str) -> str:
 
 
 def model_and_task(model: str | None, task: str | None) -> tuple[str, str]:
-    """What is meant where one of them is not given: a model's own task, and an embedded model that knows the task."""
+    """Fill in a missing model or task: a model's own task, an embedded model that knows the task."""
     if model is None:
         model = DEFAULT if task is None else default_model(task)
     return model, default_task(model) if task is None else task
@@ -141,7 +141,7 @@ def samples(task: str | None = None) -> list[Sample]:
 
 
 def sample_folders() -> list[Path]:
-    """Where the sample images lie that are installed."""
+    """Return the folders of the installed sample images."""
     package = data_package()
     photos = [] if package is None else [package / "samples"]
     return [HERE / "images", *(folder for folder in photos if folder.is_dir())]

@@ -79,9 +79,36 @@ def ask(
     positions: Positions = "compact",
     prompt_template: PromptTemplate = "checkpoint",
 ) -> Answer:
-    """Let a model answer a question about an image, greedily, with the visual tokens that `method` leaves it."""
+    """Answer a question about an image, greedily, with the visual tokens that `method` keeps.
+
+    Args:
+        model: A transformers model.
+        processor: Its processor.
+        image: The image.
+        question: The question, without a placeholder for the image.
+        method: The pruning method.
+        max_new_tokens: Largest number of tokens of the answer.
+        scope: As in `attach`.
+        crops: As in `attach`.
+        positions: As in `attach`.
+        prompt_template: "checkpoint" has the words of the model's own chat template, "vicuna_v1" those of LLaVA-1.5.
+
+    Returns:
+        The text, numbers of tokens, seconds of each stage, and the kept tokens.
+
+    Raises:
+        ValueError: For an empty question, or a model that is not supported.
+
+    Example:
+        >>> from clustrs import ClustRS, ask, image_path, load_model, open_image
+        >>> model, processor = load_model("mini-llava")
+        >>> image = open_image(image_path("sample:scene-1"))
+        >>> answer = ask(model, processor, image, "How many objects are there?", ClustRS(keep=16))
+        >>> answer.visual_tokens
+        16
+    """
     if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens={max_new_tokens!r}: give an integer of at least 1")
+        raise ValueError(f"max_new_tokens must be an integer of at least 1, got {max_new_tokens!r}")
     text = chat_prompt(processor, question, prompt_template)
     inputs = processor(images=[image], text=[text], return_tensors="pt").to(model.device, model.dtype)
     with (
@@ -142,7 +169,7 @@ VICUNA_V1 = f"{SYSTEM} {PLAIN_PROMPT}"
 def chat_prompt(processor: Any, question: str, template: PromptTemplate = "checkpoint") -> str:
     """Return the question with one image before it, in the words that the template has around them."""
     if not question.strip():
-        raise ValueError("the question is empty: give some words")
+        raise ValueError("question must not be empty")
     placeholder = processor.image_token
     if placeholder in question:
         raise ValueError(f"the question has {placeholder!r} in it, which stands for an image: leave it out")
@@ -181,7 +208,7 @@ def plain_words(processor: Any, template: PromptTemplate) -> str | None:
     if template == "vicuna_v1":
         return VICUNA_V1
     if template != "checkpoint":
-        raise ValueError(f"prompt_template={template!r}: give one of 'checkpoint', 'vicuna_v1'")
+        raise ValueError(f"prompt_template must be one of 'checkpoint', 'vicuna_v1', got {template!r}")
     if getattr(processor, "chat_template", None):
         return None
     return PLAIN_PROMPTS.get(type(processor).__name__, PLAIN_PROMPT)
@@ -196,7 +223,7 @@ def apply_template(processor: Any, messages: Sequence[Mapping[str, Any]]) -> str
 
 
 NEAR = 0.8
-"""How alike a known word must be to be proposed: `colour` for `color`, but not `list` for `it`."""
+"""Similarity of a known word that is proposed: `colour` for `color`, but not `list` for `it`."""
 
 
 def unknown_words(processor: Any, text: str) -> list[str]:

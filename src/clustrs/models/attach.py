@@ -8,7 +8,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from types import TracebackType
@@ -320,10 +320,12 @@ class Handle:
         width = arguments["input_ids"].shape[1]
         prompts.shorten(arguments, self.model, prompt.shape[1] - width)
         caller = prompts.CallerPrompt(prompt, width)
-        with self._inside(caller), turns.detached(arguments.get("past_key_values")):
+        cache = arguments.get("past_key_values")
+        with self._inside(caller), nullcontext() if cache is None else turns.detached(cache):
             out = prompts.run(original, caller, arguments)
-        cache = getattr(out, "past_key_values", None)
-        turns.remember(arguments.get("past_key_values") if cache is None else cache, turn)
+        cache = getattr(out, "past_key_values", cache)
+        if cache is not None:
+            turns.remember(cache, turn)
         return out
 
     def _original_generate(self) -> Callable[..., Any]:

@@ -24,7 +24,7 @@ from clustrs.models.adapters import adapter_class, get_adapter
 from clustrs.models.adapters.base import PatchGrid
 
 CACHED = ("keys", "values", "conv_states", "recurrent_states")
-"""What the layers of a cache hold, under transformers' names."""
+"""Tensors of a cache's layers, under transformers' names."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ OKABE_ITO = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "
 SHADES = (0.0, 0.45, -0.35)
 """After seven clusters the colors come again, lighter; after fourteen, darker; after 21 they repeat."""
 BRIGHTNESS, SATURATION = 0.6, 0.5
-"""What dropped tokens keep of their brightness and of their colour."""
+"""Brightness and saturation of dropped tokens, as fractions."""
 DEFAULT_SIZE = 640
 CELL = 16
 """Pixels of a token's cell that drawings have room for, unless told otherwise."""
@@ -59,13 +59,29 @@ def cell_box(size: tuple[int, int], grid: tuple[int, int], y: int, x: int) -> Bo
 def check_path(path: str | os.PathLike[str]) -> None:
     """Check that a drawing can be stored under this name: better known before a model has run."""
     if Path(path).suffix.lower() not in FORMATS:
-        raise ValueError(f"drawing {str(path)!r}: give a file name that ends in {', '.join(FORMATS)}")
+        raise ValueError(f"drawing must be a file name that ends in {', '.join(FORMATS)}, got {str(path)!r}")
 
 
 def draw_kept(image: Image.Image, result: "ImageSelection", path: str | os.PathLike[str], title: str = "") -> None:
     """Draw the kept tokens, their clusters where the method has some, and the encoder's attention to the base crop.
 
-    `image` is what the base crop shows.
+    Args:
+        image: The image as the base crop shows it.
+        result: Kept tokens, an entry of `handle.last`.
+        path: A .png, .pdf or .svg file to write.
+        title: Text above the panels.
+
+    Raises:
+        ValueError: For a file name with another ending.
+
+    Example:
+        >>> import tempfile
+        >>> from clustrs import ClustRS, ask, draw_kept, image_path, load_model, open_image
+        >>> model, processor = load_model("mini-llava")
+        >>> image = open_image(image_path("sample:scene-1"))
+        >>> answer = ask(model, processor, image, "How many objects are there?", ClustRS(keep=16))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     draw_kept(image, answer.image, f"{folder}/kept.png")
     """
     check_path(path)
     size = _panel_size(image, 480)
@@ -82,9 +98,19 @@ def draw_kept(image: Image.Image, result: "ImageSelection", path: str | os.PathL
 def draw_comparison(
     image: Image.Image, selections: dict[str, "ImageSelection"], path: str | os.PathLike[str], title: str = ""
 ) -> None:
-    """Draw one panel for each of `selections`, under its name: what is kept of `image`, as the base crop shows it."""
+    """Draw the kept tokens of several methods side by side, one panel each.
+
+    Args:
+        image: The image as the base crop shows it.
+        selections: Kept tokens by the name of the method.
+        path: A .png, .pdf or .svg file to write.
+        title: Text above the panels.
+
+    Raises:
+        ValueError: Without a selection, or for a file name with another ending.
+    """
     if not selections:
-        raise ValueError("selections is empty: give that of at least one method")
+        raise ValueError("selections must have at least one method, got none")
     check_path(path)
     panels = {
         f"{name}\n{_count(result)}": overlay_kept(image, result, size=_panel_size(image, 360))
@@ -98,7 +124,7 @@ def draw_comparison(
 
 @dataclass(frozen=True)
 class _Token:
-    """What became of one token. `cluster` is the index of its output token, -1 without one."""
+    """State of one token. `cluster` is the index of its output token, -1 without one."""
 
     kept: bool = False
     merged: bool = False
@@ -131,14 +157,14 @@ def _views(image: Image.Image, result: "ImageSelection") -> list[tuple[tuple[int
 
 
 def _tile_columns(size: tuple[int, int], tiles: int) -> int:
-    """How many tiles lie side by side where nobody says so: as many as fit the image's width and height best."""
+    """Return how many tiles lie side by side where the family does not say: the number that fits the image best."""
     shape = math.log(size[0] / size[1])
     fitting = [columns for columns in range(1, tiles + 1) if tiles % columns == 0]
     return min(fitting, key=lambda columns: abs(math.log(columns**2 / tiles) - shape))
 
 
 def _tokens(result: "ImageSelection") -> list[_Token]:
-    """What became of each token that could be kept."""
+    """Return the state of each token that could be kept."""
     selection = result.selection
     indices = selection.indices.tolist()
     mixed = selection.merged.tolist() if selection.merged is not None else [False] * len(indices)
@@ -189,7 +215,9 @@ def _longer_side(size: int | None, cells: int) -> int:
     if size is None:
         return max(DEFAULT_SIZE, CELL * cells)
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ValueError(f"size={size!r}: give the longer side of the drawing in pixels, an integer of at least 1")
+        raise ValueError(
+            f"size must be the longer side of the drawing in pixels, an integer of at least 1, got {size!r}"
+        )
     return size
 
 
@@ -223,7 +251,7 @@ def _outline(drawing: Image.Image, box: Box, line: int, edge: str, dashed: bool)
 
 
 def _gaps(length: int, line: int) -> list[tuple[int, int]]:
-    """Where a dashed line is interrupted: starts and ends between dashes of about three times its width."""
+    """Return the gaps of a dashed line: starts and ends between dashes of about three times its width."""
     count = 2 * max(1, round(length / (6 * line))) + 1
     edges = [round(i * length / count) for i in range(count + 1)]
     return list(zip(edges[1:-1:2], edges[2::2], strict=False))
@@ -310,7 +338,7 @@ def _save(fig: Any, path: str | os.PathLike[str]) -> None:
 
 
 def _count(result: "ImageSelection") -> str:
-    """How many tokens are kept, and what of them the cells cannot show."""
+    """Describe how many tokens are kept, and what of them the cells cannot show."""
     indices = result.selection.indices
     cls = int((indices < 0).sum())
     merged = result.selection.merged
@@ -320,7 +348,7 @@ def _count(result: "ImageSelection") -> str:
 
 
 def _crops(result: "ImageSelection") -> str:
-    """How many tokens were kept in each crop, or frame of a video, where there are several."""
+    """Describe how many tokens were kept in each crop, or frame of a video, where there are several."""
     if len(result.grids) < 2:
         return ""
     kept = result.selection.indices

@@ -19,7 +19,7 @@ DEFAULTS = LoadOptions()
 
 
 def local_files(model_id: str) -> Path:
-    """The folder with a model's files; those of a model of the hub are downloaded if they are not here yet."""
+    """Return the folder with a model's files; those of a model of the hub are downloaded if they are not here yet."""
     folder = folder_of(model_id)
     if folder is not None:
         return folder
@@ -44,7 +44,24 @@ def quiet_transformers() -> None:
 
 
 def load_model(model_id: str, options: LoadOptions = DEFAULTS) -> tuple[Any, Any]:
-    """Load a model and its processor: an embedded one, or from a folder or the Hugging Face hub."""
+    """Load a model and its processor.
+
+    Args:
+        model_id: Name of an embedded model, a folder that `save_pretrained` wrote, or an id of the Hugging Face hub.
+        options: Device, number format, attention implementation and quantization.
+
+    Returns:
+        The model in evaluation mode, and its processor.
+
+    Raises:
+        ValueError: If there is no such model, or it cannot be loaded with these options.
+
+    Example:
+        >>> from clustrs import load_model
+        >>> model, processor = load_model("mini-llava")
+        >>> model.config.model_type
+        'llava'
+    """
     from transformers import AutoModelForImageTextToText
 
     from clustrs.models.processors import load_processor
@@ -64,7 +81,7 @@ def load_model(model_id: str, options: LoadOptions = DEFAULTS) -> tuple[Any, Any
 
 
 def describe(options: LoadOptions) -> str:
-    """The options that were given, in words."""
+    """Describe the options that were given."""
     return ", ".join(f"{name}={value!r}" for name, value in options.given().items())
 
 
@@ -73,7 +90,7 @@ def load_arguments(options: LoadOptions) -> tuple[torch.device, dict[str, Any]]:
     elsewhere, unless the options say otherwise."""
     device = resolve_device(options.device)
     if options.device is not None and options.device_map is not None:
-        raise ValueError(f"device={options.device!r} and device_map={options.device_map!r}: give one of them")
+        raise ValueError(f"device and device_map exclude each other, got {options.device!r} and {options.device_map!r}")
     usual = "float32" if device.type == "cpu" and options.device_map is None else "auto"
     dtype = options.dtype or usual
     arguments: dict[str, Any] = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
@@ -90,7 +107,7 @@ def load_arguments(options: LoadOptions) -> tuple[torch.device, dict[str, Any]]:
 
 
 def resolve_device(name: str | None) -> torch.device:
-    """The device of a name; without one the accelerator of this machine, or its CPU."""
+    """Return the device of a name; without one the accelerator of this machine, or its CPU."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if name is None:
         return accelerator or torch.device("cpu")
@@ -98,7 +115,7 @@ def resolve_device(name: str | None) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ValueError(f"device={name!r}: give one of {', '.join(here)}") from None
+        raise ValueError(f"device must be one of {', '.join(here)}, got {name!r}") from None
     if name not in here and not (accelerator is not None and name == accelerator.type):
         raise ValueError(f"device={name!r}: this machine has {', '.join(here)}")
     return device
@@ -109,7 +126,7 @@ def count_accelerators() -> int:
 
 
 def check_attention(name: str) -> str:
-    """An attention implementation that transformers has, and whose package is installed."""
+    """Return an attention implementation; raise ValueError if transformers lacks it or its package is missing."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
     from transformers.utils import is_flash_attn_2_available
 
@@ -121,9 +138,9 @@ def check_attention(name: str) -> str:
 
 
 def quantization(options: LoadOptions) -> Any:
-    """How transformers quantises the weights: with bitsandbytes, or with torchao."""
+    """Return the quantization config of transformers: bitsandbytes, or torchao."""
     if options.load_in_8bit and options.load_in_4bit:
-        raise ValueError("load_in_8bit=True and load_in_4bit=True: give one of them")
+        raise ValueError("load_in_8bit and load_in_4bit exclude each other, got both")
     if find_spec("bitsandbytes") is not None:
         from transformers import BitsAndBytesConfig
 
@@ -147,7 +164,7 @@ def apply_image_padding(processor: Any, padding: ImagePadding = "checkpoint") ->
     if padding == "checkpoint":
         return processor
     if padding != "square":
-        raise ValueError(f"image_padding={padding!r}: give one of 'checkpoint', 'square'")
+        raise ValueError(f"image_padding must be one of 'checkpoint', 'square', got {padding!r}")
     from transformers import LlavaProcessor
 
     from clustrs.models.processors import SquareImageProcessor

@@ -137,7 +137,7 @@ class Gemma4Processor(ProcessorMixin):  # type: ignore[misc]
         if videos is not None:
             raise ValueError("videos: they need torchvision, which is not installed")
         if text is None:
-            raise ValueError("text is missing: give a prompt with the images")
+            raise ValueError("text is missing, expected a prompt for the images")
         places = [prompt.count(self.image_token) for prompt in text]
         given = [len(row) for row in images] if images is not None else [0] * len(text)
         if places != given:
@@ -147,12 +147,12 @@ class Gemma4Processor(ProcessorMixin):  # type: ignore[misc]
         super().validate_inputs(images=images, text=text, videos=videos, **inputs)
 
     def replace_image_token(self, image_inputs: Any, image_idx: int, **_: Any) -> str:
-        """What stands in the prompt for one image."""
+        """Return the text that stands for one image in the prompt."""
         count = int(image_inputs["num_soft_tokens_per_image"][image_idx])
         return f"{self.boi_token}{self.image_token * count}{self.eoi_token}"
 
     def replace_audio_token(self, audio_inputs: Any, audio_idx: int, **_: Any) -> str:
-        """What stands in the prompt for one recording: two convolutions leave every fourth of its frames."""
+        """Return the text that stands for one recording: two convolutions leave every fourth of its frames."""
         count = int(audio_inputs["input_features_mask"][audio_idx][::4].sum())
         return f"{self.boa_token}{self.audio_token * count}{self.eoa_token}"
 
@@ -163,7 +163,7 @@ class Gemma4Processor(ProcessorMixin):  # type: ignore[misc]
 
     @property
     def unused_input_names(self) -> list[str]:
-        """What the parts return and the model does not take."""
+        """Names that the parts return and the model does not take."""
         return ["num_soft_tokens_per_image"]
 
 

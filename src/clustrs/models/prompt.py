@@ -12,7 +12,7 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 
 @dataclass(frozen=True)
 class PrunedImage:
-    """What one image feeds after pruning: its features [k, D], the `slots` [k] they take (ascending, counted within the
+    """Features [k, D] that one image feeds after pruning, the `slots` [k] they take (ascending, counted within the
     image's `total` placeholders), and the `own` slots [k] they came from, whose positions they have."""
 
     features: Tensor
@@ -24,7 +24,7 @@ class PrunedImage:
 
 @dataclass(frozen=True)
 class Compaction:
-    """Where everything went: `source` [B, W] is the column that each new column had, `valid` where it is no padding.
+    """Columns of a compacted prompt: `source` [B, W] is the column that each had before, `valid` is False on padding.
 
     `own` [B, W] is the column whose position a token has; it differs from `source` for tokens that stand for others.
     `dropped` [B, W] is how many visual tokens are gone before a column. `width` is how many columns there were before,
@@ -43,11 +43,11 @@ class Compaction:
         return self._take(tensor, self.source).masked_fill(~self.valid, pad_value)
 
     def positions(self, positions: Tensor) -> Tensor:
-        """The positions [..., B, W] that the survivors had among [..., B, S]."""
+        """Return the positions [..., B, W] that the survivors had among [..., B, S]."""
         return self._take(positions, self.own).masked_fill(~self.valid, 0)
 
     def extended(self, width: int) -> "Compaction":
-        """The same for a prompt that continues, up to `width` columns, without images in what is new."""
+        """Return the compaction of a longer prompt of `width` columns, without images in the new ones."""
         batch, more = len(self.source), width - self.width
         new = torch.arange(self.width, width, device=self.source.device).expand(batch, more)
         real = torch.ones_like(new, dtype=torch.bool)
@@ -101,7 +101,7 @@ def given_as(given: Tensor, family: Tensor) -> Tensor:
 
 
 def mismatch(tokens: int, features: int) -> ValueError:
-    """The error that transformers raises for a prompt that does not fit its images."""
+    """Return the error that transformers raises for a prompt that does not fit its images."""
     return ValueError(f"Image features and image tokens do not match, tokens: {tokens}, features: {features}")
 
 
@@ -140,7 +140,7 @@ def compact(
 
 
 def _check_fit(is_slot: Tensor, kept: Sequence[PrunedImage]) -> None:
-    """Every image has its placeholders, all in one prompt."""
+    """Raise ValueError unless every image has its placeholders, all in one prompt."""
     per_row = is_slot.sum(1).tolist()
     expected = sum(image.total for image in kept)
     if sum(per_row) != expected:
@@ -178,10 +178,10 @@ def _inside(mask: Tensor) -> Tensor:
 
 
 def _static_width(input_ids: Tensor, images: Sequence[tuple[int, Sequence[PrunedImage]]]) -> int:
-    """The new width where the ids cannot be looked at: every prompt has equally many images, of equal size."""
+    """Return the new width where ids cannot be read: every prompt has equally many images, of equal size."""
     dropped = sum(image.total - len(image.slots) for _, kept in images for image in kept)
     if dropped % len(input_ids):
-        raise ValueError("compiled with a batch of prompts: give each the same number of images")
+        raise ValueError("each prompt of a compiled batch must have the same number of images")
     return input_ids.shape[1] - dropped // len(input_ids)
 
 
@@ -199,12 +199,12 @@ def take_slots(indices: Tensor, candidates: Tensor, total: int) -> tuple[Tensor,
 
 
 def effective(model: Any, kwargs: dict[str, Any]) -> Any:
-    """The generation config that counts."""
+    """Return the generation config of a call."""
     return kwargs.get("generation_config") or model.generation_config
 
 
 def first_id(value: Any) -> int | None:
-    """One token id of a setting that may be none, one or several."""
+    """Return one token id of a setting that may be none, one or several."""
     if isinstance(value, Tensor):
         value = value.tolist()
     if isinstance(value, list | tuple):
@@ -213,7 +213,7 @@ def first_id(value: Any) -> int | None:
 
 
 def pad_id(model: Any, avoid: Iterable[int]) -> int:
-    """What stands on padding: never a placeholder."""
+    """Return the token id for padding, which is never a placeholder's."""
     config = getattr(model, "generation_config", None)
     text = model.config.get_text_config()
     candidates = [getattr(holder, name, None) for name in ("pad_token_id", "eos_token_id") for holder in (config, text)]
@@ -223,7 +223,7 @@ def pad_id(model: Any, avoid: Iterable[int]) -> int:
 
 
 def default_mask(ids: Tensor, config: Any) -> Tensor:
-    """The mask that `generate` makes when it is given none."""
+    """Return the mask that `generate` makes when it is given none."""
     pad, ends = config.pad_token_id, config.eos_token_id
     pad = first_id(pad)
     ends = ends.tolist() if isinstance(ends, Tensor) else ends
@@ -309,7 +309,7 @@ class CallerStoppingCriteria(StoppingCriteriaList):  # type: ignore[misc]
 
 
 class Streamer:
-    """Hands the caller's own prompt to a streamer in place of the compacted one, which comes first."""
+    """Streamer that passes the caller's prompt on in place of the compacted one, which comes first."""
 
     def __init__(self, inner: Any, prompt: Tensor) -> None:
         self.inner = inner
@@ -324,7 +324,7 @@ class Streamer:
 
 
 def refuse_unsupported(kwargs: dict[str, Any]) -> None:
-    """An error for ways of generating that cannot work on a compacted prompt."""
+    """Raise ValueError for ways of generating that cannot work on a compacted prompt."""
     if kwargs.get("assistant_model") is not None:
         raise ValueError(
             "assistant_model: assisted decoding is not supported while a method is attached, because the assistant "

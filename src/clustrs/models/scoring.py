@@ -1,6 +1,6 @@
 """Attention scores of a vision tower, recorded at transformers' attention interface, and the timer of its stages.
 
-For the length of a call the one attention layer whose output the projector reads has an attention function of ours.
+For the length of a call the one attention layer whose output the projector reads has a recording attention function.
 It hands queries and keys (with their norms and rotary embedding) to the recorder of this thread, and then calls the
 model's own implementation. So the tower may run on SDPA or FlashAttention, no attention matrix is requested or held
 whole, and no family needs its own copy of the projections.
@@ -36,7 +36,7 @@ def timing() -> Iterator[None]:
 
 
 def runs_ahead(device: torch.device) -> bool:
-    """Whether calls return before the device has done their work."""
+    """Return whether calls return before the device has done their work."""
     return device.type not in ("cpu", "meta")
 
 
@@ -80,10 +80,10 @@ class StageTimer:
 PREFIX = "clustrs|"
 """Before the name of the implementation that the recording function calls."""
 QUERY_BLOCK = 64
-"""How many queries are scored together when the attention of all of them counts."""
+"""Number of queries that are scored together when the attention of all of them counts."""
 
 Reduction = Literal["cls", "received"]
-"""What a token's score is: the attention of the CLS token, or what it receives from all tokens on average."""
+"""Score of a token: the attention of the CLS token, or the mean of what it receives from all tokens."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Encode images once, then let any number of methods prune them: the tower is most of the cost of an evaluation."""
+"""Encode images once and prune them with several methods: the tower is most of the cost of an evaluation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ ALONG = ("token_type_ids", "mm_token_type_ids")
 class Batch:
     """Prompts with one image each; prompts about the same image share its `VisualTokens`.
 
-    `along` has what else runs along with the ids: token types, for the families that have some.
+    `along` has further per-token arguments: token types, for the families that have some.
     """
 
     input_ids: Tensor
@@ -32,7 +32,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the model said to one prompt, and what was kept of its image."""
+    """Answer to one prompt, and the tokens kept of its image."""
 
     text: str
     image: ImageSelection

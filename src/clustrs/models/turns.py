@@ -1,4 +1,4 @@
-"""Later calls on the KV cache of a pruned prompt: what callers count in the prompt they gave, as it fits the cache."""
+"""Later calls on the KV cache of a pruned prompt: fit masks, positions and rows to what the cache holds."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ TURN = "_clustrs_turn"
 
 @dataclass(frozen=True)
 class Turn:
-    """What a KV cache holds: the prompt that was given [B, S], and how it was compacted.
+    """Contents of a KV cache: the prompt that was given [B, S], and how it was compacted.
 
     `positions` [..., B, W] are those of the compacted prompt, for families that compute their own.
     `compact_positions` says whether the positions run on without gaps.
@@ -158,7 +158,7 @@ class PrunedCache:
 
 @cached
 def pruned_class(base: type) -> type:
-    """The class of a pruned prompt's cache: a subclass of the cache's own, under the same name."""
+    """Return the class of a pruned prompt's cache: a subclass of the cache's own, under the same name."""
     return type(base.__name__, (PrunedCache, base), {"__module__": base.__module__, "__doc__": base.__doc__})
 
 
@@ -180,7 +180,7 @@ def remember(cache: Any, turn: Turn) -> None:
 
 
 def recall(cache: Any) -> Turn | None:
-    """What a cache holds, if it is the cache of a pruned prompt."""
+    """Return the turn of a pruned prompt's cache; None for any other cache."""
     turn: Turn | None = getattr(cache, TURN, None)
     if turn is None or torch.compiler.is_compiling() or cache.get_seq_length() == 0:
         return None
@@ -209,7 +209,7 @@ def detached(cache: Any) -> Iterator[None]:
 
 
 def cache_rows(cache: Any) -> int | None:
-    """How many rows a cache has; None where its layers do not show it."""
+    """Return the number of rows of a cache; None where its layers do not show it."""
     for layer in cache.layers:
         keys = getattr(layer, "keys", None)
         if isinstance(keys, Tensor) and keys.dim() == 4:
@@ -230,7 +230,7 @@ def moved_indices(requested: Any, compaction: Compaction) -> Any:
     rows = requested.expand(batch, -1) if requested.dim() == 1 else requested
     rows = torch.where(rows < 0, rows + width, rows)
     if bool(((rows < 0) | (rows >= width)).any()):
-        raise ValueError(f"logits_to_keep: give positions from 0 to {width - 1}")
+        raise ValueError(f"logits_to_keep must be positions from 0 to {width - 1}")
     new = torch.full((batch, width), -1, device=rows.device)
     row, column = compaction.valid.nonzero().unbind(1)
     new[row, compaction.source[row, column]] = column

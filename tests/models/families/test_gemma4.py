@@ -450,7 +450,10 @@ def test_missing_arguments(load: Load, missing: str, partner: str) -> None:
     model, processor = load()
     inputs = gemma4.ask(processor) if partner == "pixel_values" else video_inputs(processor, [[make_image()]])
     del inputs[missing]
-    with ClustRS(keep=KEEP)(model), pytest.raises(ValueError, match=f"{missing} is missing: give it with {partner}"):
+    with (
+        ClustRS(keep=KEEP)(model),
+        pytest.raises(ValueError, match=f"{missing} is missing, expected it with {partner}"),
+    ):
         model(**inputs)
 
 

@@ -430,7 +430,7 @@ def test_inputs_that_do_not_fit(load: LoadQwen) -> None:
     with torch.no_grad(), ClustRS(keep=3)(model):
         expected = model(**inputs).logits
         for call in (model, lambda **given: model.generate(**given, max_new_tokens=1)):
-            with pytest.raises(ValueError, match="image_grid_thw is missing: give it with pixel_values"):
+            with pytest.raises(ValueError, match="image_grid_thw is missing, expected it with pixel_values"):
                 call(**short)
             with pytest.raises(ValueError, match="mm_token_type_ids must have the shape of input_ids"):
                 call(**{**inputs, "mm_token_type_ids": inputs["mm_token_type_ids"][:, 1:]})

@@ -152,19 +152,19 @@ class Adapter:
     first_position: ClassVar[int] = 0
     """First position id that `forward` assigns when it is given none."""
     has_planes: ClassVar[bool] = False
-    """Whether later layers of the language model add further features (`VisualTokens.planes`)."""
+    """True if later layers of the language model add further features (`VisualTokens.planes`)."""
     tokens_per_image: ClassVar[str] = "not stated"
     """Number of visual tokens of an image, for `clustrs models`."""
     tested: ClassVar[str] = "not stated"
-    """What was tested, for `clustrs models`."""
+    """Tested features, for `clustrs models`."""
     takes_video: ClassVar[str] = "no"
-    """Whether videos can be pruned: "yes", "no", or "frames as images"."""
+    """Support for videos: "yes", "no", or "frames as images"."""
     published_weights: ClassVar[str] = "no"
-    """Whether the family was tested with weights that its authors published: "no", or a checkpoint's id."""
+    """Published checkpoint that the family was tested with: "no", or a checkpoint's id."""
     gpu: ClassVar[str] = "no"
-    """Whether the family was tested on a GPU: "no", or the device."""
+    """GPU that the family was tested on: "no", or the device."""
     takes_grid: ClassVar[bool] = False
-    """Whether images may have any size, so that `encode_blank` needs their grid of patches."""
+    """True if images may have any size, so that `encode_blank` needs their grid of patches."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -236,13 +236,13 @@ class Adapter:
 
 
 def setting(config: Any, inputs: dict[str, Any], name: str) -> Any:
-    """An argument of the call, or the model's configured value."""
+    """Return an argument of the call, or the model's configured value."""
     given = inputs.get(name)
     return getattr(config, name) if given is None else given
 
 
 def encoder_output(features: Any) -> Any:
-    """An encoder output that holds features and nothing else."""
+    """Return an encoder output that holds features and nothing else."""
     from transformers.modeling_outputs import BaseModelOutputWithPooling
 
     return BaseModelOutputWithPooling(pooler_output=features)
@@ -336,7 +336,7 @@ HAS_CLS = {"clip_vision_model": True, "dinov2": True, "siglip_vision_model": Fal
 
 
 def has_cls(tower: Any) -> bool:
-    """Whether the first token of a tower is a CLS token; an error for a tower that is not known."""
+    """Return whether the first token of a tower is a CLS token; raise ValueError for an unknown tower."""
     kind = getattr(tower.config, "model_type", type(tower).__name__)
     if kind not in HAS_CLS:
         known = ", ".join(HAS_CLS)
@@ -345,12 +345,12 @@ def has_cls(tower: Any) -> bool:
 
 
 def reduction(tower: Any) -> Reduction:
-    """What a token's score is in this tower."""
+    """Return how tokens are scored in this tower."""
     return "cls" if has_cls(tower) else "received"
 
 
 def attention_layer(tower: Any, feature_layer: int) -> nn.Module:
-    """The attention layer of the block whose output is `hidden_states[feature_layer]`."""
+    """Return the attention layer of the block whose output is `hidden_states[feature_layer]`."""
     encoder: Any = getattr(tower, "vision_model", tower).encoder
     blocks = encoder.layers if hasattr(encoder, "layers") else encoder.layer
     index = feature_layer - 1 if feature_layer >= 0 else len(blocks) + feature_layer

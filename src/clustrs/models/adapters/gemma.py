@@ -63,7 +63,7 @@ class PaliGemmaAdapter(Adapter):
         self.inner.get_image_features(blank_pixels(self.config.vision_config))
 
     def crop_counts(self, inputs: dict[str, Any]) -> list[int]:
-        """How many crops each image has."""
+        """Return the number of crops of each image."""
         return [1] * len(inputs["pixel_values"])
 
     def pooled(self, patches: Tensor) -> Tensor:

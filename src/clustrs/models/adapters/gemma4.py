@@ -136,7 +136,7 @@ class Gemma4Adapter(Adapter):
 def required(inputs: dict[str, Any], name: str, partner: str) -> Any:
     """An argument that must come along with another."""
     if inputs.get(name) is None:
-        raise ValueError(f"{name} is missing: give it with {partner}, as the processor does")
+        raise ValueError(f"{name} is missing, expected it with {partner}, as the processor returns them")
     return inputs[name]
 
 

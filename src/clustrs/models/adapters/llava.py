@@ -31,7 +31,7 @@ from clustrs.validation import Crops
 
 @dataclass(frozen=True)
 class EncodedCrops:
-    """What tower and scoring say of all crops: scores [C, P], hidden states and keys, the CLS token apart."""
+    """Scores [C, P], hidden states and keys of all crops, the CLS token apart."""
 
     scores: Tensor
     hidden: Tensor
@@ -64,12 +64,12 @@ class LlavaAdapter(Adapter):
         return {name: inputs[name] for name in self.feature_arguments if inputs.get(name) is not None}
 
     def check(self, inputs: dict[str, Any]) -> bool:
-        """Whether the tower has a CLS token, which the projector must then not read."""
+        """Return whether the tower has a CLS token; raise ValueError if the projector would read it."""
         cls = has_cls(self.inner.vision_tower)
         strategy = setting(self.config, inputs, "vision_feature_select_strategy")
         if (strategy == "default") != cls:
             other = "default" if cls else "full"
-            raise ValueError(f"vision_feature_select_strategy={strategy!r} does not suit this tower: give {other!r}")
+            raise ValueError(f"vision_feature_select_strategy must be {other!r} for this tower, got {strategy!r}")
         return cls
 
     def crops(self, inputs: dict[str, Any], hidden_states: Any, recorder: scoring.ScoreRecorder) -> EncodedCrops:
@@ -140,12 +140,12 @@ class LlavaNextAdapter(LlavaAdapter):
             return []
         self.check(inputs)
         if inputs.get("image_sizes") is None:
-            raise ValueError("image_sizes is missing: give it with pixel_values, as the processor does")
+            raise ValueError("image_sizes is missing, expected it with pixel_values, as the processor returns them")
         counts = self.crop_counts(inputs)
         return self.base_crops(inputs, counts, timer) if crops == "base" else self.all_crops(inputs, counts, timer)
 
     def crop_counts(self, inputs: dict[str, Any]) -> list[int]:
-        """How many crops each image has."""
+        """Return the number of crops of each image."""
         from transformers.models.llava_next.modeling_llava_next import image_size_to_num_patches
 
         pinpoints, side = self.config.image_grid_pinpoints, self.config.vision_config.image_size
@@ -218,7 +218,7 @@ class LlavaNextAdapter(LlavaAdapter):
             return [self.single_crop(features[i], encoded, i, int(n)) for i, n in enumerate(lengths)]
 
     def grid_columns(self, image_size: Any, crops: int) -> int:
-        """How many crops lie side by side in an image of some height and width."""
+        """Return how many crops lie side by side in an image of some height and width."""
         if crops == 1:
             return 1
         from transformers.models.llava_next.modeling_llava_next import get_anyres_image_grid_shape
@@ -327,7 +327,7 @@ def channel_map(encoded: EncodedCrops, crops: int, columns: int, start: int) -> 
 
 
 def unpack_channels(packed: Tensor, side: int, columns: int) -> tuple[Tensor, Layout, Tensor]:
-    """Which packed rows [M, ...] are tokens, and where these lie; their scores. Tile 0 is the base crop."""
+    """Return the indices of packed rows [M, ...] that are tokens, their layout and scores. Tile 0 is the base crop."""
     candidates = (packed[:, REAL] > 0).nonzero()[:, 0]
     real = packed[candidates]
     base = real[:, BASE] > 0.5

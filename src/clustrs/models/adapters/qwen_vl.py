@@ -21,11 +21,11 @@ SOURCES: tuple[tuple[Modality, str, str], ...] = (
     ("image", "pixel_values", "image_grid_thw"),
     ("video", "pixel_values_videos", "video_grid_thw"),
 )
-"""What brings images and videos: the patches of all of them, and the frames, height and width of each in patches."""
+"""Arguments of images and videos: the patches of all of them, and frames, height and width of each in patches."""
 
 
 class QwenAdapter(Adapter):
-    """What the families have in common. A frame of a video is a tile; all frames share one budget."""
+    """Base class for Qwen's families. A frame of a video is a tile; all frames share one budget."""
 
     pixel_arguments = ("pixel_values", "pixel_values_videos")
     vision_kwargs: ClassVar[tuple[str, ...]] = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
@@ -33,7 +33,7 @@ class QwenAdapter(Adapter):
 
     @property
     def unit(self) -> int:
-        """How many patches make a token."""
+        """Number of patches of a token."""
         return int(self.inner.visual.spatial_merge_size) ** 2
 
     def scoring_layer(self) -> Any:
@@ -42,7 +42,7 @@ class QwenAdapter(Adapter):
     def check(self, inputs: dict[str, Any]) -> None:
         for _, pixels, grid in SOURCES:
             if inputs.get(pixels) is not None and inputs.get(grid) is None:
-                raise ValueError(f"{grid} is missing: give it with {pixels}, as the processor does")
+                raise ValueError(f"{grid} is missing, expected it with {pixels}, as the processor returns them")
 
     def encode(self, inputs: dict[str, Any], timer: StageTimer, crops: Crops = "all") -> list[VisualTokens]:
         self.check(inputs)
@@ -95,7 +95,7 @@ class QwenAdapter(Adapter):
         )
 
     def tower_order(self, layout: Layout) -> Tensor | None:
-        """Where the tower has each token [M], if not in the order of the prompt."""
+        """Return the index of each token [M] in the tower; None if it is that in the prompt."""
         return None
 
     def planes(self, out: Any, index: int) -> Tensor | None:

@@ -50,18 +50,18 @@ class TiledAdapter(Adapter):
 
     reduction: ClassVar[scoring.Reduction]
     text_between: ClassVar[bool] = False
-    """Whether the prompt has text between the tiles of an image."""
+    """True if the prompt has text between the tiles of an image."""
 
     def tile_pixels(self, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        """The pixels [C, 3, H, W] of all tiles, in the order of the prompts, and what else runs along with them."""
+        """Return the pixels [C, 3, H, W] of all tiles, in the order of the prompts, and further per-tile arguments."""
         raise NotImplementedError(f"{type(self).__name__} must define tile_pixels")
 
     def tile_side(self, pixels: Tensor) -> int:
-        """How many tokens lie side by side in a tile."""
+        """Return how many tokens lie side by side in a tile."""
         raise NotImplementedError(f"{type(self).__name__} must define tile_side")
 
     def tile_counts(self, input_ids: Tensor, tokens: int) -> list[int]:
-        """How many tiles, of so many tokens each, every image has, as the prompts say."""
+        """Return the number of tiles of each image, from its placeholders; a tile has `tokens` of them."""
         raise NotImplementedError(f"{type(self).__name__} must define tile_counts")
 
     def encode_tiles(
@@ -133,7 +133,7 @@ class TiledAdapter(Adapter):
 
 
 def placeholder_runs(input_ids: Tensor, token: int) -> list[list[tuple[int, int]]]:
-    """Where placeholders stand together in each prompt: start and end of every run."""
+    """Return start and end of every run of placeholders in each prompt."""
     is_slot = torch.nn.functional.pad((input_ids == token).long(), (1, 1))
     edges = is_slot.diff(dim=1).nonzero().tolist()
     runs: list[list[tuple[int, int]]] = [[] for _ in input_ids]
@@ -187,7 +187,7 @@ class InternVLAdapter(TiledAdapter):
         layer = setting(self.config, inputs, "vision_feature_layer")
         strategy = setting(self.config, inputs, "vision_feature_select_strategy")
         if strategy != "default":
-            raise ValueError(f"vision_feature_select_strategy={strategy!r} does not suit this tower: give 'default'")
+            raise ValueError(f"vision_feature_select_strategy must be 'default' for this tower, got {strategy!r}")
         with timer.time("vision"), self.record(self.scoring_layer(inputs), timer) as recorder:
             out = self.inner.get_image_features(
                 pixel_values=pixels,
@@ -302,7 +302,7 @@ class Idefics3Adapter(TiledAdapter):
 
 
 def crops_per_image(ids: list[int], runs: list[tuple[int, int]]) -> list[int]:
-    """How many crops each image of a prompt has: the token after the last crop closes one image and opens the next."""
+    """Return the number of crops of each image: the token after the last crop closes one image and opens the next."""
     if not runs:
         return []
     end = runs[-1][1]
@@ -312,8 +312,8 @@ def crops_per_image(ids: list[int], runs: list[tuple[int, int]]) -> list[int]:
         marks = sum(ids[stop:start].count(token) for token in around)
         if marks == 0:
             raise ValueError(
-                "input_ids: the crops of one image can't be told from those of another; give the prompt that the "
-                "processor writes, with <fake_token_around_image> before each crop and after the last one of an image"
+                "input_ids must be the prompt that the processor writes, with <fake_token_around_image> before each "
+                "crop and after the last one of an image: the crops of one image can't be told from those of another"
             )
         if marks == 1:
             counts[-1] += 1
