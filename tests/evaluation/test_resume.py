@@ -202,6 +202,19 @@ def test_another_version_is_refused_by_name(
         run(config(original), finished, progress=False)
 
 
+def test_a_run_of_the_previous_release_is_resumed(original: Path, finished: Path, tmp_path: Path) -> None:
+    """0.2 gives the answers of 0.1, so a run may begin with the one and end with the other."""
+    folder = shutil.copytree(finished, tmp_path / "run")
+    stored = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**stored, "clustrs": "0.1.0"}))
+    lines = (folder / "answers.jsonl").read_text().splitlines(keepends=True)
+    (folder / "answers.jsonl").write_text("".join(lines[:-3]))
+    summary = run(config(original), folder, progress=False)
+    assert (summary.answers, summary.reused) == (len(lines), len(lines) - 3)
+    assert sorted((folder / "answers.jsonl").read_text().splitlines(keepends=True)) == sorted(lines)
+    assert read_config(folder)["clustrs"] == "0.1.0"
+
+
 def test_a_folder_without_its_configuration_is_not_adopted(original: Path, finished: Path, tmp_path: Path) -> None:
     for name in ("config.json", "images.json"):
         folder = shutil.copytree(finished, tmp_path / name)

@@ -2,9 +2,9 @@
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from math import isfinite, prod
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clustrs.evaluation.store import AnswerRecord, identity, location, read_config, read_records, require
-from clustrs.evaluation.verdicts import Verdicts, read_verdicts
+from clustrs.evaluation.verdicts import Pair, Verdicts, read_verdicts
 from clustrs.pruners import variant_labels
 from clustrs.validation import excerpt
 
@@ -28,6 +28,7 @@ DESCENDING = ("jpeg",)
 
 _Index = tuple[int, int, int]
 """Indices of a method, a condition and a seed."""
+_Axes = Mapping[str, Mapping[Any, int]]
 
 
 @dataclass(frozen=True)
@@ -193,14 +194,15 @@ def _load_run(folder: Path, judge: str | None) -> Run:
     seeds = tuple(config["seeds"])
     if len({*given}) < len(given) or len({*seeds}) < len(seeds):
         raise ValueError("corruptions and seeds of config.json must not repeat")
-    axes = _Axes(
-        methods={identity(method): i for i, method in enumerate(config["methods"])},
-        conditions={text: conditions.index(c) for text, c in zip(config["corruptions"], given, strict=True)},
-        seeds={seed: i for i, seed in enumerate(seeds)},
-        compared=_compared(methods, conditions),
-    )
+    axes: dict[str, dict[Any, int]] = {
+        "method": {identity(method): i for i, method in enumerate(config["methods"])},
+        "corruption": {text: conditions.index(c) for text, c in zip(config["corruptions"], given, strict=True)},
+        "seed": {seed: i for i, seed in enumerate(seeds)},
+    }
+    both = {condition.level is None for condition in conditions} == {True, False}
+    compared = frozenset(i for i, method in enumerate(methods) if both and method.keep is not None)
     verdicts = read_verdicts(folder, judge) if config["judged"] else Verdicts(None, {}, {}, Counter())
-    answers = _Answers(folder / "answers.jsonl", axes, verdicts.scores)
+    answers = _Answers(folder / "answers.jsonl", axes, compared, verdicts.scores)
     shape = (len(methods), len(conditions), len(seeds), len(answers.items))
     if len(answers.items) > config["items"]:
         raise ValueError(f"answers.jsonl has {len(answers.items)} questions, config.json says {config['items']}")
@@ -228,30 +230,6 @@ def _load_run(folder: Path, judge: str | None) -> Run:
     )
 
 
-@dataclass(frozen=True)
-class _Axes:
-    """Index of every method, corruption and seed of the configuration, as records name them.
-
-    `compared` are the methods whose kept tokens are compared between clean and corrupted images.
-    """
-
-    methods: Mapping[str, int]
-    conditions: Mapping[str, int]
-    seeds: Mapping[int, int]
-    compared: frozenset[int]
-
-    def cell(self, record: AnswerRecord, where: Callable[[], str]) -> _Index:
-        """Return the indices of the record's method, corruption and seed."""
-        method, corruption, seed = identity(record.method), record.corruption, record.seed
-        if method not in self.methods:
-            raise ValueError(f"{where()}: method {excerpt(method)} is not in config.json")
-        if corruption not in self.conditions:
-            raise ValueError(f"{where()}: corruption {excerpt(corruption)} is not in config.json")
-        if seed not in self.seeds:
-            raise ValueError(f"{where()}: seed {excerpt(seed)} is not in config.json")
-        return self.methods[method], self.conditions[corruption], self.seeds[seed]
-
-
 class _KeptReader:
     """Collector of kept tokens, in two bytes each unless an image has more tokens than that."""
 
@@ -271,62 +249,68 @@ class _KeptReader:
 
 
 class _Answers:
-    """Records of answers.jsonl in columns: indices, state and score."""
+    """Records of answers.jsonl in columns: indices of method, condition, seed and item, state and score.
 
-    def __init__(self, path: Path, axes: _Axes, verdicts: Mapping[tuple[str, str], float]) -> None:
+    `axes` are the indices of methods, corruptions and seeds as records name them; `compared` are the methods whose kept
+    tokens are compared between clean and corrupted images.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        axes: Mapping[str, Mapping[Any, int]],
+        compared: frozenset[int],
+        verdicts: Mapping[Pair, float],
+    ) -> None:
         self.path = path
         self.items: dict[str, tuple[str, ...]] = {}
         self.kept: dict[_Index, _KeptReader] = {}
         self._columns: tuple[array[Any], ...] = (*(array("i") for _ in range(4)), array("b"), array("d"))
         self.errors: Counter[str] = Counter()
         self._tokens: dict[int, list[int]] = {}
-        self._verdicts = verdicts
         numbers: dict[str, int] = {}
         kinds: dict[str, str] = {}
         for line, record in read_records(path, AnswerRecord):
-            where = partial(location, path, line)
-            cell = axes.cell(record, where)
+            named = {"method": identity(record.method), "corruption": record.corruption, "seed": record.seed}
+            try:
+                method, condition, seed = (axes[name][value] for name, value in named.items())
+                state, score = self._score(record, verdicts)
+            except KeyError:
+                name, value = next((name, value) for name, value in named.items() if value not in axes[name])
+                where = location(path, line)
+                raise ValueError(f"{where}: {name} {excerpt(value)} is not in config.json") from None
+            except ValueError as error:
+                raise ValueError(f"{location(path, line)}: {error}") from None
             item = numbers.setdefault(record.item, len(numbers))
             if record.item not in self.items:
                 unique = dict.fromkeys(record.kinds)
                 self.items[record.item] = tuple(kinds.setdefault(kind, kind) for kind in unique)
-            state, score = self._score(record, where)
-            for column, value in zip(self._columns, (*cell, item, state, score), strict=True):
-                column.append(value)
+            for column, entry in zip(self._columns, (method, condition, seed, item, state, score), strict=True):
+                column.append(entry)
             if record.error is not None:
                 self.errors[record.error] += 1
-            else:
-                kept = self._checked(record.kept, where)
-                self._count_tokens(cell[0], record)
-                if cell[0] in axes.compared:
-                    self.kept.setdefault(cell, _KeptReader()).append(item, kept)
+                continue
+            if record.visual_tokens is not None and record.unpruned_tokens is not None:  # imported records have none
+                sums = self._tokens.setdefault(method, [0, 0, 0])
+                for i, entry in enumerate((record.visual_tokens, record.unpruned_tokens, 1)):
+                    sums[i] += entry
+            if method in compared:
+                self.kept.setdefault((method, condition, seed), _KeptReader()).append(item, record.kept or [])
 
-    def _score(self, record: AnswerRecord, where: Callable[[], str]) -> tuple[int, float]:
+    def _score(self, record: AnswerRecord, verdicts: Mapping[Pair, float]) -> tuple[int, float]:
+        """Return the state and the score of an answer, and check its fields."""
         if record.error is not None:
             return FAILED, np.nan
         if record.text is None:
-            raise ValueError(f"{where()}: text must be a string where there is no error, got None")
-        score = self._verdicts.get((record.item, record.text)) if record.score is None else record.score
-        if score is None:
-            return UNJUDGED, np.nan
-        if not 0 <= score <= 1:
-            raise ValueError(f"{where()}: score must be a number from 0 to 1 or null, got {excerpt(score)}")
-        return SCORED, score
-
-    def _checked(self, kept: list[int] | None, where: Callable[[], str]) -> list[int]:
-        """Check the token indices, which have to fit into 32 bits."""
-        if kept is None:
-            raise ValueError(f"{where()}: kept must be a list of int where there is no error, got None")
-        if kept and (min(kept) < -1 or max(kept) > LARGEST_INDEX):
-            raise ValueError(f"{where()}: kept must be token indices from 0 (or -1 for CLS), got {excerpt(kept)}")
-        return kept
-
-    def _count_tokens(self, method: int, record: AnswerRecord) -> None:
-        """Add up the tokens of a method's answers; imported records have none."""
-        if record.visual_tokens is not None and record.unpruned_tokens is not None:
-            sums = self._tokens.setdefault(method, [0, 0, 0])
-            for i, value in enumerate((record.visual_tokens, record.unpruned_tokens, 1)):
-                sums[i] += value
+            raise ValueError("text must be a string where there is no error, got None")
+        if record.kept is None:
+            raise ValueError("kept must be a list of int where there is no error, got None")
+        if record.kept and (min(record.kept) < -1 or max(record.kept) > LARGEST_INDEX):
+            raise ValueError(f"kept must be token indices from 0 (or -1 for CLS), got {excerpt(record.kept)}")
+        score = verdicts.get((record.item, record.text)) if record.score is None else record.score
+        if score is not None and not 0 <= score <= 1:
+            raise ValueError(f"score must be a number from 0 to 1 or null, got {excerpt(score)}")
+        return (UNJUDGED, np.nan) if score is None else (SCORED, score)
 
     def mean_tokens(self, which: int, methods: int) -> NDArray[np.float64]:
         """Return the mean over each method's answers of the tokens that were read (0), or would be unpruned (1)."""
@@ -369,12 +353,6 @@ def _config(folder: Path) -> dict[str, Any]:
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not 1e-6 <= scale <= 1e6:
         raise ValueError(f"{where}: scale must be a number above 0, got {excerpt(scale)}")
     return config
-
-
-def _compared(methods: Sequence[Method], conditions: Sequence[Condition]) -> frozenset[int]:
-    """Return the methods whose kept tokens can be compared between clean and corrupted images."""
-    both = {condition.level is None for condition in conditions} == {True, False}
-    return frozenset(i for i, method in enumerate(methods) if both and method.keep is not None)
 
 
 def _methods(described: Sequence[Mapping[str, Any]]) -> tuple[Method, ...]:

@@ -32,6 +32,8 @@ from clustrs.validation import excerpt, source_date
 BLOCK = 1 << 16
 UNCHECKED = (*CHANGEABLE, "started")
 """Entries of config.json that may differ when a run is resumed."""
+SAME_ANSWERS = {"0.1.0", "0.2.0"}
+"""Versions of this package that give the same answers: each resumes runs of the others."""
 
 Key = tuple[str, str, str, int]
 """Identity of an answer: question, method with its parameters, corruption, seed."""
@@ -328,7 +330,10 @@ class RunFolder:
         stored = self.folder / "config.json"
         if stored.exists():
             before = {key: value for key, value in read_config(self.folder).items() if key not in UNCHECKED}
-            changed = differences(before, {**config.decisive(), **metadata})
+            now = {**config.decisive(), **metadata}
+            if {before.get("clustrs"), now.get("clustrs")} <= SAME_ANSWERS:
+                before["clustrs"] = now["clustrs"]
+            changed = differences(before, now)
             if changed:
                 raise ValueError(
                     f"run {str(self.folder)!r} was made with another configuration ({'; '.join(changed)}): "
