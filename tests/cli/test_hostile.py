@@ -143,7 +143,7 @@ def test_other_errors_of_the_system(run: Run, monkeypatch: pytest.MonkeyPatch) -
         (("eval", "--set-task", "limit=3"), "--set-task must not contain limit (write --limit 3)"),
         (("study", "ablation", "--set-task", "data=x"), "--set-task must not contain data (write --data x)"),
         ((*CORRUPT, "--contact-sheet", "-o", "x.png"), "corrupt needs either --corrupt NAME:LEVEL or --contact-sheet"),
-        (("study", "movement", "--levels", "1"), "levels=(1.0,) but no corruption"),
+        (("study", "movement", "--levels", "1"), "corruption must be given with levels, got levels=(1.0,) alone"),
         ((*ASK, "--set", "keep=3"), "--set must not contain keep (write --keep 3)"),
     ],
 )

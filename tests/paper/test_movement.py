@@ -143,7 +143,7 @@ def test_a_figure_for_each_image_and_level(folder_of: Folders, image_file: Path)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--levels", "1"), r"levels=\(1.0,\) but no corruption"),
+        (("--levels", "1"), "corruption must be given with levels"),
         (("--corrupt", "fog"), "unknown corruption 'fog'"),
         (("--keep", "1.5"), "--keep must be a count"),
         (("--count", "-1"), "--count must be an integer from 1"),

@@ -101,13 +101,13 @@ def test_one_value_will_do_where_there_may_be_several() -> None:
         (lambda: stability.StabilityConfig(corruption=3), "corruption must be a string, got 3"),  # type: ignore[arg-type]
         (lambda: manifold.ManifoldConfig(umap=1), "umap must be True or False, got 1"),  # type: ignore[arg-type]
         (lambda: manifold.ManifoldConfig(seed=2**32), "seed must be an integer of at most 4294967295, got 4294967296"),
-        (lambda: movement.MovementConfig(levels=(1.0,)), r"levels=\(1.0,\) but no corruption"),
+        (lambda: movement.MovementConfig(levels=(1.0,)), r"corruption must be given with levels"),
         (lambda: OverheadConfig(crops="bas"), "crops must be one of 'all', 'base', got 'bas'"),  # type: ignore[arg-type]
         (lambda: AblationConfig(folder=Path("x"), keep=(4, 4)), "duplicate value in keep: 4"),
         (
-            lambda: SensitivityConfig(folder=Path("x"), parameters=("tauu",)),
+            lambda: SensitivityConfig(folder=Path("x"), parameters=("tauu",)),  # type: ignore[arg-type]
             "parameters must be .* got 'tauu' .did you mean 'tau'",
-        ),  # type: ignore[arg-type]
+        ),
     ],
 )
 def test_a_config_checks_itself(make: Callable[[], Any], message: str) -> None:

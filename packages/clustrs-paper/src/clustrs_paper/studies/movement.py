@@ -44,7 +44,7 @@ class MovementConfig(ImageStudyConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.levels is not None and self.corruption is None:
-            raise ValueError(f"levels={self.levels!r} but no corruption: say which one has them, for example gaussian")
+            raise ValueError(f"corruption must be given with levels, got levels={self.levels!r} alone")
 
 
 @dataclass(frozen=True)
