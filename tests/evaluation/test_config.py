@@ -62,7 +62,7 @@ def test_to_json_and_back() -> None:
     [
         ({"methods": ()}, "methods must have at least one value"),
         ({"seeds": (1, 1)}, "duplicate value in seeds: 1"),
-        ({"corruptions": ("fog",)}, "corruption 'fog'"),
+        ({"corruptions": ("fog",)}, "corruption must be NAME:LEVEL .* got 'fog'"),
         ({"batch_size": 0}, "batch_size"),
         ({"scope": "page"}, "scope"),
         ({"methods": ({"name": "clust", "keep": 3},)}, "clust"),

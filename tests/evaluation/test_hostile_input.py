@@ -22,7 +22,7 @@ from clustrs.evaluation.config import Config, expand_methods
 from clustrs.evaluation.exchange import holds_grades, import_predictions
 from clustrs.evaluation.store import lines, read_answers, read_object
 from clustrs.evaluation.tasks import Item
-from clustrs.evaluation.tasks.sources import read_text
+from clustrs.evaluation.tasks.sources import parse_json, read_text
 from clustrs.models import shared_encoding
 
 Run = Callable[..., tuple[int, str, str]]
@@ -86,6 +86,16 @@ def test_no_file_of_a_run_may_be_a_pipe(tmp_path: Path) -> None:
         assert not holds_grades(pipe)
     with time_limit(), pytest.raises(OSError, match="not a regular file"):
         open_regular(os.devnull)
+
+
+def test_a_key_twice_in_a_large_object_is_found_at_once() -> None:
+    """And so is a seed; what compares each with all others would take hours."""
+    pairs = [f'"{number}": 0' for number in range(500_000)]
+    with time_limit(), pytest.raises(ValueError, match="the key '499999' occurs twice"):
+        parse_json(f"{{{', '.join([*pairs, pairs[-1]])}}}", "file")
+    seeds = (*range(300_000), 299_999)
+    with time_limit(), pytest.raises(ValueError, match="duplicate value in seeds: 299999"):
+        Config(task="custom", model="m", methods=expand_methods(["none"], []), seeds=seeds)
 
 
 def test_one_bad_question_fails_alone(root: Path, tmp_path: Path) -> None:

@@ -88,9 +88,12 @@ class Config(LoadOptions):
             values = getattr(self, name)
             if not values:
                 raise ValueError(f"{name} must have at least one value, got none")
-            twice = next((value for value in values if values.count(value) > 1), None)
-            if twice is not None:
-                raise ValueError(f"duplicate value in {name}: {excerpt(twice)}")
+            seen: set[str] = set()
+            for value in values:
+                written = json.dumps(value, sort_keys=True)
+                if written in seen:
+                    raise ValueError(f"duplicate value in {name}: {excerpt(value)}")
+                seen.add(written)
         for name in ("batch_size", "limit", "max_new_tokens"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= LARGEST:

@@ -127,11 +127,11 @@ def parse_json(text: str, where: str) -> Any:
     """Parse JSON; no key may occur twice in an object."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) < len(pairs):
-            keys = [key for key, _ in pairs]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise ValueError(f"the key {reprlib.repr(twice)} occurs twice")
+        made: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in made:
+                raise ValueError(f"the key {reprlib.repr(key)} occurs twice")
+            made[key] = value
         return made
 
     try:
