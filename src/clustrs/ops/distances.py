@@ -88,12 +88,14 @@ def _squared_distances(tokens: Tensor) -> Tensor:
     return matrix.mul_(-2).add_(norms.unsqueeze(-1)).add_(norms.unsqueeze(-2)).clamp_(min=0)
 
 
-def is_tiny(scale: Tensor) -> Tensor:
-    """Tell [B] for which images squares lose bits or vanish, from the mean squared distances [B, N] of their tokens.
+def tiny_images(scale: Tensor) -> list[int]:
+    """Return the images whose squares lose bits or vanish, from the mean squared distances [B, N] of their tokens.
 
     Such an image is to be multiplied by `2 ** -spread_exponent(image)`, which is exact.
     """
-    return scale.amax(-1) < torch.finfo(scale.dtype).tiny * 2.0**46
+    largest = scale.amax(-1)
+    values = [largest.item()] if len(largest) == 1 else largest.tolist()
+    return [image for image, value in enumerate(values) if value < torch.finfo(scale.dtype).tiny * 2.0**46]
 
 
 def spread_exponent(tokens: Tensor) -> int:

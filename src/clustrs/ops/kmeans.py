@@ -131,7 +131,7 @@ def seeding(distances: Tensor, scale: Tensor, weight: Tensor, k: int, *, tau: fl
     """
     batch, n, _ = distances.shape
     rows = distances.reshape(batch * n, n)
-    offset = torch.arange(batch, device=distances.device) * n
+    offset = torch.arange(batch, device=distances.device) * n if batch > 1 else None
     slack = ROUNDING * scale
     zero = slack.new_zeros(())
     at_once = k * AT_ONCE >= n
@@ -140,7 +140,7 @@ def seeding(distances: Tensor, scale: Tensor, weight: Tensor, k: int, *, tau: fl
     seeds = [weight.argmax(-1)]
     cost = None
     for rate in (weight.unsqueeze(1) / exponential_noise(seed, k - 1, n, like=distances)).unbind(1):
-        row = rows.index_select(0, seeds[-1] + offset if batch > 1 else seeds[-1])
+        row = rows.index_select(0, seeds[-1] if offset is None else seeds[-1] + offset)
         row = row if at_once else costs(row, slack, tau, zero)
         cost = row if cost is None else torch.minimum(cost, row)
         seeds.append((cost * rate).argmax(-1))

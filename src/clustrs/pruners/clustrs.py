@@ -11,7 +11,7 @@ from torch import Tensor
 from clustrs import validation
 from clustrs.ops import kmeans
 from clustrs.ops.dispatch import PLAIN, steps
-from clustrs.ops.distances import is_tiny, multiply_power, spread_exponent
+from clustrs.ops.distances import multiply_power, spread_exponent, tiny_images
 from clustrs.ops.indexing import can_read_without_sync, upcast_half
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.inputs import PrunerInputs, Selection, check_finite
@@ -116,7 +116,7 @@ class ClustRS(Pruner):
             distances, scale = implementation.squared_distances(upcast_half(tokens))
             if check:
                 check_finite("tokens", tokens, norms=scale.sqrt())
-        if rescale and implementation is PLAIN and can_read_without_sync(scale) and (tiny := is_tiny(scale)).any():
+        if rescale and implementation is PLAIN and can_read_without_sync(scale) and (tiny := tiny_images(scale)):
 
             def select(image: int, scaled: Tensor, exponent: int) -> Selection:
                 largest = math.ldexp(1.0, exponent + 60)  # beyond all distances, so that tau cannot overflow
@@ -139,15 +139,15 @@ class ClustRS(Pruner):
         return Selection(kept, indices, labels, *parts, shares=shares)
 
 
-def select_rescaled(tokens: Tensor, tiny: Tensor, select: Callable[[int, Tensor, int], Selection]) -> Selection:
-    """Select image by image, with those that are `tiny` [B] multiplied by a power of two, and their output divided by
+def select_rescaled(tokens: Tensor, tiny: list[int], select: Callable[[int, Tensor, int], Selection]) -> Selection:
+    """Select image by image, with those that are `tiny` multiplied by a power of two, and their output divided by
     it, which is exact.
 
     `select` gets the number of an image, its tokens [1, N, D] divided by 2 ** exponent, and the exponent.
     """
     parts = []
     for number, image in enumerate(tokens.split(1)):
-        exponent = spread_exponent(upcast_half(image[0].detach())) if tiny[number] else 0
+        exponent = spread_exponent(upcast_half(image[0].detach())) if number in tiny else 0
         chosen = select(number, multiply_power(image, -exponent), exponent)
         assert chosen.centroids is not None
         centroids = multiply_power(chosen.centroids, exponent)

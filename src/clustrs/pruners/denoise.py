@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clustrs import validation
 from clustrs.ops.dispatch import PLAIN, steps
-from clustrs.ops.distances import ROUNDING, is_tiny
+from clustrs.ops.distances import ROUNDING, tiny_images
 from clustrs.ops.indexing import can_read_without_sync, gather_tokens, upcast_half
 from clustrs.ops.kmeans import nearest
 from clustrs.pruners.base import Pruner
@@ -83,7 +83,7 @@ class Denoise(Pruner):
         implementation = steps(tokens)
         with torch.no_grad():
             distances, scale = implementation.squared_distances(upcast_half(tokens))
-        if rescale and implementation is PLAIN and can_read_without_sync(scale) and (tiny := is_tiny(scale)).any():
+        if rescale and implementation is PLAIN and can_read_without_sync(scale) and (tiny := tiny_images(scale)):
 
             def shrink(image: int, scaled: Tensor, exponent: int) -> Selection:
                 own = chosen.map(lambda part: part[image : image + 1])
