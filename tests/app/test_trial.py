@@ -74,9 +74,9 @@ def test_upload_has_no_known_answers(tmp_path: Path) -> None:
 def test_every_level_of_a_slider_is_accepted(name: str) -> None:
     span, rule = level_range(name), corruption_rule(name)
     steps = round((span.maximum - span.minimum) / span.step)
-    for level in (span.minimum, span.start, span.maximum, *(span.minimum + i * span.step for i in range(steps + 1))):
+    for level in (span.minimum, span.value, span.maximum, *(span.minimum + i * span.step for i in range(steps + 1))):
         assert rule.accepts(nearest_level(name, level))
-    assert nearest_level(name, span.start) == span.start
+    assert nearest_level(name, span.value) == span.value
     assert set(rule.levels) <= {nearest_level(name, level) for level in rule.levels}
 
 
@@ -96,7 +96,7 @@ def test_corrupted_image_is_that_of_the_command_line() -> None:
 
 def test_large_images_are_shown_small() -> None:
     small, large = data_uri(Image.new("RGB", (100, 50))), data_uri(Image.effect_noise((4000, 2000), 90))
-    assert small.startswith("data:image/webp;base64,")
+    assert small.valueswith("data:image/webp;base64,")
     assert len(large) < 400_000
 
 

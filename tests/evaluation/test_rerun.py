@@ -116,5 +116,5 @@ def test_the_command(run: Callable[..., tuple[int, str, str]], finished: Path) -
 def test_counts_are_checked(finished: Path, count: Any) -> None:
     with pytest.raises(ValueError, match=f"images must be an integer of at least 1, got {count}"):
         draw_examples(finished, count)
-    with pytest.raises(ValueError, match=f"latency={count}"):
+    with pytest.raises(ValueError, match=f"latency must be an integer of at least 1, got {count}"):
         measure_latency(finished, count)

@@ -170,7 +170,7 @@ def _distances(features: NDArray[np.float64], selection: Selection) -> NDArray[n
 
 
 def _note(encoded: VisualTokens, selection: Selection) -> str:
-    """What of the selection the base crop cannot show."""
+    """Describe what the base crop cannot show of the selection."""
     notes = []
     cls = int((selection.indices < 0).sum())
     if cls:

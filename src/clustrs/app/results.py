@@ -258,7 +258,7 @@ def _task(config: Config) -> Task:
 
 
 def _selection(encoded: VisualTokens, said: Answered) -> ImageSelection:
-    """What a record says was kept, on the layout of its image; a record without indices kept everything."""
+    """Return the selection of a record on the layout of its image; a record without indices kept everything."""
     n = len(encoded.candidates)
     indices = torch.tensor(said.kept or range(n), dtype=torch.long)
     if int(indices.max()) >= n:

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 STYLE = Path(__file__).with_name("style.css")
 TEXT_FONTS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif")
 CLEANING, UPLOADS_KEPT = 600, 3600
-"""Every so many seconds, uploads of so many seconds ago are deleted."""
+"""Seconds between deletions of uploads, and age in seconds of those that are deleted."""
 CODE_FONTS = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
 
 

@@ -1,7 +1,7 @@
 """The three tabs: Try (several methods side by side), Inspect (what a method kept, and why), Results (runs)."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +52,6 @@ class ImageInputs:
 
     def listed(self) -> list[Any]:
         return [self.source, self.corruption, self.level, self.seed]
-
-
-def level_settings(corruption: str) -> dict[str, float]:
-    """Return a slider's settings for the levels of a corruption."""
-    span = level_range(corruption)
-    return {"minimum": span.minimum, "maximum": span.maximum, "step": span.step, "value": span.start}
 
 
 class TryTab:
@@ -122,7 +116,7 @@ class TryTab:
             corruption = gr.Dropdown(
                 [CLEAN, *list_corruptions()], value=CLEAN, label="Corruption", elem_id="corruption"
             )
-            level = gr.Slider(**level_settings("gaussian"), label="Level", interactive=False, elem_id="level")
+            level = gr.Slider(**asdict(level_range("gaussian")), label="Level", interactive=False, elem_id="level")
             seed = gr.Number(0, label="Seed", precision=0, minimum=0, min_width=80, elem_id="seed")
         return ImageInputs(source, corruption, level, seed), gallery, upload, notice
 
@@ -180,7 +174,7 @@ class TryTab:
         """Return the slider for a corruption's levels."""
         if name == CLEAN:
             return gr.Slider(interactive=False)
-        return gr.Slider(**level_settings(name), interactive=True)
+        return gr.Slider(**asdict(level_range(name)), interactive=True)
 
     def preview(self, source: Source, corruption: str, level: float, seed: float) -> str:
         """Show the image as the model gets it."""

@@ -87,7 +87,7 @@ class LevelRange:
     minimum: float
     maximum: float
     step: float
-    start: float
+    value: float
 
 
 def sample_sources(task: str | None = None) -> list[Source]:

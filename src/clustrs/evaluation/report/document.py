@@ -184,7 +184,7 @@ def _label(kind: str, text: str, labels: "Counter[str]") -> str:
 
 
 def _figure(figure: Figure, document: Document, labels: "Counter[str]") -> str:
-    """A figure; without matplotlib there is no file, and nothing is shown."""
+    """A figure; nothing is shown where its file is missing (without matplotlib)."""
     file = figure_file(figure)
     lines = [
         rf"\IfFileExists{{{file}}}{{\begin{{figure}}[!htbp]",
