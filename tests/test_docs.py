@@ -309,5 +309,6 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     for page in tmp_path.rglob("*.html"):
+        assert "<blockquote" not in page.read_text(), f"{page.name}: a session is outside a code block"
         fetched = re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="(https?://[^"]+)"', page.read_text())
         assert [address for address in fetched if "canonical" not in address] == [], page

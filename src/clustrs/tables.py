@@ -108,7 +108,7 @@ class Table:
         across: what the columns are, which becomes a heading when the table is transposed.
         sentences: the last column holds sentences, which are aligned to the left and wrapped.
 
-    Example:
+    Examples:
         >>> rows = (Row(("clean", "16"), (Value("58.3", strong=True), Value("55.7"))),)
         >>> print(Table("", ("level", "keep"), ("grid", "clustrs"), rows).terminal())
         level  keep   grid  clustrs

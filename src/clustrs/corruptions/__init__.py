@@ -103,7 +103,7 @@ def register_corruption(
     Raises:
         ValueError: the name or the levels are invalid, or another module has registered the name.
 
-    Example:
+    Examples:
         ```python
         @register_corruption("posterize", levels=(4, 2), low=1, high=8, kind="integer")
         def posterize(image, level, random):
@@ -179,7 +179,7 @@ class Corruption:
     Raises:
         ValueError: unknown name, or a level that the corruption does not accept.
 
-    Example:
+    Examples:
         >>> corruption = Corruption("gaussian", 0.5)
         >>> noisy = corruption.apply(Image.new("RGB", (32, 32)), image_id="black", seed=0)
         >>> noisy.size, str(corruption), Corruption.parse("gaussian:0.5") == corruption

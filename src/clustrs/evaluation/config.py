@@ -56,7 +56,7 @@ class Config(LoadOptions):
     Raises:
         ValueError: A value is not valid.
 
-    Example:
+    Examples:
         >>> config = Config(task="scenes", model="mini-llava", methods=expand_methods(["none", "clustrs"], [16, 50]))
         >>> [(method["name"], method["keep"]) for method in config.methods]
         [('none', 1.0), ('clustrs', 16), ('clustrs', 50)]
@@ -154,7 +154,7 @@ def expand_methods(
     Raises:
         ValueError: A method or a parameter is not known.
 
-    Example:
+    Examples:
         >>> [method["keep"] for method in expand_methods(["divprune"], [16, 0.25])]
         [16, 0.25]
     """
@@ -184,7 +184,7 @@ def expand_corruptions(given: Sequence[str]) -> tuple[str, ...]:
     Returns:
         The corruptions for `Config.corruptions`.
 
-    Example:
+    Examples:
         >>> expand_corruptions(["clean", "jpeg:30"])
         ('clean', 'jpeg:30')
     """

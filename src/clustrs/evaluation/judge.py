@@ -74,7 +74,7 @@ class Judge:
     Raises:
         ValueError: An argument is not valid.
 
-    Example:
+    Examples:
         >>> judge = Judge("my-model", "http://127.0.0.1:8000/v1")
         >>> judge
         Judge(model='my-model', url='http://127.0.0.1:8000/v1', timeout=60, retries=5)

@@ -99,7 +99,7 @@ def ask(
     Raises:
         ValueError: For an empty question, or a model that is not supported.
 
-    Example:
+    Examples:
         >>> from clustrs import ClustRS, ask, image_path, load_model, open_image
         >>> model, processor = load_model("mini-llava")
         >>> image = open_image(image_path("sample:scene-1"))

@@ -109,7 +109,7 @@ class Handle:
     Raises:
         ValueError: For a model that is not supported or has a method attached.
 
-    Example:
+    Examples:
         >>> from clustrs import ClustRS
         >>> from clustrs.models.load import load_model
         >>> model, processor = load_model("mini-llava")

@@ -75,7 +75,7 @@ def count_cost(
     Raises:
         ValueError: For a family that is not supported, or numbers that no prompt has.
 
-    Example:
+    Examples:
         >>> from transformers import LlavaConfig
         >>> cost = count_cost(LlavaConfig(), text_tokens=35, visual_tokens=576)
         >>> f"{cost.prefill / 1e12:.2f} TFLOP, {cost.kv_bytes / 2**20:.0f} MiB"

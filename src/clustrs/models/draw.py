@@ -74,7 +74,7 @@ def draw_kept(image: Image.Image, result: "ImageSelection", path: str | os.PathL
     Raises:
         ValueError: For a file name with another ending.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from clustrs import ClustRS, ask, draw_kept, image_path, load_model, open_image
         >>> model, processor = load_model("mini-llava")

@@ -56,7 +56,7 @@ def load_model(model_id: str, options: LoadOptions = DEFAULTS) -> tuple[Any, Any
     Raises:
         ValueError: If there is no such model, or it cannot be loaded with these options.
 
-    Example:
+    Examples:
         >>> from clustrs import load_model
         >>> model, processor = load_model("mini-llava")
         >>> model.config.model_type

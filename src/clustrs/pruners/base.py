@@ -34,7 +34,7 @@ class Pruner:
     Raises:
         ValueError: A parameter has a bad value.
 
-    Example:
+    Examples:
         >>> from dataclasses import dataclass
         >>> import torch
         >>> from clustrs import Pruner
@@ -122,7 +122,7 @@ class Pruner:
         Raises:
             ValueError: An input that the method needs is missing, or one has a wrong shape or bad values.
 
-        Example:
+        Examples:
             >>> import torch
             >>> from clustrs import ClustRS
             >>> selection = ClustRS(keep=16).select(torch.rand(576, 64), scores=torch.rand(576))

@@ -21,7 +21,7 @@ class NoPruning(Pruner):
     Args:
         keep: Always 1.0; leave it out.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from clustrs import NoPruning
         >>> NoPruning().select(torch.rand(9, 4)).tokens.shape
@@ -48,7 +48,7 @@ class Random(Pruner):
         keep: Budget, a count (int) or a fraction (float).
         seed: Seed of the draw.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from clustrs import Random
         >>> Random(keep=3).select(torch.rand(9, 4)).indices.shape
@@ -80,7 +80,7 @@ class Grid(Pruner):
         columns: Tokens in a line of the image. None: as the layout says, tile by tile; without a layout a square image,
             or one line if N is not a square.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from clustrs import Grid
         >>> Grid(keep=4).select(torch.rand(16, 4)).indices

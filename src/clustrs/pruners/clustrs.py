@@ -45,7 +45,7 @@ class ClustRS(Pruner):
             Beyond the paper.
         attention_power: Weight of a token: its attention to this power. Beyond the paper.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from clustrs import ClustRS
         >>> selection = ClustRS(keep=16).select(torch.rand(2, 576, 64), torch.rand(2, 576))

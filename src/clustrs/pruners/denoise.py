@@ -35,7 +35,7 @@ class Denoise(Pruner):
     Raises:
         ValueError: `inner` merges tokens, or a parameter has a bad value.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from clustrs import Denoise, DivPrune
         >>> Denoise(DivPrune(keep=4)).select(torch.rand(9, 8), torch.rand(9)).alpha.shape

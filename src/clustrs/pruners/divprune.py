@@ -21,7 +21,7 @@ class DivPrune(Pruner):
     Args:
         keep: Budget, a count (int) or a fraction (float).
 
-    Example:
+    Examples:
         >>> import torch
         >>> from clustrs import DivPrune
         >>> tokens = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.9, 0.0]])

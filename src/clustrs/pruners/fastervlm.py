@@ -20,7 +20,7 @@ class FasterVLM(Pruner):
     Args:
         keep: Budget, a count (int) or a fraction (float).
 
-    Example:
+    Examples:
         >>> import torch
         >>> from clustrs import FasterVLM
         >>> FasterVLM(keep=2).select(torch.rand(4, 8), torch.tensor([0.1, 0.4, 0.2, 0.3])).indices

@@ -43,7 +43,7 @@ class Layout:
         y: Its line in the grid of that tile.
         x: Its column there.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from clustrs import Grid, Layout
         >>> n = torch.arange(16)
@@ -71,7 +71,7 @@ class PrunerInputs:
         cls: True if the encoder has a CLS token: the first of `hidden` and `keys`.
         question: Embeddings [B, T, D] of the question's tokens.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from clustrs import FasterVLM, PrunerInputs
         >>> inputs = PrunerInputs(tokens=torch.rand(1, 4, 8), scores=torch.tensor([[0.1, 0.4, 0.2, 0.3]]))
@@ -113,7 +113,7 @@ class Selection:
         merged: True [B, k] for output tokens that are a mixture of input tokens.
         shares: Contribution [B, N] of each input token to the center of its cluster; a cluster's sum to 1.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from clustrs import ClustRS
         >>> selection = ClustRS(keep=4).select(torch.rand(2, 9, 8), torch.rand(2, 9))

@@ -40,7 +40,7 @@ def register(method: Method) -> Method:
     Raises:
         ValueError: Not a `Pruner` subclass with a name, or another module registered that name.
 
-    Example:
+    Examples:
         >>> from dataclasses import dataclass
         >>> import torch
         >>> from clustrs import Pruner, get_method, register
@@ -76,7 +76,7 @@ def registered_methods() -> dict[str, type[Pruner]]:
 def list_methods() -> list[str]:
     """Return the names of all methods, those of other packages included.
 
-    Example:
+    Examples:
         >>> from clustrs import list_methods
         >>> "clustrs" in list_methods()
         True
@@ -89,7 +89,7 @@ def list_presets() -> dict[str, dict[str, Any]]:
 
     Wherever a method is named, a preset can be named as well.
 
-    Example:
+    Examples:
         >>> from clustrs import ClustRS, get_method, list_presets
         >>> list_presets()["clustrs-robust"]
         {'name': 'clustrs', 'attention_power': 0.5, 'clip': [0.0, 0.0]}
@@ -130,7 +130,7 @@ def get_method(name: str, /, **parameters: Any) -> Pruner:
     Raises:
         ValueError: Unknown name or parameter, a missing or a bad value.
 
-    Example:
+    Examples:
         >>> from clustrs import get_method
         >>> get_method("vispruner", keep=0.25, important=0.4)
         VisPruner(keep=0.25, important=0.4)
@@ -162,7 +162,7 @@ def from_dict(data: Mapping[str, Any]) -> Pruner:
     Raises:
         ValueError: No name, or what `get_method` raises.
 
-    Example:
+    Examples:
         >>> from clustrs import DivPrune, from_dict
         >>> from_dict(DivPrune(keep=16).to_dict())
         DivPrune(keep=16)
@@ -185,7 +185,7 @@ def parse_method(spec: str) -> dict[str, Any]:
     Raises:
         ValueError: An unknown name, or something else than KEY=VALUE after it.
 
-    Example:
+    Examples:
         >>> from clustrs import parse_method
         >>> parse_method("clustrs clip=0,0.5")
         {'name': 'clustrs', 'clip': [0, 0.5]}
@@ -222,7 +222,7 @@ def split_methods(text: str) -> list[str]:
     A comma inside brackets belongs to a value. So does a comma after KEY=VALUE, unless a method's name (or what looks
     like one, mistyped) follows.
 
-    Example:
+    Examples:
         >>> from clustrs import split_methods
         >>> split_methods("none,clustrs clip=0,0,divprune")
         ['none', 'clustrs clip=0,0', 'divprune']
@@ -259,7 +259,7 @@ def variant_labels(methods: Sequence[Pruner | Mapping[str, Any]], *, with_keep: 
     Returns:
         A label for each method.
 
-    Example:
+    Examples:
         >>> from clustrs import ClustRS, DivPrune, variant_labels
         >>> variant_labels([ClustRS(keep=16), ClustRS(keep=16, clip=(0, 0)), DivPrune(keep=16), ClustRS.robust(16)])
         ['clustrs', 'clustrs clip=[0,0]', 'divprune', 'clustrs-robust']

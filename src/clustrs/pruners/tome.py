@@ -25,7 +25,7 @@ class ToMe(Pruner):
     Args:
         keep: Budget, a count (int) or a fraction (float).
 
-    Example:
+    Examples:
         >>> import torch
         >>> from clustrs import ToMe
         >>> selection = ToMe(keep=2).select(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]))

@@ -24,7 +24,7 @@ class VisionZip(Pruner):
     Args:
         keep: Budget, a count (int) or a fraction (float).
 
-    Example:
+    Examples:
         >>> import torch
         >>> from clustrs import EncoderStates, VisionZip
         >>> states = EncoderStates(torch.rand(1 + 9, 4), torch.rand(1 + 9, 2), projector=torch.nn.Linear(4, 8))

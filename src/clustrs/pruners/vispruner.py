@@ -25,7 +25,7 @@ class VisPruner(Pruner):
         keep: Budget, a count (int) or a fraction (float).
         important: Share r of the budget that goes by attention.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from clustrs import EncoderStates, VisPruner
         >>> VisPruner(keep=4).select(torch.rand(9, 8), torch.rand(9), EncoderStates(torch.rand(1 + 9, 4))).indices.shape

@@ -33,7 +33,7 @@ class Reference:
             "" has no published mean.
         tables: `tables(summary)` returns further tables to append to the section "Scores".
 
-    Example:
+    Examples:
         >>> def half(run, compare_with):
         ...     return Reference("Numbers marked \"paper\" are made up.", lambda method, corruption, level: 0.5)
 

@@ -69,7 +69,7 @@ class Task(Protocol):
         judged: True if a judge scores the answers, in a step of its own; `score` then returns None.
         scale: Factor by which reports multiply mean scores: 100 for accuracy in percent.
 
-    Example:
+    Examples:
         >>> class Colors(Task):
         ...     name, max_new_tokens, judged, scale = "colors", 4, False, 100.0
         ...     items = (Item("q1", "red.png", "Which color is it?", "red"),)

@@ -107,7 +107,7 @@ class Adapter:
     Args:
         inner: The model without its language head (`model.model`).
 
-    Example:
+    Examples:
         A family with one crop of fixed size per image, as LLaVA-1.5 has it:
 
         >>> import torch
