@@ -17,7 +17,7 @@ from clustrs import EncoderStates, Pruner, Selection
 from clustrs.models.processors import load_processor
 from tiny_models import byte_tokenizer
 
-KINDS = ("gemma3", "paligemma", "paligemma2")
+KINDS: tuple[str, ...] = ("gemma3", "paligemma", "paligemma2")
 GRID = 4
 CELLS = GRID * GRID
 """Tokens a crop."""

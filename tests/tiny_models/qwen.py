@@ -18,7 +18,7 @@ from clustrs import EncoderStates, Pruner, Selection
 from clustrs.models.processors import IMAGE_ONLY
 from clustrs.pruners.inputs import Layout
 
-FAMILIES = ("qwen3_vl", "qwen2_5_vl", "qwen3_5", "qwen2_vl", "qwen3_vl_moe", "qwen3_5_moe")
+FAMILIES: tuple[str, ...] = ("qwen3_vl", "qwen2_5_vl", "qwen3_5", "qwen2_vl", "qwen3_vl_moe", "qwen3_5_moe")
 CONFIGS = {
     "qwen3_vl": tf.Qwen3VLConfig,
     "qwen2_5_vl": tf.Qwen2_5_VLConfig,

@@ -17,7 +17,7 @@ from clustrs.models.processors import InternVLProcessor, SmolVLMProcessor
 from clustrs.pruners.inputs import Layout
 from tiny_models import byte_tokenizer, load
 
-FAMILIES = ("internvl", "smolvlm", "idefics3")
+FAMILIES: tuple[str, ...] = ("internvl", "smolvlm", "idefics3")
 GRID = 4
 """Tokens side by side in a tile: 8 x 8 patches, four to a token."""
 TOKENS = GRID * GRID

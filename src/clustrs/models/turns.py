@@ -31,11 +31,12 @@ class Turn:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Turn":
         """Apply a function to every tensor: prompts and masks are [B, ...], positions [..., B, W]."""
-        tensors = {f.name: getattr(self.compaction, f.name) for f in fields(Compaction) if f.name != "width"}
+        names = [field.name for field in fields(Compaction) if field.name != "width"]
+        changed: dict[str, Any] = {name: change(getattr(self.compaction, name)) for name in names}
         positions = self.positions
         if positions is not None:
             positions = change(positions.movedim(-2, 0)).movedim(0, -2)
-        compaction = replace(self.compaction, **{name: change(tensor) for name, tensor in tensors.items()})
+        compaction = replace(self.compaction, **changed)
         return replace(self, input_ids=change(self.input_ids), compaction=compaction, positions=positions)
 
     def take_rows(self, rows: Tensor) -> "Turn":
@@ -157,7 +158,7 @@ class PrunedCache:
 
 
 @cached
-def pruned_class(base: type) -> type:
+def pruned_class(base: Any) -> Any:
     """Return the class of a pruned prompt's cache: a subclass of the cache's own, under the same name."""
     return type(base.__name__, (PrunedCache, base), {"__module__": base.__module__, "__doc__": base.__doc__})
 
