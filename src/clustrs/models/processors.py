@@ -3,7 +3,6 @@
 The video halves of processors need torchvision, their image halves do not.
 """
 
-import re
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,52 +12,13 @@ from transformers.image_utils import make_nested_list_of_images
 from transformers.processing_utils import ProcessingKwargs
 
 
-class LlavaOnevisionProcessor(tf.LlavaOnevisionProcessor):  # type: ignore[misc]
-    """The processor for images only. It has the name of the whole one, so that what it saves reads as that."""
+def image_only(whole: Any) -> Any:
+    """A processor class without its video half, under the name of the whole one."""
 
-    def __init__(
-        self,
-        image_processor: Any = None,
-        tokenizer: Any = None,
-        num_image_tokens: int | None = None,
-        vision_feature_select_strategy: str | None = None,
-        chat_template: str | None = None,
-        image_token: str = "<image>",
-        video_token: str = "<video>",
-        vision_aspect_ratio: str = "anyres_max_9",
-        **kwargs: Any,
-    ) -> None:
-        self.num_image_tokens = num_image_tokens
-        self.vision_feature_select_strategy = vision_feature_select_strategy
-        self.image_token = getattr(tokenizer, "image_token", None) or image_token
-        self.video_token = getattr(tokenizer, "video_token", None) or video_token
-        self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
-        self.video_token_id = tokenizer.convert_tokens_to_ids(self.video_token)
-        self.vision_aspect_ratio = vision_aspect_ratio
-        tf.ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
+    def get_attributes(cls: Any) -> list[str]:
+        return [part for part in whole.get_attributes() if part != "video_processor"]
 
-
-class InternVLProcessor(tf.InternVLProcessor):  # type: ignore[misc]
-    """InternVL's processor for images only, under the name of the whole one."""
-
-    def __init__(
-        self,
-        image_processor: Any = None,
-        tokenizer: Any = None,
-        image_seq_length: int = 256,
-        chat_template: str | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self.image_seq_length = image_seq_length
-        for name in ("start_image_token", "end_image_token", "video_token"):
-            setattr(self, name, getattr(tokenizer, name))
-        self.start_image_token_id = tokenizer.start_image_token_id
-        self.end_image_token_id = tokenizer.end_image_token_id
-        self.image_token = tokenizer.context_image_token
-        self.image_token_id = tokenizer.context_image_token_id
-        image, video = re.escape(self.image_token), re.escape(self.video_token)
-        self.multimodal_pattern = re.compile(f"(?P<image>{image})|(?P<video>{video})")
-        tf.ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
+    return type(whole.__name__, (whole,), {"get_attributes": classmethod(get_attributes), "__doc__": whole.__doc__})
 
 
 class SmolVLMProcessor(tf.SmolVLMProcessor):  # type: ignore[misc]
@@ -167,15 +127,8 @@ class Gemma4Processor(ProcessorMixin):  # type: ignore[misc]
         return ["num_soft_tokens_per_image"]
 
 
-def image_only(whole: Any) -> Any:
-    """A processor class without its video half, under the name of the whole one."""
-
-    def get_attributes(cls: Any) -> list[str]:
-        return [part for part in whole.get_attributes() if part != "video_processor"]
-
-    return type(whole.__name__, (whole,), {"get_attributes": classmethod(get_attributes), "__doc__": whole.__doc__})
-
-
+LlavaOnevisionProcessor: Any = image_only(tf.LlavaOnevisionProcessor)
+InternVLProcessor: Any = image_only(tf.InternVLProcessor)
 QWEN3_VL = image_only(tf.Qwen3VLProcessor)
 IMAGE_ONLY: dict[str, Any] = {
     "llava_onevision": LlavaOnevisionProcessor,

@@ -280,26 +280,25 @@ class CallerPrompt:
         return CallerStoppingCriteria(build(**arguments), self)
 
 
-class CallerLogitsProcessors(LogitsProcessorList):  # type: ignore[misc]
+class SeesCallerPrompt:
+    """Mixin for the lists of logits processors and stopping criteria: they see the caller's prompt."""
+
+    prompt: CallerPrompt
+
+    def __init__(self, items: Iterable[Any], prompt: CallerPrompt) -> None:
+        super().__init__(items)  # type: ignore[call-arg]
+        self.prompt = prompt
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Any:
+        return super().__call__(self.prompt.restore(input_ids), scores, **kwargs)  # type: ignore[misc]
+
+
+class CallerLogitsProcessors(SeesCallerPrompt, LogitsProcessorList):  # type: ignore[misc]
     """Logits processors that see the caller's prompt."""
 
-    def __init__(self, processors: Iterable[Any], prompt: CallerPrompt) -> None:
-        super().__init__(processors)
-        self.prompt = prompt
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Any:
-        return super().__call__(self.prompt.restore(input_ids), scores, **kwargs)
-
-
-class CallerStoppingCriteria(StoppingCriteriaList):  # type: ignore[misc]
+class CallerStoppingCriteria(SeesCallerPrompt, StoppingCriteriaList):  # type: ignore[misc]
     """Stopping criteria that see the caller's prompt."""
-
-    def __init__(self, criteria: Iterable[Any], prompt: CallerPrompt) -> None:
-        super().__init__(criteria)
-        self.prompt = prompt
-
-    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Any:
-        return super().__call__(self.prompt.restore(input_ids), scores, **kwargs)
 
     @property
     def max_length(self) -> int | None:

@@ -519,7 +519,7 @@ def test_command_line(run: Callable[..., tuple[int, str, str]], folder: Callable
     make_image().save(path)
     code, out, _ = run("ask", path, "what?", *shared, "--show", tmp_path / "kept.png")
     assert code == 0
-    assert "clustrs: 9 of 60 visual tokens went in" in out
+    assert "clustrs: kept 9 of 60 visual tokens" in out
     code, out, _ = run("compare", path, "what?", *shared, "--methods", "none,visionzip", "--show", tmp_path / "all.png")
     assert code == 0
     assert "60/60" in out
