@@ -165,7 +165,7 @@ def test_samples_are_there_and_open() -> None:
 def test_command_line_says_which_model_it_uses(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ask", "sample:photo-1", "What is at the bottom left?", "--keep", "64"]) == 0
     out = capsys.readouterr().out
-    assert "64 of 576 visual tokens went in" in out
+    assert "kept 64 of 576 visual tokens" in out
     assert f"model: {DEFAULT}, embedded" in out
     assert main(["compare", "sample:photo-1", "What is at the bottom left?", "--methods", "none,clustrs"]) == 0
     assert f"model: {DEFAULT}, embedded" in capsys.readouterr().out
@@ -183,10 +183,10 @@ def test_unknown_words_do_no_harm(loaded: tuple[Any, Any]) -> None:
 def test_unknown_words_are_named_on_the_command_line(run: Run) -> None:
     question, options = "What color is the star, please?", ("--max-new-tokens", 2, "--model", "mini-llava")
     words = "'color' (did you mean 'colour'?), 'please'"
-    line = f"clustrs: I don't know the words {words}: read as unknown, so the answer may mean nothing\n"
+    line = f"clustrs: not in the model's vocabulary: {words}: read as unknown, so the answer may mean nothing\n"
     code, out, err = run("ask", "sample:scene-1", question, *options)
     assert (code, err) == (0, line)
-    assert "16 of 576 visual tokens went in" in out
+    assert "kept 16 of 576 visual tokens" in out
     code, out, err = run("ask", "sample:scene-1", question, *options, "--json")
     assert (code, err) == (0, line)
     assert json.loads(out)["unknown_words"] == ["color", "please"]

@@ -93,7 +93,7 @@ def test_upload_is_corrupted_pruned_and_answered(visit: Visit, tmp_path: Path) -
     page.locator("#question textarea").fill("What colour is it?")
     ask(page)
     assert page.locator(".cl-status").inner_text() == "no answer is known for this question"
-    warning = "I don't know the word 'it': read as unknown, so the answers may mean nothing."
+    warning = "not in the model's vocabulary: 'it': read as unknown, so the answers may mean nothing."
     assert page.locator("#status .cl-notice").inner_text() == warning
     assert page.locator("#answers .cl-mark").count() == 0
     page.wait_for_function("[...document.querySelectorAll('#answers .cl-text')].every(text => text.innerText.trim())")

@@ -45,10 +45,10 @@ def test_words_are_named_as_they_are_written(known: Any, question: str, expected
 
 def test_one_line_names_them_all(known: Any) -> None:
     assert name_unknown_words(known, "How many objects are there?") == ""
-    assert name_unknown_words(known, "Is there an espresso?") == "I don't know the word 'espresso'"
-    line = "I don't know the words 'espresso', 'color' (did you mean 'colour'?)"
+    assert name_unknown_words(known, "Is there an espresso?") == "not in the model's vocabulary: 'espresso'"
+    line = "not in the model's vocabulary: 'espresso', 'color' (did you mean 'colour'?)"
     assert name_unknown_words(known, "Is the espresso of a color?") == line
-    assert name_unknown_words(known, "Is it a latte?") == "I don't know the words 'it', 'latte'"
+    assert name_unknown_words(known, "Is it a latte?") == "not in the model's vocabulary: 'it', 'latte'"
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -260,4 +260,4 @@ def name_unknown_words(processor: Any, text: str) -> str:
     known = [word for word in processor.tokenizer.get_vocab() if word.isalpha()]
     near = {word: get_close_matches(word.lower(), known, n=1, cutoff=NEAR) for word in unknown}
     named = ", ".join(f"{word!r}" + "".join(f" (did you mean {one!r}?)" for one in near[word]) for word in unknown)
-    return f"I don't know the {'word' if len(unknown) == 1 else 'words'} {named}"
+    return f"not in the model's vocabulary: {named}"

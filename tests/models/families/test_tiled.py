@@ -481,7 +481,7 @@ def test_internvl_feature_strategy(load: Load) -> None:
     inputs = case.prepare(["a IMAGE b"], [[WIDE]])
     with (
         ClustRS(keep=4)(case.model),
-        pytest.raises(ValueError, match="select_strategy must be .default. .* got .full."),
+        pytest.raises(ValueError, match=r"select_strategy must be .default. .* got .full."),
     ):
         case.model(**inputs, vision_feature_select_strategy="full")
 
