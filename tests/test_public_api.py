@@ -49,13 +49,14 @@ def test_public_names_are_documented(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CALLABLE)
-def test_examples_of_public_names_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Methods that an example registers are forgotten afterwards."""
+def test_examples_of_public_names_run(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Methods that an example registers are forgotten afterwards; `folder` is an empty folder."""
     from clustrs.pruners import registry
 
     monkeypatch.setattr(registry, "_methods", dict(registry._methods))
     thing: Any = getattr(clustrs, name)
     scope = dict(vars(sys.modules[thing.__module__])) if hasattr(thing, "__module__") else {}
+    scope["folder"] = tmp_path
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     report: list[str] = []
     for test in doctest.DocTestFinder(recurse=True).find(thing, name, globs=scope):

@@ -31,7 +31,7 @@ def test_the_budget_follows_the_inner_method() -> None:
 
 
 def test_it_asks_for_what_the_inner_method_needs() -> None:
-    with pytest.raises(ValueError, match="attention is missing: denoise needs it"):
+    with pytest.raises(ValueError, match="scores is missing: denoise needs it"):
         Denoise(DivPrune(keep=3)).select(torch.rand(9, 4))
     with pytest.raises(ValueError, match="hidden is missing: denoise needs it"):
         get_method("denoise", keep=3, inner="vispruner").select(torch.rand(9, 4), torch.rand(9))
@@ -39,7 +39,7 @@ def test_it_asks_for_what_the_inner_method_needs() -> None:
 
 @pytest.mark.parametrize("inner", [VisionZip(keep=3), ToMe(keep=3)])
 def test_methods_that_merge_are_refused(inner: VisionZip | ToMe) -> None:
-    with pytest.raises(ValueError, match=f"inner='{inner.name}': it merges tokens"):
+    with pytest.raises(ValueError, match=f"inner must be a method .*, got '{inner.name}', which merges tokens"):
         Denoise(inner)
 
 
