@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from clustrs import ClustRS, FasterVLM, NoPruning
 from clustrs.corruptions.images import open_image
-from clustrs.models import attach, scoring, select
+from clustrs.models import scoring, select
 from clustrs.models.ask import chat_prompt
 from clustrs.models.load import load_model
 from clustrs_paper.studies import StudyPart, overhead
@@ -67,7 +67,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
     monkeypatch.setattr(scoring, "perf_counter", lambda: clock.time)
     monkeypatch.setattr("clustrs.models.load.load_model", load)
-    monkeypatch.setattr(attach, "select_tokens", select_tokens)
+    monkeypatch.setattr(select, "select_tokens", select_tokens)
     monkeypatch.setattr(scoring, "attention_scores", attention_scores)
     return clock
 

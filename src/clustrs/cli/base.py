@@ -201,7 +201,7 @@ def describe(
         bool, typer.Option("--version", "-V", callback=print_version, is_eager=True, help="Print the version and stop.")
     ] = False,
 ) -> None:
-    """Fewer and cleaner visual tokens for vision-language models, without training."""
+    """Fewer visual tokens for vision-language models, without training."""
 
 
 def call(words: Sequence[str], parse_only: bool = False) -> Any:
