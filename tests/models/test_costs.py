@@ -151,17 +151,23 @@ CROP: dict[str, Any] = {
     "image_size": 30,
     "patch_size": 7,
 }
-TOWERS: dict[str, tuple[Callable[[], Any], str, Any]] = {
-    "clip, two layers": (lambda: tf.CLIPVisionConfig(**CROP, intermediate_size=40), "default", [-2, -1]),
-    "siglip with head": (lambda: tf.SiglipVisionConfig(**CROP, intermediate_size=40), "full", -1),
-    "dinov2 swiglu": (lambda: tf.Dinov2Config(**CROP, mlp_ratio=3, use_swiglu_ffn=True), "default", -1),
+TOWERS: dict[str, tuple[Callable[[], Any], str, Any, int]] = {
+    "clip, two layers": (lambda: tf.CLIPVisionConfig(**CROP, intermediate_size=40), "default", [-2, -1], 16),
+    "siglip with head": (lambda: tf.SiglipVisionConfig(**CROP, intermediate_size=40), "full", -1, 16),
+    "dinov2 swiglu": (lambda: tf.Dinov2Config(**CROP, mlp_ratio=3, use_swiglu_ffn=True), "full", -1, 17),
+    "registers": (
+        lambda: tf.Dinov2WithRegistersConfig(**CROP, mlp_ratio=2, num_register_tokens=3),
+        "default",
+        -1,
+        19,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", TOWERS)
 def test_whole_forward_with_an_image(name: str) -> None:
     """Vision, projector and prefill together are all there is until the first token."""
-    tower, strategy, layer = TOWERS[name]
+    tower, strategy, layer, visual = TOWERS[name]
     config = tf.LlavaConfig(
         vision_config=tower(),
         text_config=DECODERS["mistral"](),
@@ -170,9 +176,9 @@ def test_whole_forward_with_an_image(name: str) -> None:
         vision_feature_select_strategy=strategy,
     )
     model = tf.LlavaForConditionalGeneration._from_config(config, attn_implementation="eager").eval()
-    call = {"input_ids": torch.tensor([[1, 2] + [49] * 16 + [3]]), "pixel_values": torch.randn(1, 3, 30, 30)}
+    call = {"input_ids": torch.tensor([[1, 2] + [49] * visual + [3]]), "pixel_values": torch.randn(1, 3, 30, 30)}
     measured, _ = count_flops(lambda: model(**call, logits_to_keep=1))
-    assert measured == count_cost(config, 3, 16).first_token
+    assert measured == count_cost(config, 3, visual).first_token
 
 
 def test_published_sizes() -> None:

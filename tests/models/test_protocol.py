@@ -214,4 +214,4 @@ def test_commands(folder: Path, run: Run, tmp_path: Path) -> None:
     assert shown["kept"] != plain["kept"]
     code, _, err = run(*ask, "--prompt-template", "vicuna")
     assert code == 2
-    assert "--prompt-template vicuna: give one of checkpoint, vicuna_v1 (did you mean 'vicuna_v1'?)" in err
+    assert "--prompt-template must be one of checkpoint, vicuna_v1 (did you mean 'vicuna_v1'?), got 'vicuna'" in err

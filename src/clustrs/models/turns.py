@@ -176,7 +176,8 @@ def remember(cache: Any, turn: Turn) -> None:
     if rows is not None and rows != prompts and rows % prompts == 0:
         turn = turn.map(lambda tensor: tensor.repeat_interleave(rows // prompts, 0))
     if not isinstance(cache, PrunedCache):
-        cache.__class__ = pruned_class(type(cache))
+        own_class: Any = type(cache)
+        cache.__class__ = pruned_class(own_class)
     setattr(cache, TURN, turn)
 
 

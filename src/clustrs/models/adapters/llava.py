@@ -87,8 +87,8 @@ class LlavaAdapter(Adapter):
     def encode_blank(self, grid: PatchGrid | None) -> None:
         tower = self.inner.vision_tower
         states = tower(blank_pixels(self.config.vision_config), output_hidden_states=True).hidden_states
-        read = [states[i][:, int(has_cls(tower)) :] for i in self.feature_layers({})]
-        self.inner.multi_modal_projector(torch.cat(read, -1))
+        first = int(self.config.vision_feature_select_strategy == "default")
+        self.inner.multi_modal_projector(torch.cat([states[i][:, first:] for i in self.feature_layers({})], -1))
 
     def encode(self, inputs: dict[str, Any], timer: StageTimer, crops: Crops = "all") -> list[VisualTokens]:
         self.check(inputs)
