@@ -47,7 +47,7 @@ def test_a_long_image_is_one_failure(root: Path, tmp_path: Path, size: tuple[int
     summary = run(config(root), tmp_path / "run", progress=False)
     assert (summary.answers, summary.failed) == (12, 4)
     assert set(errors(tmp_path / "run")) == {"1-0", "1-1"}
-    assert all("at most 100 times the shorter" in error for error in errors(tmp_path / "run").values())
+    assert all("at most 100 times as long as wide" in error for error in errors(tmp_path / "run").values())
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
@@ -264,8 +264,8 @@ def test_the_command_says_it_in_one_line(run: Run, original: Path, tmp_path: Pat
     code, out, err = run(*words, file(tmp_path / "file"))
     assert (code, out) == (2, "")
     (line,) = err.splitlines()
-    assert line.startswith(f"clustrs: --output '{tmp_path / 'file'}': ")
-    assert "is not a folder, give a folder" in line
+    assert line.startswith(f"clustrs: --output must be a folder that can be written to, got '{tmp_path / 'file'}' ")
+    assert "is not a folder" in line
 
 
 class Strange:

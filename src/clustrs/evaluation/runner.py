@@ -124,7 +124,7 @@ def run(
         ValueError: The run cannot start, cannot be resumed with this configuration, or had to stop.
 
     Examples:
-        >>> from clustrs.evaluation import Config, expand_methods, load_run
+        >>> from clustrs import Config, expand_methods, load_run
         >>> config = Config(
         ...     task="scenes", model="mini-llava", methods=expand_methods(["none", "clustrs"], [16]), limit=4
         ... )
