@@ -23,6 +23,9 @@ END = "<|im_end|>"
 class Projector(nn.Module):
     """Two linear layers with GELU between them, on standardized features."""
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, width: int = 768, hidden: int = HIDDEN, out: int = 576) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(width))
@@ -87,7 +90,11 @@ class Packing:
             no answer is predicted), weights [T], segments [T] (from 1 on), where L = before + visual + T.
         """
         prefix = len(self.before) + visual
-        ids, segments, positions, targets, weights = [], [], [], [], []
+        ids: list[int] = []
+        segments: list[int] = []
+        positions: list[int] = []
+        targets: list[int] = []
+        weights: list[float] = []
         for number, question in enumerate(questions, 1):
             asked = self.ids(f"\n{question.text}{AFTER}")
             answer = self.ids(question.answer + END)

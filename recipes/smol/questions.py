@@ -33,7 +33,7 @@ class Question:
 
 def pick(generator: Generator, options: Sequence[str]) -> str:
     """Return one of some wordings."""
-    return options[generator.integers(len(options))]
+    return options[int(generator.integers(len(options)))]
 
 
 def capital(text: str) -> str:
@@ -57,9 +57,9 @@ def about_single(kind: Kind, others: Sequence[Kind], generator: Generator) -> li
         Question("single", pick(generator, ("Describe the image.", "Describe this picture in a sentence.",
                                             "What does the photo show?")), f"The photo shows {a_name}.", name),
     ]  # fmt: skip
-    wrong = others[generator.integers(len(others))]
+    wrong = others[int(generator.integers(len(others)))]
     while short(wrong) == name:
-        wrong = others[generator.integers(len(others))]
+        wrong = others[int(generator.integers(len(others)))]
     a_wrong = with_article(short(wrong))
     asked += [
         Question("presence", pick(generator, (f"Is this {a_name}?", f"Does the photo show {a_name}?")), "Yes.", "yes"),
@@ -119,8 +119,8 @@ def about_collage(kinds: Sequence[Kind], others: Sequence[Kind], generator: Gene
     animals = sum(kind.group == "animal" for kind in kinds)
     text = pick(generator, ("How many animals are there?", "How many of the photos show an animal?"))
     asked.append(Question("count", text, f"{capital(NUMBERS[animals])}.", NUMBERS[animals]))
-    there = names[generator.integers(len(names))]
-    asked.append(Question("presence", f"Is there {with_article(there)}?", "Yes.", "yes"))
+    shown = pick(generator, names)
+    asked.append(Question("presence", f"Is there {with_article(shown)}?", "Yes.", "yes"))
     absent = [short(kind) for kind in others if short(kind) not in names]
     asked.append(Question("presence", f"Is there {with_article(pick(generator, absent))}?", "No.", "no"))
     return asked

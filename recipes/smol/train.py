@@ -40,6 +40,8 @@ ALIGNMENT = 0.2
 """Weight of the alignment loss while the language model is in the loop."""
 EVERY_EVALUATION, EVERY_LOG, SAVE_SECONDS = 50, 5, 120.0
 COOLDOWN_SECONDS = 1500.0
+QUIET = 3.0
+"""Load of the machine, this run included, under which a second thread is of use."""
 
 
 class Trainer:
@@ -164,9 +166,9 @@ class Trainer:
         sums: dict[str, list[float]] = defaultdict(list)
         for i, number in enumerate(chosen):
             loss, report = self.image(stage, int(number), (SEED, 2, self.step, i), count)
-            for key, value in {"loss": loss, **report}.items():
-                if not math.isnan(value):
-                    sums[key].append(value)
+            for key, number_ in {"loss": loss, **report}.items():
+                if not math.isnan(number_):
+                    sums[key].append(number_)
         nn.utils.clip_grad_norm_(self.weights.values(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -201,6 +203,7 @@ class Trainer:
         while self.step < stop and time.time() < self.until:
             stage, _ = self.stage()
             started, cpu = time.monotonic(), time.process_time()
+            torch.set_num_threads(2 if os.getloadavg()[0] < QUIET else 1)
             for key, value in self.train_step().items():
                 sums[key].append(value)
             sums["seconds"].append(time.monotonic() - started)
@@ -239,9 +242,8 @@ def main() -> None:
     parser.add_argument("--start", type=Path, metavar="FILE", help="weights to begin with when RUN is empty")
     parser.add_argument("--until", type=time_of_day, default=math.inf, metavar="HH:MM")
     parser.add_argument("--stop", type=int, default=sum(STAGES.values()), metavar="STEP")
-    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(1)
     Trainer(options.parts, options.features, options.run, options.start, options.until).train(options.stop)
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,7 +46,8 @@ def quantized_tower(path: Path) -> CLIPVisionModel:
     """Write a tiny tower's weights as the ONNX file has them, int8 per column, and return the tower."""
     torch.manual_seed(0)
     model = CLIPVisionModel(smol.tower_config(**SIZES)).eval()
-    tensors, nodes = [], []
+    tensors: list[Any] = []
+    nodes: list[Any] = []
     for name, value in model.state_dict().items():
         name = name if name.startswith("vision_model.") else f"vision_model.{name}"
         module, _, last = name.rpartition(".")
