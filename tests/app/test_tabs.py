@@ -28,13 +28,13 @@ def test_unknown_words_are_named_as_long_as_the_answers_are_there(tab: "TryTab")
     shown = statuses(tab, "Is there an espresso?")
     assert len(shown) > 2
     for status in shown:
-        assert "I don&#39;t know the word &#39;espresso&#39;: read as unknown" in status
+        assert "not in the model&#39;s vocabulary: &#39;espresso&#39;: read as unknown" in status
         assert 'role="alert"' in status
     assert "no answer is known" in shown[-1]
 
 
 def test_known_words_are_not_remarked_on(tab: "TryTab") -> None:
-    assert not [status for status in statuses(tab, "How many objects are there?") if "know the word" in status]
+    assert not [status for status in statuses(tab, "How many objects are there?") if "vocabulary" in status]
 
 
 def test_questions_that_the_page_proposes_are_understood(tab: "TryTab", tmp_path: Path) -> None:
