@@ -96,7 +96,7 @@ def test_corrupted_image_is_that_of_the_command_line() -> None:
 
 def test_large_images_are_shown_small() -> None:
     small, large = data_uri(Image.new("RGB", (100, 50))), data_uri(Image.effect_noise((4000, 2000), 90))
-    assert small.valueswith("data:image/webp;base64,")
+    assert small.startswith("data:image/webp;base64,")
     assert len(large) < 400_000
 
 
