@@ -19,6 +19,8 @@ Crops = Literal["all", "base"]
 """All crops of an image, or the base crop alone."""
 Positions = Literal["compact", "original"]
 """Positions of kept tokens: without gaps, or those they had."""
+Attention = Literal["plain", "proportional"]
+"""Attention to kept tokens: each counts once, or as often as the tokens it stands for."""
 Deepstack = Literal["raw", "shrunk"]
 """Deepstack features of kept tokens: as they are, or shrunk as the tokens are."""
 PromptTemplate = Literal["checkpoint", "vicuna_v1"]

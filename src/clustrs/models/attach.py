@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from clustrs import validation
 from clustrs.models import prompt as prompts
-from clustrs.models import scoring, turns
+from clustrs.models import proportional, scoring, turns
 from clustrs.models.adapters import VisualTokens, get_adapter
 from clustrs.models.adapters.base import Modality
 from clustrs.models.prompt import Compaction, PrunedImage, checked_ids, compact, compact_arguments, given_as
@@ -27,7 +27,7 @@ from clustrs.models.scoring import StageTimer
 from clustrs.models.select import ImageSelection, prune_images
 from clustrs.models.turns import Turn, moved_indices
 from clustrs.pruners.base import Pruner
-from clustrs.validation import Crops, Deepstack, Positions, Scope
+from clustrs.validation import Attention, Crops, Deepstack, Positions, Scope
 
 MARK = "_clustrs_handle"
 MODALITIES: tuple[Modality, ...] = ("image", "video")
@@ -127,14 +127,16 @@ class Handle:
         scope: Scope,
         crops: Crops,
         positions: Positions,
+        attention: Attention = "plain",
         deepstack: Deepstack = "raw",
     ) -> None:
         validation.choice("scope", scope, ("image", "crop"))
         validation.choice("crops", crops, ("all", "base"))
         validation.choice("positions", positions, ("compact", "original"))
+        validation.choice("attention", attention, ("plain", "proportional"))
         validation.choice("deepstack", deepstack, ("raw", "shrunk"))
         self.method, self.scope, self.crops, self.positions = method, scope, crops, positions
-        self.deepstack = deepstack
+        self.attention, self.deepstack = attention, deepstack
         self.model = unwrap(model)
         self.adapter = get_adapter(self.model)
         if deepstack == "shrunk" and not self.adapter.has_planes:
@@ -150,6 +152,11 @@ class Handle:
         self._latest = Results([], {})
         self._layer = self.adapter.scoring_layer()
         scoring.hook(self._layer)
+        self._hooks: list[Any] = []
+        if attention == "proportional":
+            decoder = self.model.get_decoder()
+            proportional.check_implementation(getattr(decoder.config, "_attn_implementation", None))
+            self._hooks = proportional.hook(decoder)
         self._before: list[tuple[Any, str, Any, Any]] = []
         wrapped = [(self.inner, "forward")]
         if self.model is not self.inner:
@@ -171,6 +178,8 @@ class Handle:
         if self.attached:
             self.attached = False
             scoring.unhook(self._layer)
+            for one in self._hooks:
+                one.remove()
         while self._before:
             module, name, before, ours = self._before.pop()
             if module.__dict__.get(name) is not ours:
@@ -256,7 +265,7 @@ class Handle:
             turn = self._turn(arguments)
             if turn is not None:
                 turn.continue_forward(arguments, self.adapter.first_position)
-                with self._inside():
+                with self._inside(), self._biased(turn):
                     return wrapper.original(**arguments)
             return wrapper.original(*args, **kwargs)
         prompt = checked_ids(arguments)
@@ -267,9 +276,10 @@ class Handle:
         positions = self._set_positions(arguments, compaction, given, prompt, family=family)
         if arguments.get("logits_to_keep") is not None:
             arguments["logits_to_keep"] = moved_indices(arguments["logits_to_keep"], compaction)
-        with self._inside():
+        turn = self._first_turn(prompt, compaction, positions)
+        with self._inside(), self._biased(turn):
             out = wrapper.original(**arguments)
-        turns.remember(getattr(out, "past_key_values", None), self._first_turn(prompt, compaction, positions))
+        turns.remember(getattr(out, "past_key_values", None), turn)
         return out
 
     def call_generate(self, wrapper: Wrapper, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -321,7 +331,8 @@ class Handle:
         prompts.shorten(arguments, self.model, prompt.shape[1] - width)
         caller = prompts.CallerPrompt(prompt, width)
         cache = arguments.get("past_key_values")
-        with self._inside(caller), nullcontext() if cache is None else turns.detached(cache):
+        detached = nullcontext() if cache is None else turns.detached(cache)
+        with self._inside(caller), self._biased(turn), detached:
             out = prompts.run(original, caller, arguments)
         cache = getattr(out, "past_key_values", cache)
         if cache is not None:
@@ -356,7 +367,7 @@ class Handle:
         if encoded is None:
             encoded = self.adapter.encode(arguments, timer, self.crops)
         with timer.time("selection"):
-            kept, last = prune_images(self.method, encoded, self.scope, self.deepstack)
+            kept, last = prune_images(self.method, encoded, self.scope, self.deepstack, sizes=bool(self._hooks))
         groups: dict[Modality, list[PrunedImage]] = {}
         for image, tokens in zip(encoded, kept, strict=True):
             groups.setdefault(image.modality, []).append(tokens)
@@ -426,6 +437,11 @@ class Handle:
         if turn is None or given is None or turn.input_ids.device == given.device:
             return turn
         return turn.map(lambda tensor: tensor.to(given.device))
+
+    def _biased(self, turn: Turn) -> Any:
+        """Let visual tokens count as many times as they should in the calls of a block."""
+        logs = turn.compaction.log_sizes
+        return proportional.active(None if logs is None or not self._hooks else proportional.KeyBias(logs))
 
     def _first_turn(self, prompt: Tensor, compaction: Compaction, positions: Tensor | None) -> Turn:
         return Turn(prompt, compaction, positions, compact_positions=self.positions == "compact")

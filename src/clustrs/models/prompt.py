@@ -6,20 +6,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
 
 @dataclass(frozen=True)
 class PrunedImage:
     """Features [k, D] that one image feeds after pruning, the `slots` [k] they take (ascending, counted within the
-    image's `total` placeholders), and the `own` slots [k] they came from, whose positions they have."""
+    image's `total` placeholders), and the `own` slots [k] they came from, whose positions they have. `sizes` [k]
+    is how many tokens each stands for, where that counts."""
 
     features: Tensor
     slots: Tensor
     own: Tensor
     total: int
     planes: Tensor | None = None
+    sizes: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,8 @@ class Compaction:
 
     `own` [B, W] is the column whose position a token has; it differs from `source` for tokens that stand for others.
     `dropped` [B, W] is how many visual tokens are gone before a column. `width` is how many columns there were before,
-    `mask` [B, W] the new attention mask.
+    `mask` [B, W] the new attention mask. `log_sizes` [B, W] is the logarithm of how many tokens a column stands for;
+    None where each counts once.
     """
 
     source: Tensor
@@ -37,6 +40,7 @@ class Compaction:
     dropped: Tensor
     mask: Tensor
     width: int
+    log_sizes: Tensor | None = None
 
     def gather(self, tensor: Tensor, pad_value: Any) -> Tensor:
         """Take the surviving columns [..., B, W] of a per-token tensor [..., B, S]; padding gets `pad_value`."""
@@ -59,6 +63,7 @@ class Compaction:
             dropped=torch.cat([self.dropped, self.dropped.amax(1, keepdim=True).expand(batch, more)], 1),
             mask=torch.cat([self.mask, torch.ones_like(new, dtype=self.mask.dtype)], 1),
             width=width,
+            log_sizes=None if self.log_sizes is None else nn.functional.pad(self.log_sizes, (0, more)),
         )
 
     def _take(self, tensor: Tensor, columns: Tensor) -> Tensor:
@@ -123,6 +128,7 @@ def compact(
         keep = keep.masked_scatter(is_slot, torch.cat([_kept_mask(image) for image in kept]))
         if any(image.own is not image.slots for image in kept):
             own = own.masked_scatter(is_slot, _own_columns(is_slot, kept))
+    log_sizes = _log_sizes(input_ids, images)
     gone = (~keep).cumsum(1)
     compiling = torch.compiler.is_compiling()
     if attention_mask is not None and not compiling:
@@ -136,7 +142,23 @@ def compact(
     source = source.masked_fill(~valid, 0)
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
     new_mask = mask.gather(1, source).masked_fill(~valid, 0)
-    return Compaction(source, valid, own.gather(1, source), gone.gather(1, source), new_mask, width)
+    if log_sizes is not None:
+        log_sizes = log_sizes.gather(1, source).masked_fill(~valid, 0)
+    return Compaction(source, valid, own.gather(1, source), gone.gather(1, source), new_mask, width, log_sizes)
+
+
+def _log_sizes(input_ids: Tensor, images: Sequence[tuple[int, Sequence[PrunedImage]]]) -> Tensor | None:
+    """Return the logarithm [B, S] of what each column stands for, or None if every image's tokens count once."""
+    if all(image.sizes is None for _, kept in images for image in kept):
+        return None
+    logs = torch.zeros_like(input_ids, dtype=torch.float32)
+    for token_id, kept in images:
+        parts = []
+        for image in kept:
+            part = logs.new_zeros(image.total)
+            parts.append(part if image.sizes is None else part.index_put((image.slots,), image.sizes.log()))
+        logs = logs.masked_scatter(input_ids == token_id, torch.cat(parts))
+    return logs
 
 
 def _check_fit(is_slot: Tensor, kept: Sequence[PrunedImage]) -> None:

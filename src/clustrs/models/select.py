@@ -39,15 +39,15 @@ class ImageSelection:
 
 
 def prune_images(
-    method: Pruner, encoded: Sequence[VisualTokens], scope: Scope, deepstack: Deepstack
+    method: Pruner, encoded: Sequence[VisualTokens], scope: Scope, deepstack: Deepstack, sizes: bool = False
 ) -> tuple[list[PrunedImage], list[ImageSelection]]:
-    """Prune each image; one that several prompts share is selected from once.
+    """Prune each image; one that several prompts share is selected from once. `sizes`: count what tokens stand for.
 
     Returns:
         What each image feeds to the language model, and what was kept of it.
     """
     different = list({id(image): image for image in encoded}.values())
-    chosen = select_tokens(method, different, scope)
+    chosen = select_tokens(method, different, scope, sizes)
     results = {
         id(image): (_pruned(image, selection, everything, deepstack), selection)
         for image, (selection, everything) in zip(different, chosen, strict=True)
@@ -76,18 +76,20 @@ def _pruned(image: VisualTokens, selection: Selection, everything: bool, deepsta
     if everything:
         slots = image.first_slot + torch.arange(len(image.features), device=image.features.device)
         return PrunedImage(image.features, slots, slots, image.slots, image.planes)
-    tokens, indices = selection.tokens, selection.indices
+    tokens, indices, sizes = selection.tokens, selection.indices, selection.sizes
     if image.runs is not None:
         order = image.runs[indices].argsort(stable=True)
-        tokens, indices = tokens[order], indices[order]
+        tokens, indices, sizes = tokens[order], indices[order], None if sizes is None else sizes[order]
     slots, own = take_slots(indices, image.candidates + image.first_slot, image.slots)
     planes = None if image.planes is None else image.planes[:, image.candidates[indices.clamp(min=0)]]
     if image.planes is not None and deepstack == "shrunk":
         planes = shrink_planes(image.planes[:, image.candidates], selection)
-    return PrunedImage(tokens, slots, own, image.slots, planes)
+    return PrunedImage(tokens, slots, own, image.slots, planes, sizes)
 
 
-def select_tokens(method: Pruner, images: Sequence[VisualTokens], scope: Scope) -> list[tuple[Selection, bool]]:
+def select_tokens(
+    method: Pruner, images: Sequence[VisualTokens], scope: Scope, sizes: bool = False
+) -> list[tuple[Selection, bool]]:
     """A selection for each image, and whether nothing had to go.
 
     With scope "image" one budget covers all crops of an image, with "crop" each crop has its own. A video has one.
@@ -106,7 +108,7 @@ def select_tokens(method: Pruner, images: Sequence[VisualTokens], scope: Scope) 
             tile = image.layout.tile
             tiles = dict.fromkeys(tile.tolist())  # as their tokens stand in the prompt, which tile 0 may end
             groups += [(i, (tile == t).nonzero()[:, 0], t) for t in tiles]
-    selections = _select_groups(method, images, groups)
+    selections = _select_groups(method, images, groups, sizes)
     results = []
     for i, image in enumerate(images):
         parts = [(g[1], s) for g, s in zip(groups, selections, strict=True) if g[0] == i]
@@ -119,14 +121,14 @@ def select_tokens(method: Pruner, images: Sequence[VisualTokens], scope: Scope) 
 
 
 def _select_groups(
-    method: Pruner, images: Sequence[VisualTokens], groups: list[tuple[int, Tensor | None, int]]
+    method: Pruner, images: Sequence[VisualTokens], groups: list[tuple[int, Tensor | None, int]], sizes: bool
 ) -> list[Selection]:
     """Select in each group of candidates; groups of one size go together."""
     results: dict[int, Selection] = {}
-    sizes: dict[int, list[int]] = {}
+    alike: dict[int, list[int]] = {}
     for g, (i, members, _) in enumerate(groups):
-        sizes.setdefault(len(images[i].candidates if members is None else members), []).append(g)
-    for batch in sizes.values():
+        alike.setdefault(len(images[i].candidates if members is None else members), []).append(g)
+    for batch in alike.values():
         parts = [_inputs(images[groups[g][0]], groups[g][1], groups[g][2]) for g in batch]
         tokens, scores, tile, y, x, hidden, keys = (
             None if part[0] is None else torch.stack(part) for part in zip(*parts, strict=True)
@@ -137,7 +139,7 @@ def _select_groups(
         assert x is not None
         cls = any(part is not None and part.shape[1] > tokens.shape[1] for part in (hidden, keys))
         states = EncoderStates(hidden, keys, images[groups[batch[0]][0]].project, cls)
-        selection = method.select(tokens, scores, states, layout=Layout(tile, y, x))
+        selection = method.select(tokens, scores, states, layout=Layout(tile, y, x), sizes=sizes)
         for b, g in enumerate(batch):
             results[g] = selection.image(b)
     return [results[g] for g in range(len(groups))]
@@ -183,7 +185,14 @@ def _joined(parts: list[tuple[Tensor | None, Selection]], n: int) -> Selection:
     assert tokens is not None
     grouped = parts[0][1].labels is not None
     return Selection(
-        tokens, torch.cat(indices), labels if grouped else None, cat("centroids"), cat("alpha"), cat("merged"), shares
+        tokens,
+        torch.cat(indices),
+        labels if grouped else None,
+        cat("centroids"),
+        cat("alpha"),
+        cat("merged"),
+        shares,
+        cat("sizes"),
     )
 
 

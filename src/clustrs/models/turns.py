@@ -31,7 +31,7 @@ class Turn:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Turn":
         """Apply a function to every tensor: prompts and masks are [B, ...], positions [..., B, W]."""
-        names = [field.name for field in fields(Compaction) if field.name != "width"]
+        names = [field.name for field in fields(Compaction) if isinstance(getattr(self.compaction, field.name), Tensor)]
         changed: dict[str, Any] = {name: change(getattr(self.compaction, name)) for name in names}
         positions = self.positions
         if positions is not None:

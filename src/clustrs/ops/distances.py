@@ -108,3 +108,21 @@ def multiply_power(tensor: Tensor, exponent: int) -> Tensor:
     """Multiply by a power of two, in two steps, because one factor might leave the range of the type."""
     half = exponent // 2
     return tensor * 2.0**half * 2.0 ** (exponent - half)
+
+
+def nearest_kept(tokens: Tensor, indices: Tensor) -> Tensor:
+    """Return the nearest of the kept tokens `indices` [B, k] for each token of [B, N, D], as labels [B, N].
+
+    Of those that rounding cannot tell apart the first; a kept token is its own. In float64, k x N distances.
+    """
+
+    def assign(image: Tensor, kept: Tensor) -> Tensor:
+        rows = (image - center(image)).double()
+        norms = rows.square().sum(-1)
+        far = (norms[:, None] + norms[kept] - 2 * rows @ rows[kept].T).clamp_(min=0)
+        tied = far <= far.amin(-1, keepdim=True) + ROUNDING * 2.0**-20 * (norms[:, None] + norms.mean())
+        index = torch.arange(len(kept), device=kept.device)
+        labels = torch.where(tied, index, len(kept)).amin(-1)
+        return labels.scatter(0, kept, index)
+
+    return torch.stack([assign(image, kept) for image, kept in zip(tokens, indices, strict=True)])

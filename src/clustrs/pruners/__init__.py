@@ -2,6 +2,7 @@
 
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.baselines import Grid, NoPruning, Random
+from clustrs.pruners.clustermeans import ClusterMeans
 from clustrs.pruners.clustrs import ClustRS
 from clustrs.pruners.denoise import Denoise
 from clustrs.pruners.divprune import DivPrune
@@ -25,6 +26,7 @@ from clustrs.pruners.vispruner import VisPruner
 
 __all__ = [
     "ClustRS",
+    "ClusterMeans",
     "Denoise",
     "DivPrune",
     "EncoderStates",

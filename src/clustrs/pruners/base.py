@@ -2,17 +2,18 @@
 
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from clustrs import validation
+from clustrs.ops.distances import nearest_kept
 from clustrs.ops.indexing import gather_tokens, upcast_half
 from clustrs.pruners import inputs as checks
 from clustrs.pruners.inputs import EncoderStates, Layout, PrunerInputs, Selection
-from clustrs.validation import Crops, Deepstack, Positions, Scope
+from clustrs.validation import Attention, Crops, Deepstack, Positions, Scope
 
 if TYPE_CHECKING:
     from clustrs.models.attach import Handle
@@ -103,6 +104,7 @@ class Pruner:
         *,
         layout: Layout | None = None,
         question: Tensor | None = None,
+        sizes: bool = False,
         check: bool | None = None,
     ) -> Selection:
         """Select the tokens of one image, or of each image in a batch.
@@ -113,6 +115,7 @@ class Pruner:
             states: Hidden states, keys and projector of the vision encoder.
             layout: Positions of the tokens.
             question: Embeddings [T, D] or [B, T, D] of the question's tokens.
+            sizes: Count how many input tokens each kept one stands for, as `Selection.sizes`.
             check: Look for NaN, infinite and negative values, and for wrong indices. By default on the CPU only:
                 elsewhere one has to wait for the device.
 
@@ -143,6 +146,8 @@ class Pruner:
                 selection = self._select_all(inputs.tokens, check)
             else:
                 selection = self._select(inputs, k, check)
+        if sizes:
+            selection = replace(selection, sizes=count_sizes(selection, inputs.tokens))
         if check:
             checks.check_selection(self.name, selection, inputs.tokens.shape[1], k)
         return selection if batched.dim() == 3 else selection.image(0)
@@ -180,6 +185,7 @@ class Pruner:
         scope: Scope = "image",
         crops: Crops = "all",
         positions: Positions = "compact",
+        attention: Attention = "plain",
         deepstack: Deepstack = "raw",
     ) -> "Handle":
         """Prune in a transformers model from now on.
@@ -189,6 +195,7 @@ class Pruner:
             scope: One budget for a whole "image", or one for each "crop".
             crops: "all" crops of an image, or the "base" crop alone.
             positions: "compact" (without gaps), or "original" (each survivor keeps its own).
+            attention: "plain", or "proportional": a survivor that stands for n tokens counts as n keys.
             deepstack: Features that a family feeds into later layers: "raw", or "shrunk" as the tokens are.
 
         Returns:
@@ -199,7 +206,8 @@ class Pruner:
         """
         from clustrs.models.attach import Handle
 
-        return Handle(self, model, scope=scope, crops=crops, positions=positions, deepstack=deepstack)
+        options: dict[str, Any] = {"scope": scope, "crops": crops, "positions": positions, "deepstack": deepstack}
+        return Handle(self, model, attention=attention, **options)
 
     def __call__(self, model: Any, **options: Any) -> "Handle":
         """Attach to a model for a `with` block; see `attach`."""
@@ -232,3 +240,17 @@ class Pruner:
     def _choose(self, inputs: PrunerInputs, k: int) -> Tensor:
         """Return the indices [B, k] to keep, in any order."""
         raise NotImplementedError(f"{type(self).__name__} must define _choose or _select")
+
+
+@torch.no_grad()
+def count_sizes(selection: Selection, tokens: Tensor) -> Tensor:
+    """Count the tokens of [B, N, D] that each kept one stands for, [B, k].
+
+    Members of its cluster where the method has labels; otherwise itself and the dropped tokens to which it is the
+    nearest kept one (Euclidean; of equally near ones the first). A CLS token, which has no members, counts once.
+    """
+    labels, k = selection.labels, selection.indices.shape[-1]
+    if labels is None:
+        labels = nearest_kept(upcast_half(tokens), selection.indices)
+    counted = torch.zeros_like(selection.indices).scatter_add_(-1, labels.clamp(min=0), (labels >= 0).long())
+    return counted.clamp_(min=1) if k < tokens.shape[1] else torch.ones_like(counted)

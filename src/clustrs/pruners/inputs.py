@@ -112,6 +112,8 @@ class Selection:
         alpha: Shrink factors [B, k]; 1 means unchanged.
         merged: True [B, k] for output tokens that are a mixture of input tokens.
         shares: Contribution [B, N] of each input token to the center of its cluster; a cluster's sum to 1.
+        sizes: Number of input tokens [B, k] that each output token stands for, if `select` was asked for it: members of
+            its cluster, or itself and the dropped tokens that are nearest to it. A CLS token stands for itself.
 
     Examples:
         >>> import torch
@@ -130,6 +132,7 @@ class Selection:
     alpha: Tensor | None = None
     merged: Tensor | None = None
     shares: Tensor | None = None
+    sizes: Tensor | None = None
 
     def map(self, function: Callable[..., Tensor], *others: "Selection") -> "Selection":
         """Return a selection with `function` applied to every tensor, together with the same ones of `others`."""

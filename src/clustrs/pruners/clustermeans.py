@@ -1,0 +1,121 @@
+"""ClusterMeans: the weighted mean of each cluster, in the place where the cluster lies."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clustrs import validation
+from clustrs.ops.indexing import gather_tokens
+from clustrs.ops.kmeans import membership
+from clustrs.pruners.base import Pruner
+from clustrs.pruners.clustrs import ClustRS
+from clustrs.pruners.inputs import Layout, PrunerInputs, Selection
+from clustrs.pruners.registry import register
+
+
+@register
+@dataclass(frozen=True)
+class ClusterMeans(Pruner):
+    """Cluster the tokens as ClustRS does, and replace each cluster by its weighted mean.
+
+    Weights are w_i = (s_i / max s)^power, s the attention (with salience where there is no CLS token). A mean takes the
+    slot of the member nearest to the weighted mean place of its cluster on the grid. Meant for
+    `attach(positions="original", attention="proportional")`: with both, the means are the k-means approximation of
+    attention over all tokens. Ours, not the paper's.
+
+    Args:
+        keep: Budget, a count (int) or a fraction (float).
+        power: Exponent of the attention in the weights; 0 weighs all tokens alike.
+        tau: Huber threshold of the seeding.
+        iterations: Rounds of refinement at most.
+        tolerance: Stop when a smaller share of the tokens changes cluster.
+        salience: Add the norm to the attention; None means only for encoders without a CLS token.
+        seed: Seed of the draws in the seeding.
+
+    Example:
+        >>> import torch
+        >>> from clustrs import ClusterMeans
+        >>> selection = ClusterMeans(keep=4).select(torch.rand(9, 8), torch.rand(9), sizes=True)
+        >>> int(selection.sizes.sum())
+        9
+    """
+
+    name = "clustermeans"
+    needs = ("scores",)
+    merges = True
+
+    power: float = 0.1
+    tau: float = 1.0
+    iterations: int = 3
+    tolerance: float = 0.01
+    salience: bool | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validation.number("power", self.power, 0, 16)
+        self._clustering()
+
+    def _clustering(self) -> ClustRS:
+        return ClustRS(
+            keep=self.keep,
+            tau=self.tau,
+            iterations=self.iterations,
+            tolerance=self.tolerance,
+            shrink=False,
+            salience=self.salience,
+            seed=self.seed,
+            attention_power=self.power or 1.0,
+        )
+
+    def _select(self, inputs: PrunerInputs, k: int, check: bool) -> Selection:
+        if self.power == 0:
+            assert inputs.scores is not None
+            ones = PrunerInputs(inputs.tokens, torch.ones_like(inputs.scores), cls=True)
+            chosen = self._clustering()._select(ones, k, check)
+        else:
+            chosen = self._clustering()._select(inputs, k, check)
+        assert chosen.labels is not None
+        assert chosen.centroids is not None
+        assert chosen.shares is not None
+        layout = inputs.layout or grid_layout(inputs.tokens)
+        with torch.no_grad():
+            slots = cluster_slots(chosen.labels, chosen.shares, layout, k)
+            slots, order = slots.sort(-1)
+            labels = order.argsort(-1).gather(-1, chosen.labels)
+            counts = torch.zeros_like(slots).scatter_add_(-1, labels, torch.ones_like(labels))
+        means = gather_tokens(chosen.centroids, order)
+        return Selection(means, slots, labels, merged=counts > 1, shares=chosen.shares)
+
+
+def grid_layout(tokens: Tensor) -> Layout:
+    """Return the layout of a square grid of tokens [B, N, D], or of a line where N is not a square."""
+    batch, n, _ = tokens.shape
+    side = math.isqrt(n) if math.isqrt(n) ** 2 == n else n
+    cell = torch.arange(n, device=tokens.device).expand(batch, n)
+    return Layout(torch.zeros_like(cell), cell // side, cell % side)
+
+
+def cluster_slots(labels: Tensor, shares: Tensor, layout: Layout, k: int) -> Tensor:
+    """Return the member [B, k] of each cluster that is nearest to the cluster's weighted mean place.
+
+    In images of several tiles the place is that of the members in the tile with most of the cluster's weight. Of
+    equally near members the first one is taken.
+    """
+    members = membership(labels, k)
+    weight = (members * shares.unsqueeze(1)).double()
+    tiles = torch.zeros(*weight.shape[:2], int(layout.tile.max()) + 1, dtype=weight.dtype, device=weight.device)
+    tiles.scatter_add_(-1, layout.tile.unsqueeze(1).expand_as(weight), weight)
+    inside = members & (layout.tile.unsqueeze(1) == tiles.argmax(-1, keepdim=True))
+    weight = weight * inside
+    total = weight.sum(-1, keepdim=True)
+    far = torch.zeros_like(weight)
+    for axis in (layout.y, layout.x):
+        place = axis.unsqueeze(1).double()
+        far += (place - (weight * place).sum(-1, keepdim=True) / total).square()
+    far = far.masked_fill_(~inside, torch.inf)
+    near = far <= far.amin(-1, keepdim=True) + 1e-9
+    index = torch.arange(labels.shape[-1], device=labels.device)
+    return torch.where(near, index, labels.shape[-1]).amin(-1)
