@@ -25,18 +25,19 @@ class KeyBias:
 
     log_sizes: Tensor
     _masks: list[tuple[Any, tuple[Any, ...], Tensor]] = field(default_factory=list)
+    _ranges: dict[Any, tuple[int, int]] = field(default_factory=dict)
 
-    def add_to(self, mask: Any, hidden: Tensor, cache: Any, layer: int) -> Tensor:
+    def add_to(self, mask: Any, hidden: Tensor, cache: Any, module: Any) -> Tensor:
         """Return an additive mask [B, 1, Q, K] with the bias.
 
         Args:
             mask: The layer's own: None (causal), boolean or additive [B, 1, Q, K], or a `BlockMask`.
             hidden: Input of the layer [B, Q, D].
             cache: KV cache of the call, or None.
-            layer: Index of the layer in the cache.
+            module: The attention layer.
         """
         batch, queries = hidden.shape[:2]
-        length, offset = (queries, 0) if cache is None else cache.get_mask_sizes(queries, layer)
+        length, offset = self._key_range(cache, module, queries)
         if isinstance(mask, Tensor):
             length = mask.shape[-1]
         key = (batch, queries, length, offset, hidden.dtype)
@@ -58,6 +59,17 @@ class KeyBias:
             result = mask_tensor + bias
         self._masks = [(mask, key, result), *self._masks[: CACHED_MASKS - 1]]
         return result
+
+    def _key_range(self, cache: Any, module: Any, queries: int) -> tuple[int, int]:
+        """Return how many keys a layer will see, and the column of the first one.
+
+        A layer that shares keys (Gemma 4) sees those of the last layer of its type that has some.
+        """
+        kind = getattr(module, "layer_type", getattr(module, "is_sliding", None))
+        if not getattr(module, "is_kv_shared_layer", False):
+            layer = module.layer_idx
+            self._ranges[kind] = (queries, 0) if cache is None else cache.get_mask_sizes(queries, layer)
+        return self._ranges[kind]
 
     def _columns(self, batch: int, offset: int, length: int) -> Tensor:
         """Return the bias [batch, length] of keys `offset` to `offset + length`; beams repeat the rows of a prompt."""
@@ -118,8 +130,7 @@ def _add_bias(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return None
     hidden = args[0] if args else kwargs["hidden_states"]
     cache = kwargs.get("past_key_values")
-    mask = bias.add_to(kwargs.get("attention_mask"), hidden, cache, int(module.layer_idx))  # type: ignore[arg-type]
-    return args, {**kwargs, "attention_mask": mask}
+    return args, {**kwargs, "attention_mask": bias.add_to(kwargs.get("attention_mask"), hidden, cache, module)}
 
 
 def _dense(block_mask: Any, batch: int, queries: int, keys: int, device: torch.device) -> Tensor:

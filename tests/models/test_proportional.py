@@ -1,0 +1,148 @@
+"""Proportional attention in every family, against keys and values that are repeated by hand."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import BUILDERS, family_inputs, make_image
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import repeat_kv
+from transformers.masking_utils import sdpa_mask
+
+from clustrs import ClusterMeans, ClustRS, FasterVLM, NoPruning
+
+EACH = pytest.mark.parametrize("family", BUILDERS)
+TEXTS = ["IMAGE what is it?", "IMAGE and why, if one may ask?"]
+ORACLE = "repeated_keys"
+BOTH = {"positions": "original", "attention": "proportional"}
+LoadFamily = Callable[[str], tuple[Any, Any]]
+
+
+class Copies:
+    """Counts [B, W] of the compacted prompt's columns, 1 for later ones; and how many columns there are so far."""
+
+    counts: Tensor
+    total: int
+
+
+def repeated_keys(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **options: Any
+) -> tuple[Tensor, None]:
+    """Softmax attention, row by row, with every key and value as often as its column counts."""
+    key, value = (repeat_kv(part, query.shape[1] // part.shape[1]) for part in (key, value))
+    queries, keys = query.shape[2], key.shape[2]
+    if mask is None:
+        mask = torch.ones(1, 1, queries, keys, dtype=torch.bool).tril(keys - queries)
+    mask = mask.expand(len(query), -1, -1, -1)
+    known = Copies.counts.repeat_interleave(len(query) // len(Copies.counts), 0)
+    rows = []
+    for row in range(len(query)):
+        counts = torch.cat([known[row], torch.ones(keys, dtype=torch.long)])[: Copies.total][-keys:]
+        copies = torch.arange(keys).repeat_interleave(counts)
+        logits = query[row] @ key[row][:, copies].mT * scaling
+        if options.get("softcap") is not None:
+            logits = torch.tanh(logits / options["softcap"]) * options["softcap"]
+        logits = logits.masked_fill(~mask[row][..., copies], torch.finfo(logits.dtype).min)
+        rows.append(logits.softmax(-1) @ value[row][:, copies])
+    return torch.stack(rows).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(ORACLE, repeated_keys)
+AttentionMaskInterface.register(ORACLE, sdpa_mask)
+
+
+@contextmanager
+def oracle(model: Any) -> Iterator[None]:
+    """Let the language model attend by `repeated_keys`."""
+    configs = {id(m.config): m.config for m in model.get_decoder().modules() if hasattr(m, "config")}.values()
+    before = [config._attn_implementation for config in configs]
+    for config in configs:
+        config._attn_implementation = ORACLE
+
+    def count(_: Any, args: tuple[Tensor, ...]) -> None:
+        Copies.total = args[0].shape[1] if args[0].shape[1] > 1 else Copies.total + 1
+
+    hook = model.get_input_embeddings().register_forward_pre_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
+        for config, name in zip(configs, before, strict=True):
+            config._attn_implementation = name
+
+
+def count_columns(model: Any, inputs: dict[str, Any], sizes: list[Tensor], method: Any, options: Any) -> Tensor:
+    """The sizes in the columns of the compacted prompt, whose ids are seen on their way to the embeddings."""
+    seen: list[Tensor] = []
+    hook = model.get_input_embeddings().register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    with method(model, **options):
+        model(**inputs)
+    hook.remove()
+    ids = next(one for one in seen if one.dim() == 2 and len(one) == len(inputs["input_ids"]))
+    placeholder = model.config.image_token_id
+    counts = torch.ones_like(ids)
+    counts[ids == placeholder] = torch.cat(sizes)
+    return counts
+
+
+@EACH
+@torch.no_grad()
+def test_one_key_with_log_n_is_n_keys(load_family: LoadFamily, family: str) -> None:
+    """Logits of a padded batch, and those of every step of `generate`, with methods with and without clusters."""
+    model, processor = load_family(family)
+    inputs = family_inputs(model, processor, TEXTS, [make_image(), make_image(60, 40, 1)])
+    for method in (ClustRS(keep=5), FasterVLM(keep=5)):
+        for positions in ("compact", "original"):
+            with method(model, positions=positions, attention="proportional") as handle:
+                logits = model(**inputs).logits
+                sizes = [image.selection.sizes for image in handle.last]
+                made = model.generate(
+                    **inputs, max_new_tokens=4, do_sample=False, return_dict_in_generate=True, output_logits=True
+                )
+            assert all(size is not None and int(size.max()) > 1 for size in sizes)
+            plain = {"positions": positions}
+            Copies.counts = count_columns(model, inputs, [size for size in sizes if size is not None], method, plain)
+            with method(model, **plain), oracle(model):
+                expected = model(**inputs).logits
+                steps = model.generate(
+                    **inputs, max_new_tokens=4, do_sample=False, return_dict_in_generate=True, output_logits=True
+                )
+            last = -1 if bool((inputs["attention_mask"][:, -1] != 0).all()) else slice(None)
+            torch.testing.assert_close(logits[:, last], expected[:, last], rtol=1e-4, atol=1e-4)
+            for ours, theirs in zip(made.logits, steps.logits, strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@EACH
+@torch.no_grad()
+def test_all_tokens_are_bit_identical(load_family: LoadFamily, family: str) -> None:
+    model, processor = load_family(family)
+    inputs = family_inputs(model, processor, TEXTS, [make_image(), make_image(60, 40, 1)])
+    real = inputs["attention_mask"] != 0
+    expected = model(**inputs).logits[real]
+    for method in (NoPruning(), ClustRS(keep=1.0)):
+        with method(model, **BOTH):
+            assert torch.equal(model(**inputs).logits[real], expected)
+    assert torch.equal(model(**inputs).logits[real], expected)
+
+
+@torch.no_grad()
+def test_batch_equals_single(load_family: LoadFamily) -> None:
+    model, processor = load_family("llava")
+    images = [make_image(), make_image(60, 40, 1)]
+    batch = family_inputs(model, processor, TEXTS, images)
+    with ClusterMeans(keep=5)(model, **BOTH):
+        together = model.generate(**batch, max_new_tokens=6, do_sample=False)[:, -6:]
+        for row, (text, image) in enumerate(zip(TEXTS, images, strict=True)):
+            alone = family_inputs(model, processor, [text], [image])
+            assert torch.equal(model.generate(**alone, max_new_tokens=6, do_sample=False)[0, -6:], together[row])
+
+
+def test_flash_attention_is_refused(load_family: LoadFamily) -> None:
+    model, _ = load_family("llava")
+    model.get_decoder().config._attn_implementation = "flash_attention_2"
+    with pytest.raises(ValueError, match="attention must be 'plain' with attn_implementation='flash_attention_2'"):
+        ClustRS(keep=5)(model, attention="proportional")
