@@ -84,7 +84,13 @@ def count_columns(model: Any, inputs: dict[str, Any], sizes: list[Tensor], metho
     ids = next(one for one in seen if one.dim() == 2 and len(one) == len(inputs["input_ids"]))
     placeholder = model.config.image_token_id
     counts = torch.ones_like(ids)
-    counts[ids == placeholder] = torch.cat(sizes)
+    if bool((ids == placeholder).any()):
+        counts[ids == placeholder] = torch.cat(sizes)
+        return counts
+    for row, size in enumerate(sizes):  # Gemma 4 embeds padding there: padded left, so counted from the right
+        after = inputs["input_ids"].shape[1] - 1 - int((inputs["input_ids"][row] == placeholder).nonzero()[-1])
+        end = ids.shape[1] - after
+        counts[row, end - len(size) : end] = size
     return counts
 
 
