@@ -32,6 +32,8 @@ METHODS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("grid", {}, {"columns": 1}),
     ("denoise", {"inner": "divprune"}, {"inner": {"name": "fastervlm"}, "clip": [0.2, 0.7], "salience": True}),
     ("tome", {}, {}),
+    ("clustermeans", {}, {"power": 0.5, "iterations": 5, "tolerance": 0.0, "salience": True, "seed": 9}),
+    ("clustermeans", {"power": 0.0}, {"power": 0.0, "tau": 0.3}),
 ]
 """A method's name, easy parameters, hard parameters: what the tests of all methods run over."""
 

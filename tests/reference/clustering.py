@@ -1,6 +1,7 @@
 """ClustRS (C+H, RRS, salience), and RRS around other methods."""
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -203,3 +204,43 @@ def rrs(r: float, radii: list[float]) -> float:
     """delta^2 / (r^2 + delta^2), delta the median of a cluster's residuals."""
     delta = (radii[(len(radii) - 1) // 2] + radii[len(radii) // 2]) / 2
     return delta**2 / (r**2 + delta**2) if r > 0 or delta > 0 else 1.0
+
+
+def clustermeans(method: Any, image: Image, k: int) -> Result:
+    """The mean of each cluster, in the slot of the member nearest to the cluster's mean place."""
+    tokens, weight = image.tokens, image.attention
+    if method.salience or (method.salience is None and not image.cls):
+        weight = salience(tokens, weight)
+    weight = pow_weights(weight, method.power) if method.power else np.ones(len(tokens))
+    rules = SimpleNamespace(tau=method.tau, distance="huber", centroid="mean", seed=method.seed)
+    rules.iterations, rules.tolerance = method.iterations, method.tolerance
+    labels, _ = refine(rules, tokens, weight, seeding(rules, tokens, weight, k))
+    _, labels = representatives(labels, weight, k)
+    n = len(tokens)
+    side = math.isqrt(n) if math.isqrt(n) ** 2 == n else n
+    places = image.layout or [(0, i // side, i % side) for i in range(n)]
+    slots = []
+    for j in range(k):
+        members = [i for i in range(n) if labels[i] == j]
+        heavy = dict(zip(members, _shares(members, weight), strict=True))
+        mass: dict[int, float] = {}
+        for i in members:
+            mass[places[i][0]] = mass.get(places[i][0], 0.0) + heavy[i]
+        tile = min(mass, key=lambda t: (-mass[t], t))
+        members = [i for i in members if places[i][0] == tile]
+        total = sum(heavy[i] for i in members)
+        y, x = (sum(heavy[i] / total * places[i][axis] for i in members) for axis in (1, 2))
+        far = {i: (places[i][1] - y) ** 2 + (places[i][2] - x) ** 2 for i in members}
+        slots.append(next(i for i in members if far[i] <= min(far.values()) + 1e-9))
+    order = sorted(range(k), key=lambda j: slots[j])
+    groups = [[i for i in range(n) if labels[i] == j] for j in order]
+    rows = [mean(members, tokens, weight) for members in groups]
+    rank = {j: row for row, j in enumerate(order)}
+    merged = [len(members) > 1 for members in groups]
+    return Result(np.array(rows), [slots[j] for j in order], [rank[label] for label in labels], merged=merged)
+
+
+def _shares(members: list[int], weight: Array) -> list[float]:
+    """What each member contributes to the mean of its cluster."""
+    total = sum(weight[i] for i in members)
+    return [weight[i] / total if total > 0 else 1 / len(members) for i in members]
