@@ -65,6 +65,7 @@ def ask(
     scope: o.ScopeOption = "image",
     crops: o.CropsOption = "all",
     positions: o.PositionsOption = "compact",
+    attention: o.AttentionOption = "plain",
     corrupt: o.Corrupt = None,
     seed: o.Seed = 0,
     show: Show = None,
@@ -116,6 +117,7 @@ def compare(
     scope: o.ScopeOption = "image",
     crops: o.CropsOption = "all",
     positions: o.PositionsOption = "compact",
+    attention: o.AttentionOption = "plain",
     corrupt: o.Corrupt = None,
     seed: o.Seed = 0,
     show: Show = None,
@@ -230,7 +232,7 @@ class Question:
         """Ask with a method."""
         from clustrs.models.ask import ask
 
-        shared = {name: self.params[name] for name in ("scope", "crops", "positions", "prompt_template")}
+        shared = {name: self.params[name] for name in ("scope", "crops", "positions", "attention", "prompt_template")}
         longest = max_new_tokens or self.params["max_new_tokens"]
         return ask(self.model, self.processor, self.image, self.params["question"], method, longest, **shared)
 
@@ -247,7 +249,8 @@ class Question:
 
     def as_json(self) -> dict[str, Any]:
         """Describe the question for scripts."""
-        names = ("image", "question", "model", "scope", "crops", "positions", "prompt_template", "image_padding")
+        shared = ("scope", "crops", "positions", "attention", "prompt_template", "image_padding")
+        names = ("image", "question", "model", *shared)
         corruption = {**asdict(self.corruption), "seed": self.params["seed"]} if self.corruption else None
         loaded = o.load_options(self.params).given()
         shown = {"loaded_with": loaded, "corruption": corruption, "drawing": self.params["show"]}

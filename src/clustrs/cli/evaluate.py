@@ -46,7 +46,7 @@ FAILED_ANSWERS = 3
 """The exit status of a run that is complete, but for answers that failed."""
 SETTABLE = (
     *("model", "task", *DEFAULTS, "data", "limit", "batch_size", "max_new_tokens", "scope", "crops", "positions"),
-    *("prompt_template", "image_padding"),
+    *("attention", "prompt_template", "image_padding"),
     *(one.name for one in fields(LoadOptions)),
 )
 """Settings of a configuration file and of the command line."""
@@ -97,6 +97,7 @@ def evaluate(
     scope: o.ScopeOption = "image",
     crops: o.CropsOption = "all",
     positions: o.PositionsOption = "compact",
+    attention: o.AttentionOption = "plain",
     corrupt: Annotated[
         Sequence[str] | None, o.option(CORRUPT, "C...", o.IMAGES, read=o.several(), complete=o.complete_corruptions)
     ] = None,

@@ -17,7 +17,7 @@ import typer
 from clustrs import validation
 from clustrs.cli.base import SEPARATOR, SETTINGS
 from clustrs.embedded import list_known
-from clustrs.validation import Crops, Dtype, ImagePadding, LoadOptions, Positions, PromptTemplate, Scope
+from clustrs.validation import Attention, Crops, Dtype, ImagePadding, LoadOptions, Positions, PromptTemplate, Scope
 
 LARGEST = 2**31 - 1
 LARGEST_SEED = 2**63 - 1
@@ -260,6 +260,8 @@ ScopeOption = Annotated[Scope, option("one budget for the image, or for each cro
 CropsOption = Annotated[Crops, option("all crops, or the base crop alone", panel=PRUNING, choices=Crops)]
 POSITIONS = "positions of kept tokens: without gaps, or their own"
 PositionsOption = Annotated[Positions, option(POSITIONS, panel=PRUNING, choices=Positions)]
+ATTENTION = "a kept token counts once, or as often as the tokens it stands for"
+AttentionOption = Annotated[Attention, option(ATTENTION, panel=PRUNING, choices=Attention)]
 
 # Images, input and output.
 IMAGE = "an image file, or sample:NAME (see clustrs samples)"

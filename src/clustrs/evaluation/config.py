@@ -16,7 +16,17 @@ from clustrs.corruptions import PAPER_LEVELS, Corruption
 from clustrs.plugins import install_hint, plugin_entries
 from clustrs.pruners import from_dict, list_methods
 from clustrs.pruners.registry import parse_method
-from clustrs.validation import Crops, Dtype, ImagePadding, LoadOptions, Positions, PromptTemplate, Scope, excerpt
+from clustrs.validation import (
+    Attention,
+    Crops,
+    Dtype,
+    ImagePadding,
+    LoadOptions,
+    Positions,
+    PromptTemplate,
+    Scope,
+    excerpt,
+)
 
 CONFIGS = "clustrs.configs"
 """Entry-point group of folders with ready configurations."""
@@ -49,6 +59,7 @@ class Config(LoadOptions):
         scope: Tokens that compete with each other: those of an image or of a crop.
         crops: Crops of an image that the model reads.
         positions: Positions of the kept tokens.
+        attention: Attention to the kept tokens.
         prompt_template: Template of the prompt.
         image_padding: Padding of the images.
         reproduces: Published table that reports compare the run with; None for the one that fits best.
@@ -77,6 +88,7 @@ class Config(LoadOptions):
     scope: Scope = "image"
     crops: Crops = "all"
     positions: Positions = "compact"
+    attention: Attention = "plain"
     prompt_template: PromptTemplate = "checkpoint"
     image_padding: ImagePadding = "checkpoint"
     reproduces: str | None = None

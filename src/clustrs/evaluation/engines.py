@@ -152,7 +152,7 @@ class Worker:
     def _replies(self, batch: shared_encoding.Batch, method: Pruner, count: int) -> list[shared_encoding.Reply | str]:
         """Return a reply, or an error, for each prompt."""
         try:
-            options = {name: getattr(self.config, name) for name in ("scope", "crops", "positions")}
+            options = {name: getattr(self.config, name) for name in ("scope", "crops", "positions", "attention")}
             return list(shared_encoding.reply(*self.loaded, batch, method, self.max_new_tokens, **options))
         except Exception as error:
             if count == 1:

@@ -263,7 +263,7 @@ def _imported_record(task: Task, item: Item, text: str | None, name: str) -> Ans
 
 def _imported_config(task: Task, name: str) -> dict[str, Any]:
     """Make a configuration like that of a run made here; what only the predictions' maker knows is null."""
-    unknown = ("data", "limit", "batch_size", "max_new_tokens", "scope", "crops", "positions")
+    unknown = ("data", "limit", "batch_size", "max_new_tokens", "scope", "crops", "positions", "attention")
     return {
         "task": task.name,
         "model": name,

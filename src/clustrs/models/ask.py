@@ -12,7 +12,7 @@ from torch import nn
 
 from clustrs.models.scoring import now, timing
 from clustrs.pruners import Pruner
-from clustrs.validation import Crops, Positions, PromptTemplate, Scope
+from clustrs.validation import Attention, Crops, Positions, PromptTemplate, Scope
 
 if TYPE_CHECKING:
     from clustrs.models.select import ImageSelection
@@ -77,6 +77,7 @@ def ask(
     scope: Scope = "image",
     crops: Crops = "all",
     positions: Positions = "compact",
+    attention: Attention = "plain",
     prompt_template: PromptTemplate = "checkpoint",
 ) -> Answer:
     """Answer a question about an image, greedily, with the visual tokens that `method` keeps.
@@ -91,6 +92,7 @@ def ask(
         scope: As in `attach`.
         crops: As in `attach`.
         positions: As in `attach`.
+        attention: As in `attach`.
         prompt_template: "checkpoint" has the words of the model's own chat template, "vicuna_v1" those of LLaVA-1.5.
 
     Returns:
@@ -112,7 +114,7 @@ def ask(
     text = chat_prompt(processor, question, prompt_template)
     inputs = processor(images=[image], text=[text], return_tensors="pt").to(model.device, model.dtype)
     with (
-        method(model, scope=scope, crops=crops, positions=positions) as handle,
+        method(model, scope=scope, crops=crops, positions=positions, attention=attention) as handle,
         call_seconds(model.get_decoder()) as calls,
         timing(),
         torch.inference_mode(),

@@ -190,6 +190,7 @@ def _ask(worker: Worker, image: Image.Image, item: Item, method: Pruner, max_new
         scope=config.scope,
         crops=config.crops,
         positions=config.positions,
+        attention=config.attention,
         prompt_template=config.prompt_template,
     )
 

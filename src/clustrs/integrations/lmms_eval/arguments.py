@@ -10,7 +10,7 @@ from clustrs.corruptions import Corruption
 from clustrs.evaluation.config import CLEAN, LARGEST, convert, parse_corruption
 from clustrs.pruners import Pruner, from_dict
 from clustrs.pruners.registry import method_class, parse_method
-from clustrs.validation import Crops, ImagePadding, LoadOptions, Positions, PromptTemplate, Scope
+from clustrs.validation import Attention, Crops, ImagePadding, LoadOptions, Positions, PromptTemplate, Scope
 
 DEFAULT_METHOD = "clustrs"
 
@@ -33,10 +33,11 @@ class ModelArguments(LoadOptions):
     scope: Scope = "image"
     crops: Crops = "all"
     positions: Positions = "compact"
+    attention: Attention = "plain"
 
     def attach_options(self) -> dict[str, Any]:
         """Return the options of `attach`."""
-        return {"scope": self.scope, "crops": self.crops, "positions": self.positions}
+        return {"scope": self.scope, "crops": self.crops, "positions": self.positions, "attention": self.attention}
 
     def to_json(self) -> dict[str, Any]:
         """Return all settings and the version of clustrs, as results store them."""
