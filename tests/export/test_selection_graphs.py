@@ -103,7 +103,7 @@ def test_traced_program_runs_in_pytorch() -> None:
 
 def test_methods_that_cannot_be_exported_are_refused() -> None:
     refused = [name for name in list_methods() if not method_class(name).exportable]
-    assert refused == ["tome", "visionzip"]
+    assert refused == ["clustermeans", "tome", "visionzip"]
     for name in refused:
         with pytest.raises(ValueError, match=f"method '{name}' cannot be exported \\(exportable: clustrs, denoise"):
             TokenSelection(get_method(name, keep=K), N, D)

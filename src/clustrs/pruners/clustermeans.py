@@ -34,7 +34,7 @@ class ClusterMeans(Pruner):
         salience: Add the norm to the attention; None means only for encoders without a CLS token.
         seed: Seed of the draws in the seeding.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from clustrs import ClusterMeans
         >>> selection = ClusterMeans(keep=4).select(torch.rand(9, 8), torch.rand(9), sizes=True)
