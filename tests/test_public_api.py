@@ -31,7 +31,7 @@ def test_type_checkers_see_the_same_names() -> None:
     imports = [(node.module, alias) for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names]
     seen = dict.fromkeys(clustrs.pruners.__all__, "clustrs.pruners")
     assert ("clustrs.pruners", "*") in [(module, alias.name) for module, alias in imports]
-    seen |= {alias.asname: module for module, alias in imports if alias.asname}
+    seen |= {alias.asname: str(module) for module, alias in imports if alias.asname}
     assert seen == clustrs._MODULE_OF
 
 

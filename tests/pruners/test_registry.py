@@ -91,9 +91,9 @@ def test_methods_do_not_change() -> None:
         (lambda: ClustRS(keep=3, iterations=2.0), ["iterations must be an integer of at least 1, got 2.0"]),  # type: ignore[arg-type]
         (lambda: ClustRS(keep=3, tolerance=2), ["tolerance must be a number from 0 to 1, got 2"]),
         (
-            lambda: ClustRS(keep=3, distance="hubert"),
+            lambda: ClustRS(keep=3, distance="hubert"),  # type: ignore[arg-type]
             ["distance must be one of 'huber', 'euclidean', got 'hubert' (did you mean 'huber'?)"],
-        ),  # type: ignore[arg-type]
+        ),
         (lambda: ClustRS(keep=3, centroid="median"), ["centroid must be one of 'mean', 'huber', got 'median'"]),  # type: ignore[arg-type]
         (lambda: ClustRS(keep=3, shrink=1), ["shrink must be one of True, False, got 1"]),  # type: ignore[arg-type]
         (
@@ -101,15 +101,15 @@ def test_methods_do_not_change() -> None:
             ["clip must be two numbers 0 <= a <= b <= 1, got (0.9, 0.1) (write clip=[0, 0.5])"],
         ),
         (
-            lambda: ClustRS(keep=3, clip=0.5),
+            lambda: ClustRS(keep=3, clip=0.5),  # type: ignore[arg-type]
             ["clip must be two numbers 0 <= a <= b <= 1, got 0.5 (write clip=[0, 0.5])"],
-        ),  # type: ignore[arg-type]
+        ),
         (lambda: ClustRS(keep=3, salience="yes"), ["salience must be one of True, False, None, got 'yes'"]),  # type: ignore[arg-type]
         (lambda: ClustRS(keep=3, seed=-1), ["seed must be an integer of at least 0, got -1"]),
         (
-            lambda: ClustRS(keep=3, representative="medoids"),
+            lambda: ClustRS(keep=3, representative="medoids"),  # type: ignore[arg-type]
             ["representative must be one of", "did you mean 'medoid'?"],
-        ),  # type: ignore[arg-type]
+        ),
         (lambda: ClustRS(keep=3, attention_power=0), ["attention_power must be a number above 0, got 0"]),
         (lambda: ClustRS(keep=3, attention_power=float("inf")), ["attention_power must be a number above 0, got inf"]),
         (lambda: clustrs.VisPruner(keep=3, important=1.1), ["important must be a number from 0 to 1, got 1.1"]),

@@ -135,8 +135,10 @@ class ClustRS(Pruner):
             else:
                 indices, labels = implementation.representatives(labels, weight, k)
         clip = self.clip if self.shrink else None
-        kept, *parts, shares = implementation.shrink_to_means(tokens, indices, labels, weight, distances, scale, clip)
-        return Selection(kept, indices, labels, *parts, shares=shares)
+        kept, centroids, alpha, shares = implementation.shrink_to_means(
+            tokens, indices, labels, weight, distances, scale, clip
+        )
+        return Selection(kept, indices, labels, centroids, alpha, shares=shares)
 
 
 def select_rescaled(tokens: Tensor, tiny: list[int], select: Callable[[int, Tensor, int], Selection]) -> Selection:

@@ -153,7 +153,7 @@ def collect_inputs(
 ) -> PrunerInputs:
     """Check the shapes of all that `select` was given, and add a batch dimension if there is none."""
     if isinstance(tokens, PrunerInputs):
-        if not scores is states is layout is question is None:
+        if not all(other is None for other in (scores, states, layout, question)):
             raise ValueError("select takes a PrunerInputs alone, or tokens and keywords, got both")
         states = EncoderStates(tokens.hidden, tokens.keys, tokens.projector, tokens.cls)
         return collect_inputs(tokens.tokens, tokens.scores, states, tokens.layout, tokens.question)
