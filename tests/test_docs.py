@@ -167,7 +167,9 @@ def test_the_numbers_in_the_readme_are_those_of_the_stored_run() -> None:
         assert set(cells.split(" | ")) <= found, label
 
 
-METHOD_PAGES = {path.stem: path for path in (ROOT / "docs" / "methods").glob("*.md") if path.stem != "index"}
+OTHER_PAGES = ("index", "clustermeans")
+"""ClusterMeans is not in the stored grid; its numbers are those of a run of its own."""
+METHOD_PAGES = {p.stem: p for p in (ROOT / "docs" / "methods").glob("*.md") if p.stem not in OTHER_PAGES}
 
 
 @pytest.mark.parametrize("page", METHOD_PAGES)

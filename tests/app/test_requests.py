@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from app_tools import need
 
 WAIT = 300
 """Seconds after which a request counts as hanging, on a busy machine, too."""
@@ -90,6 +91,7 @@ def test_foreign_origin_is_refused(client: Client, origin: str) -> None:
 
 
 def test_page_on_all_addresses_answers_to_any_name() -> None:
+    need("gradio")
     from clustrs.app.server import accepted_hosts
 
     assert accepted_hosts("0.0.0.0") is accepted_hosts("192.168.1.5") is accepted_hosts("my-server") is None

@@ -360,7 +360,10 @@ def test_one_colour_and_tiny_images(run: Run, folder: Path, anyres: Path, tmp_pa
 
 
 MISTAKES: list[tuple[list[str], str]] = [
-    (["--method", "clusters"], "unknown method 'clusters' (did you mean 'clustrs'?), expected one of clustrs, "),
+    (
+        ["--method", "clusters"],
+        "unknown method 'clusters' (did you mean 'clustrs'?), expected one of clustermeans, ",
+    ),
     (["--keep", "many"], "--keep must be a count (16) or a fraction (0.25), got 'many'"),
     (["--keep", "0"], "--keep must be a count"),
     (["--keep", "1.5"], "--keep must be a count"),
@@ -472,7 +475,7 @@ def test_model_is_left_as_it_was(folder: Path, image_file: Path) -> None:
     before = state()
     ask_model(model, processor, image, "What?", clustrs.ClustRS(keep=3), max_new_tokens=2)
     assert state() == before
-    with pytest.raises(ValueError, match="max_new_tokens=0"):
+    with pytest.raises(ValueError, match="max_new_tokens must be an integer of at least 1, got 0"):
         ask_model(model, processor, image, "What?", clustrs.ClustRS(keep=3), max_new_tokens=0)
     assert state() == before
 

@@ -165,8 +165,8 @@ def test_commands_of_our_other_packages_are_named_where_they_are_missing(
     from clustrs.cli import base
 
     monkeypatch.setitem(base.PACKAGES, "paint", "clustrs-paint")
-    expected = "clustrs paint is in the package clustrs-paint: pip install './packages/clustrs-models' "
-    assert run("paint") == (2, "", f"clustrs: {expected}'./packages/clustrs-paint' '.[cli]' (in a clone of ClustRS)\n")
+    expected = "clustrs paint is in the package clustrs-paint: pip install './packages/clustrs-models' '.[cli]' "
+    assert run("paint") == (2, "", f"clustrs: {expected}'./packages/clustrs-paint' (in a clone of ClustRS)\n")
 
 
 def test_install_hints_name_extras_and_folders_that_exist() -> None:

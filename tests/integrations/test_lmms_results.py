@@ -207,7 +207,7 @@ def test_negative_totals_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--images", "2"], "--images, --latency and --judge-model are for runs of clustrs eval"),
+        (["--images", "2"], "--images, --latency and --judge-model need a run of clustrs eval"),
         (["--metric", "f1"], "--metric f1: pope has acc"),
     ],
 )
@@ -221,4 +221,4 @@ def test_options_that_do_not_fit(
 
 def test_a_metric_is_for_results_of_lmms_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path), "--metric", "acc"]) == 2
-    assert "has no results of lmms-eval, leave it out" in capsys.readouterr().err
+    assert "--metric acc needs results of lmms-eval" in capsys.readouterr().err

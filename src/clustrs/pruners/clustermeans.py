@@ -106,7 +106,7 @@ def cluster_slots(labels: Tensor, shares: Tensor, layout: Layout, k: int) -> Ten
     """
     members = membership(labels, k)
     weight = (members * shares.unsqueeze(1)).double()
-    tiles = torch.zeros(*weight.shape[:2], int(layout.tile.max()) + 1, dtype=weight.dtype, device=weight.device)
+    tiles = torch.zeros_like(weight)  # as many tiles as tokens at most: their number is not known without waiting
     tiles.scatter_add_(-1, layout.tile.unsqueeze(1).expand_as(weight), weight)
     inside = members & (layout.tile.unsqueeze(1) == tiles.argmax(-1, keepdim=True))
     weight = weight * inside
