@@ -1,5 +1,6 @@
 """Proportional attention in every family, against keys and values that are repeated by hand."""
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -145,6 +146,34 @@ def test_batch_equals_single(load_family: LoadFamily) -> None:
         for row, (text, image) in enumerate(zip(TEXTS, images, strict=True)):
             alone = family_inputs(model, processor, [text], [image])
             assert torch.equal(model.generate(**alone, max_new_tokens=6, do_sample=False)[0, -6:], together[row])
+
+
+@pytest.mark.parametrize("family", [name for name in BUILDERS if not name.startswith("paligemma")])
+@torch.no_grad()
+def test_a_second_turn_is_the_longer_prompt(load_family: LoadFamily, family: str) -> None:
+    """Logits after the cache of the first turn, and of the whole prompt at once; a plain handle refuses the cache.
+
+    Not PaliGemma, whose prompt attends to itself both ways: a longer one at once is not the shorter one continued.
+    """
+    model, processor = load_family(family)
+    inputs = family_inputs(model, processor, TEXTS[:1], [make_image()])
+    inputs.pop("labels", None)
+    options = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+    names = ("image_token_id", "video_token_id", "audio_token_id")  # random weights may say anything
+    options["suppress_tokens"] = [i for name in names if (i := getattr(model.config, name, None)) is not None]
+    with ClustRS(keep=5)(model, **BOTH):
+        first = model.generate(**inputs, max_new_tokens=3, **options)
+        ids = torch.cat([first.sequences, torch.tensor([[40, 41, 42]])], 1)
+        cache = first.past_key_values
+        second = model.generate(input_ids=ids, past_key_values=copy.deepcopy(cache), max_new_tokens=2, **options)
+        longer = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        for name in {"token_type_ids", "mm_token_type_ids"} & inputs.keys():
+            longer[name] = torch.nn.functional.pad(inputs[name], (0, ids.shape[1] - inputs[name].shape[1]))
+        whole = model.generate(**{**inputs, **longer}, max_new_tokens=2, **options)
+    for ours, theirs in zip(second.logits, whole.logits, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    with ClustRS(keep=5)(model), pytest.raises(ValueError, match="past_key_values needs attention='proportional'"):
+        model.generate(input_ids=ids, past_key_values=cache, max_new_tokens=2, **options)
 
 
 def test_flash_attention_is_refused(load_family: LoadFamily) -> None:

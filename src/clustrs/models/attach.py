@@ -432,6 +432,10 @@ class Handle:
         """Return what the cache of a call holds, on the device of the new tokens; None if its prompt was not pruned."""
         cache = arguments.get("past_key_values")
         turn = None if cache is None else turns.recall(cache)
+        if turn is not None and turn.compaction.log_sizes is not None and not self._hooks:
+            raise ValueError(
+                "past_key_values needs attention='proportional', with which its prompt was read, got 'plain'"
+            )
         given = arguments.get("input_ids")
         given = arguments.get("inputs_embeds") if given is None else given
         if turn is None or given is None or turn.input_ids.device == given.device:
@@ -441,7 +445,7 @@ class Handle:
     def _biased(self, turn: Turn) -> Any:
         """Let visual tokens count as many times as they should in the calls of a block."""
         logs = turn.compaction.log_sizes
-        return proportional.active(None if logs is None or not self._hooks else proportional.KeyBias(logs))
+        return nullcontext() if logs is None else proportional.active(proportional.KeyBias(logs))
 
     def _first_turn(self, prompt: Tensor, compaction: Compaction, positions: Tensor | None) -> Turn:
         return Turn(prompt, compaction, positions, compact_positions=self.positions == "compact")
