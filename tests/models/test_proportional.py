@@ -158,7 +158,7 @@ def test_a_second_turn_is_the_longer_prompt(load_family: LoadFamily, family: str
     model, processor = load_family(family)
     inputs = family_inputs(model, processor, TEXTS[:1], [make_image()])
     inputs.pop("labels", None)
-    options = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+    options: dict[str, Any] = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True}
     names = ("image_token_id", "video_token_id", "audio_token_id")  # random weights may say anything
     options["suppress_tokens"] = [i for name in names if (i := getattr(model.config, name, None)) is not None]
     with ClustRS(keep=5)(model, **BOTH):
