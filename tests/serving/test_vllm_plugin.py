@@ -81,8 +81,14 @@ def test_without_the_key_nothing_changes() -> None:
         ({"hf_overrides": {"clustrs": {"keep": 0}}}, "keep must be a count"),
         ({"hf_overrides": {"clustrs": {"method": "nope", "keep": 4}}}, "unknown method 'nope'"),
         ({"hf_overrides": {"clustrs": {"method": "visionzip", "keep": 4}}}, "'visionzip' cannot be served"),
-        ({"hf_overrides": {"clustrs": SETTINGS}, "model_impl": "transformers"}, "model_impl='transformers'"),
-        ({"hf_overrides": {"clustrs": SETTINGS, "vision_feature_layer": [-2]}}, r"vision_feature_layer=\[-2\]"),
+        (
+            {"hf_overrides": {"clustrs": SETTINGS}, "model_impl": "transformers"},
+            "model_impl must be 'auto' or 'vllm' for a pruned model, got 'transformers'",
+        ),
+        (
+            {"hf_overrides": {"clustrs": SETTINGS, "vision_feature_layer": [-2]}},
+            r"vision_feature_layer must be one layer \(an int\), got \[-2\]",
+        ),
     ],
 )
 def test_what_cannot_be_served_stops_at_start(options: dict[str, Any], message: str) -> None:
