@@ -189,6 +189,20 @@ def test_the_numbers_of_a_method_are_those_of_the_stored_run(page: str) -> None:
         assert cells.split(" | ") == [f"{float(found[column]):.1f}" for column in columns]
 
 
+def test_the_numbers_of_clustermeans_are_those_of_its_stored_runs() -> None:
+    text = (ROOT / "docs" / "methods" / "clustermeans.md").read_text()
+    columns = []
+    for name in ("compact-plain", "original-proportional"):
+        with (ROOT / "docs" / "results" / "place-and-weight" / f"{name}.csv").open() as file:
+            columns.append({(r["method"], r["keep"]): r for r in csv.DictReader(file)})
+    shown = re.findall(r"^\| (ClustRS|ClusterMeans), k = (\d+) \| (.+) \|$", text, re.M)
+    assert len(shown) == 4
+    for label, keep, cells in shown:
+        rows = [column[label.lower(), keep] for column in columns]
+        expected = [tuple(f"{float(row[end]):.1f}" for end in ("mean", "low", "high")) for row in rows]
+        assert cells.split(" | ") == [f"{mean} ({low} to {high})" for mean, low, high in expected]
+
+
 def test_the_variants_in_the_docs_are_the_stored_ones() -> None:
     text = (ROOT / "docs" / "studies.md").read_text()
     with (ROOT / "docs" / "results" / "variants.csv").open() as file:
