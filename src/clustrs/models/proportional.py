@@ -87,8 +87,8 @@ _bias: ContextVar[KeyBias | None] = ContextVar("clustrs_key_bias", default=None)
 
 
 @contextmanager
-def active(bias: KeyBias | None) -> Iterator[None]:
-    """Add a bias to the attention of hooked layers in this thread; None adds nothing."""
+def active(bias: KeyBias) -> Iterator[None]:
+    """Add a bias to the attention of hooked layers in this thread."""
     if torch.compiler.is_compiling():
         _Tracing.bias = bias
         yield

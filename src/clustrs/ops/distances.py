@@ -110,7 +110,7 @@ def multiply_power(tensor: Tensor, exponent: int) -> Tensor:
     return tensor * 2.0**half * 2.0 ** (exponent - half)
 
 
-def nearest_kept(tokens: Tensor, indices: Tensor) -> Tensor:
+def assign_to_kept(tokens: Tensor, indices: Tensor) -> Tensor:
     """Return the nearest of the kept tokens `indices` [B, k] for each token of [B, N, D], as labels [B, N].
 
     Of those that rounding cannot tell apart the first; a kept token is its own. In float64, k x N distances.

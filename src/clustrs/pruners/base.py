@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clustrs import validation
-from clustrs.ops.distances import nearest_kept
+from clustrs.ops.distances import assign_to_kept
 from clustrs.ops.indexing import gather_tokens, upcast_half
 from clustrs.pruners import inputs as checks
 from clustrs.pruners.inputs import EncoderStates, Layout, PrunerInputs, Selection
@@ -251,6 +251,6 @@ def count_sizes(selection: Selection, tokens: Tensor) -> Tensor:
     """
     labels, k = selection.labels, selection.indices.shape[-1]
     if labels is None:
-        labels = nearest_kept(upcast_half(tokens), selection.indices)
+        labels = assign_to_kept(upcast_half(tokens), selection.indices)
     counted = torch.zeros_like(selection.indices).scatter_add_(-1, labels.clamp(min=0), (labels >= 0).long())
     return counted.clamp_(min=1) if k < tokens.shape[1] else torch.ones_like(counted)

@@ -1,6 +1,5 @@
 """ClusterMeans: the weighted mean of each cluster, in the place where the cluster lies."""
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,7 @@ from clustrs.ops.indexing import gather_tokens
 from clustrs.ops.kmeans import membership
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.clustrs import ClustRS
-from clustrs.pruners.inputs import Layout, PrunerInputs, Selection
+from clustrs.pruners.inputs import Layout, PrunerInputs, Selection, grid_layout
 from clustrs.pruners.registry import register
 
 
@@ -88,14 +87,6 @@ class ClusterMeans(Pruner):
             counts = torch.zeros_like(slots).scatter_add_(-1, labels, torch.ones_like(labels))
         means = gather_tokens(chosen.centroids, order)
         return Selection(means, slots, labels, merged=counts > 1, shares=chosen.shares)
-
-
-def grid_layout(tokens: Tensor) -> Layout:
-    """Return the layout of a square grid of tokens [B, N, D], or of a line where N is not a square."""
-    batch, n, _ = tokens.shape
-    side = math.isqrt(n) if math.isqrt(n) ** 2 == n else n
-    cell = torch.arange(n, device=tokens.device).expand(batch, n)
-    return Layout(torch.zeros_like(cell), cell // side, cell % side)
 
 
 def cluster_slots(labels: Tensor, shares: Tensor, layout: Layout, k: int) -> Tensor:

@@ -57,6 +57,15 @@ class Layout:
     x: Tensor
 
 
+def grid_layout(tokens: Tensor, side: int | None = None) -> Layout:
+    """Return the layout of tokens [B, N, D] on one grid `side` wide; by default a square, or a line if N is none."""
+    batch, n, _ = tokens.shape
+    if side is None:
+        side = math.isqrt(n) if math.isqrt(n) ** 2 == n else n
+    cell = torch.arange(n, device=tokens.device).expand(batch, n)
+    return Layout(torch.zeros_like(cell), cell // side, cell % side)
+
+
 @dataclass(frozen=True)
 class PrunerInputs:
     """Inputs to a pruner: all that is known of a batch of images. Absent ones are None.

@@ -22,7 +22,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from clustrs.models.adapters.base import HAS_CLS
 from clustrs.models.adapters.llava import FIXED, EncodedCrops, channel_map, unpack_channels
-from clustrs.pruners.inputs import EncoderStates, Layout
+from clustrs.pruners.inputs import EncoderStates, Layout, grid_layout
 from clustrs.serving.pruning import PrunedInfo, PrunedProcessor, TowerScores, last_attention, pruned_method
 
 
@@ -132,9 +132,3 @@ class PrunedOnevision(PrunedTower, LlavaOnevisionForConditionalGeneration):
     def pack(self, crops: Tensor, size: Tensor, newline: Tensor) -> Tensor:
         """vLLM's own packing of an image's crops: unpadded, scaled down, with newlines."""
         return self._merge_image_patch_embeddings(size, crops, image_newline=newline, strategy="spatial_unpad")
-
-
-def grid_layout(features: Tensor, side: int) -> Layout:
-    """Return the layout of images with one square crop [B, side * side, D]."""
-    cell = torch.arange(features.shape[1], device=features.device).expand(len(features), -1)
-    return Layout(torch.zeros_like(cell), cell // side, cell % side)
