@@ -33,7 +33,6 @@ from clustrs.embedded import default_task
 from clustrs.evaluation.tasks import get_task
 from clustrs.export import PrunedVision, export_onnx
 from clustrs.models.load import load_model, quiet_transformers
-from clustrs.pruners.inputs import EncoderStates
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.edge import Encode, Encoded, Row, encode_eagerly
@@ -88,9 +87,8 @@ def look_again(vision: PrunedVision, processor: Any, image: Image.Image, found: 
     """Select from the same tokens in float64: is that what the graph kept, and how many of all tokens are in another
     cluster than in float32?"""
     crops = vision.encode(processor.image_processor([image], return_tensors="pt")["pixel_values"])
-    states = EncoderStates(cls=crops.cls)
-    rough = vision.method.select(crops.tokens, crops.scores, states)
-    exact = vision.method.select(crops.tokens.double(), crops.scores.double(), states)
+    rough = vision.method.select(crops.tokens, crops.scores, cls=crops.cls)
+    exact = vision.method.select(crops.tokens.double(), crops.scores.double(), cls=crops.cls)
     assert rough.labels is not None
     assert exact.labels is not None
     beside = compare(found, (exact.tokens.numpy(), exact.indices.numpy()))

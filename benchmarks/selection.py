@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 
-from clustrs import EncoderStates, Pruner, get_method, list_methods, palette
+from clustrs import Pruner, get_method, list_methods, palette
 from clustrs.ops import dispatch
 
 HIDDEN, KEYS = 1024, 64
@@ -98,13 +98,13 @@ def measure(
     attention = torch.rand(batch, n, generator=generator).to(device)
     projector = torch.randn(HIDDEN, width, generator=generator).to(device)
     hidden, keys = (torch.randn(batch, n + 1, size, generator=generator).to(device) for size in (HIDDEN, KEYS))
-    states = EncoderStates(hidden, keys, lambda x: x @ projector)
+    states = {"hidden": hidden, "keys": keys, "projector": lambda x: x @ projector}
     rows = []
     for k in keeps:
         calls: dict[str, Callable[[Tensor], object]] = {FLOOR: lambda tokens: tokens @ tokens.mT}
         calls[LOOP] = partial(published_loop, k=k)
         for method in methods(k):
-            calls[method.name] = partial(method.select, scores=attention, states=states)
+            calls[method.name] = partial(method.select, scores=attention, **states)
         calls |= accelerator_calls(k, attention) if device != "cpu" else {}
         times: dict[str, list[float]] = {name: [] for name in calls}
         start = time.perf_counter()

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from clustrs import EncoderStates, Selection, get_method, list_methods
+from clustrs import Selection, get_method, list_methods
 
 CLUMPS, SIDE = 8, 24
 
@@ -51,14 +51,14 @@ def main() -> None:
 
     tokens, clumps, clump, attention = draw_tokens(options.seed)
     hidden = torch.cat([tokens.mean(0, keepdim=True), tokens])
-    states = EncoderStates(hidden, hidden, projector=lambda x: x)
+    states = {"hidden": hidden, "keys": hidden, "projector": lambda x: x}
     results = {}
     print(f"keeping {options.keep} of {len(tokens)} tokens in {CLUMPS} clumps\n")
     print("| method    | tokens | clumps hit | attention kept | distance to the clump |")
     print("|:----------|-------:|-----------:|---------------:|----------------------:|")
     for name in list_methods():
         method = get_method(name) if name == "none" else get_method(name, keep=options.keep)
-        result = results[name] = method.select(tokens, attention, states)
+        result = results[name] = method.select(tokens, attention, **states)
         hit, share, distance = describe(result, clumps, clump, attention)
         print(f"| {name:9} | {len(result.tokens):6} | {hit:10} | {share:14.1%} | {distance:21.2f} |")
     draw(options.out, tokens, attention, results)

@@ -8,7 +8,7 @@ import torch
 from reference import Image
 from torch import Tensor
 
-from clustrs import EncoderStates
+from clustrs import PrunerInputs
 
 METHODS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("clustrs", {}, {"tau": 0.3, "iterations": 2, "tolerance": 0.0, "clip": [0.2, 0.7], "salience": True, "seed": 7}),
@@ -69,15 +69,26 @@ def draw_image(
     return rounded(image, torch.float32)
 
 
-def tensors(images: list[Image], dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, EncoderStates]:
+def tensors(images: list[Image], dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """A batch of images as the library takes it. They share the first one's projector."""
 
     def batch(name: str) -> Tensor:
         return torch.from_numpy(np.stack([getattr(image, name) for image in images])).to(dtype)
 
     matrix = torch.from_numpy(images[0].projector).to(dtype)
-    states = EncoderStates(batch("hidden"), batch("keys"), lambda hidden: hidden @ matrix, images[0].cls)
-    return batch("tokens"), batch("attention"), states
+    states = {name: batch(name) for name in ("hidden", "keys")}
+    return batch("tokens"), batch("attention"), states | {"projector": lambda h: h @ matrix, "cls": images[0].cls}
+
+
+def batch_inputs(images: list[Image], dtype: torch.dtype = torch.float32) -> PrunerInputs:
+    """The same as one object."""
+    tokens, attention, states = tensors(images, dtype)
+    return PrunerInputs(tokens, attention, **states)
+
+
+def rows(states: dict[str, Any], at: Any) -> dict[str, Any]:
+    """The states of some images of a batch."""
+    return states | {name: states[name][at] for name in ("hidden", "keys")}
 
 
 def rounded(image: Image, dtype: torch.dtype) -> Image:

@@ -7,7 +7,7 @@ from tiny_models import GRID, PATCHES
 from torch import Tensor
 from transformers.models.llava_next.modeling_llava_next import get_anyres_image_grid_shape, unpad_image
 
-from clustrs import EncoderStates, Layout, Pruner, Selection
+from clustrs import Layout, Pruner, PrunerInputs, Selection
 
 
 def eager_scores(model: Any, pixels: Tensor, cls: bool) -> Tensor:
@@ -81,13 +81,16 @@ def select(model: Any, method: Pruner, inputs: dict[str, Any], cls: bool, base_o
         if base_only:
             parts = [part[:PATCHES] for part in parts]
         tokens, scores, patches, keys, cell = parts
-        states = EncoderStates(
+        given = PrunerInputs(
+            tokens,
+            scores[:, 0],
+            Layout(*cell.long().unbind(1)),
             torch.cat([hidden[0, :first], patches]),
             torch.cat([keys_of(model, pixels)[0, :first], keys]),
             inner.multi_modal_projector,
             cls,
         )
-        return method.select(tokens, scores[:, 0], states, layout=Layout(*cell.long().unbind(1)))
+        return method.select(given)
 
 
 def embeddings(model: Any, ids: Tensor, rows: list[Tensor]) -> Tensor:

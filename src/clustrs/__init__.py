@@ -73,7 +73,7 @@ _MODULES = {
     "models.draw": "draw_comparison draw_kept overlay_kept",
     "models.load": "load_model quiet_transformers",
     "models.select": "ImageSelection",
-    "pruners": "ClustRS ClusterMeans Denoise DivPrune EncoderStates FasterVLM Grid Layout NoPruning Pruner "
+    "pruners": "ClustRS ClusterMeans Denoise DivPrune FasterVLM Grid Layout NoPruning Pruner "
     "PrunerInputs Random Selection ToMe VisPruner VisionZip attach from_dict get_method list_methods list_presets "
     "method_class parse_method register split_methods variant_labels",
     "validation": "LoadOptions",

@@ -45,9 +45,8 @@ def inputs_of(method: Pruner, batch: list[Any]) -> tuple[dict[str, torch.Tensor]
     if "scores" in method.requirements():
         given["attention"] = attention
     if "hidden" in method.requirements():
-        assert states.hidden is not None
-        given["hidden_states"] = states.hidden[:, int(states.cls) :].contiguous()
-    return given, method.select(tokens, attention, states)
+        given["hidden_states"] = states["hidden"][:, int(states["cls"]) :].contiguous()
+    return given, method.select(tokens, attention, **states)
 
 
 @pytest.mark.parametrize(
@@ -69,9 +68,9 @@ def test_onnxruntime_chooses_what_pytorch_chooses(name: str, parameters: dict[st
 def test_salience_follows_cls() -> None:
     """Without a CLS token ClustRS adds the norms to the attention, in the module as in `select`."""
     batch = images(cls=False)[:4]
-    tokens, attention, states = tensors(batch)
+    tokens, attention, _ = tensors(batch)
     method = ClustRS(keep=K)
-    expected = {cls: method.select(tokens, attention, type(states)(cls=cls)).indices for cls in (True, False)}
+    expected = {cls: method.select(tokens, attention, cls=cls).indices for cls in (True, False)}
     assert not torch.equal(expected[True], expected[False])
     for cls in (True, False):
         _, indices = TokenSelection(method, N, D, cls=cls)(tokens, attention)

@@ -7,9 +7,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from reference import Image
-from torch import Tensor
 
-from clustrs import EncoderStates
+from clustrs import PrunerInputs
 
 KEEPS = (16, 50, 144)
 KINDS = ("noise", "clumps", "near duplicates", "duplicates")
@@ -50,10 +49,10 @@ def images(count: int) -> Iterator[tuple[str, Image]]:
         yield f"{KINDS[index % len(KINDS)]} {index}", drawn(index)
 
 
-def as_tensors(image: Image) -> tuple[Tensor, Tensor, EncoderStates]:
-    """What `select` takes: tokens, attention, states."""
+def as_tensors(image: Image) -> PrunerInputs:
+    """What `select` takes."""
     tokens, attention, hidden, keys, matrix = (
         torch.from_numpy(part).float()
         for part in (image.tokens, image.attention, image.hidden, image.keys, image.projector)
     )
-    return tokens, attention, EncoderStates(hidden, keys, lambda states: states @ matrix)
+    return PrunerInputs(tokens, attention, None, hidden, keys, lambda states: states @ matrix)

@@ -43,7 +43,7 @@ def release() -> dict[str, Any]:
         inputs = as_tensors(image)
         for keep in KEEPS:
             for label, (name, parameters) in RELEASED.items():
-                result = get_method(name, keep=keep, **parameters).select(*inputs)
+                result = get_method(name, keep=keep, **parameters).select(inputs)
                 stored = {"indices": result.indices.tolist(), "sum": result.tokens.double().sum(-1).tolist()[:3]}
                 if result.alpha is not None:
                     stored["alpha"] = [round(value, 5) for value in result.alpha.tolist()[:5]]

@@ -8,7 +8,7 @@ import reference
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from method_cases import METHODS, draw_image, rounded, tensors
+from method_cases import METHODS, batch_inputs, draw_image, rounded, tensors
 
 from clustrs import Selection, get_method
 
@@ -64,7 +64,7 @@ def test_same_as_reference(
     )
     image = rounded(image, dtype)
     tokens, attention, states = tensors([image], dtype)
-    result = method.select(tokens, attention, states)
+    result = method.select(tokens, attention, **states)
     assert result.tokens.dtype == dtype
     tolerance = {torch.float64: 1e-9, torch.float32: 1e-5}.get(dtype, 3 * torch.finfo(dtype).eps)
     assert_same(result.image(0), reference.run(method, image), tolerance * (1 + offset))
@@ -75,10 +75,10 @@ def test_same_as_reference(
 def test_same_as_reference_at_real_sizes(name: str, parameters: dict[str, Any], n: int, width: int, keep: int) -> None:
     method = get_method(name, keep=keep, **parameters)
     image = draw_image(3, n, width, cls=n == 576, duplicates=0.1)
-    assert_same(method.select(*tensors([image])).image(0), reference.run(method, image), 1e-5)
+    assert_same(method.select(batch_inputs([image])).image(0), reference.run(method, image), 1e-5)
 
 
 def test_clustrs_at_full_width() -> None:
     method = get_method("clustrs", keep=50)
     image = draw_image(4, 576, 4096)
-    assert_same(method.select(*tensors([image])).image(0), reference.run(method, image), 1e-5)
+    assert_same(method.select(batch_inputs([image])).image(0), reference.run(method, image), 1e-5)

@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from method_cases import METHODS, draw_image, tensors
+from method_cases import METHODS, draw_image, rows, tensors
 
 from clustrs import (
     ClustRS,
-    EncoderStates,
     FasterVLM,
     Grid,
     Layout,
@@ -63,30 +62,30 @@ def test_tokens_and_attention(tokens: Any, attention: Any, words: list[str]) -> 
 @pytest.mark.parametrize(
     ("method", "states", "words"),
     [
-        (VisPruner(keep=3), None, ["hidden is missing", "vispruner", "EncoderStates(hidden=...)"]),
-        (VisionZip(keep=3), EncoderStates(hidden=torch.rand(2, 11, 6)), ["keys is missing", "visionzip"]),
+        (VisPruner(keep=3), {}, ["hidden is missing", "vispruner", "select(tokens, hidden=...)"]),
+        (VisionZip(keep=3), {"hidden": torch.rand(2, 11, 6)}, ["keys is missing", "visionzip"]),
         (
             VisionZip(keep=3),
-            EncoderStates(torch.rand(2, 11, 6), torch.rand(2, 11, 6)),
+            {"hidden": torch.rand(2, 11, 6), "keys": torch.rand(2, 11, 6)},
             ["projector is missing", "visionzip"],
         ),
         (
             VisPruner(keep=3),
-            EncoderStates(torch.rand(2, 10, 6)),
+            {"hidden": torch.rand(2, 10, 6)},
             ["hidden must have shape [2, 11, any] for tokens of shape [2, 10, 4], got [2, 10, 6]"],
         ),
-        (VisPruner(keep=3), EncoderStates(torch.rand(2, 11, 6), cls=False), ["[2, 10, any]"]),
+        (VisPruner(keep=3), {"hidden": torch.rand(2, 11, 6), "cls": False}, ["[2, 10, any]"]),
         (
             VisPruner(keep=3),
-            EncoderStates(broken(torch.rand(2, 11, 6), torch.nan)),
+            {"hidden": broken(torch.rand(2, 11, 6), torch.nan)},
             ["hidden must be finite", "got NaN"],
         ),
-        (Grid(keep=3, columns=3), None, ["columns must divide the number of tokens, 10, got 3"]),
+        (Grid(keep=3, columns=3), {}, ["columns must divide the number of tokens, 10, got 3"]),
     ],
 )
 def test_encoder_states(method: Any, states: Any, words: list[str]) -> None:
     with pytest.raises(ValueError) as error:  # noqa: PT011
-        method.select(GOOD, SCORES, states)
+        method.select(GOOD, SCORES, **states)
     for word in words:
         assert word in str(error.value)
 
@@ -104,18 +103,12 @@ def test_unchecked_nonsense_still_gives_k_rows(name: str, parameters: dict[str, 
     tokens, attention, states = tensors([draw_image(0, 30, 4)] * 2)
     tokens[0, 3] = value
     attention[0, 5] = value
-    result = get_method(name, keep=7, **parameters).select(tokens, attention, states, check=False)
+    result = get_method(name, keep=7, **parameters).select(tokens, attention, **states, check=False)
     assert result.tokens.shape == (2, 7, 4)
     if name == "divprune":
         assert all(len(set(indices)) == 7 for indices in result.indices.tolist())
-    good = get_method(name, keep=7, **parameters).select(tokens[1:], attention[1:], states_row(states))
+    good = get_method(name, keep=7, **parameters).select(tokens[1:], attention[1:], **rows(states, slice(1, None)))
     assert torch.equal(result.indices[1:], good.indices), "the other image of the batch must not notice"
-
-
-def states_row(states: EncoderStates) -> EncoderStates:
-    assert states.hidden is not None
-    assert states.keys is not None
-    return EncoderStates(states.hidden[1:], states.keys[1:], states.projector, states.cls)
 
 
 ZEROS = torch.zeros(10, dtype=torch.long)

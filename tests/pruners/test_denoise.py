@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from method_cases import draw_image, tensors
+from method_cases import batch_inputs, draw_image
 
 from clustrs import ClustRS, Denoise, DivPrune, FasterVLM, NoPruning, ToMe, VisionZip, get_method
 
@@ -13,10 +13,10 @@ from clustrs import ClustRS, Denoise, DivPrune, FasterVLM, NoPruning, ToMe, Visi
 def test_around_clustrs_without_shrinkage_it_is_clustrs(
     cls: bool, parameters: dict[str, float], dtype: torch.dtype
 ) -> None:
-    inputs = tensors([draw_image(seed, 40, 7, cls=cls, duplicates=0.2) for seed in range(3)], dtype)
-    expected = get_method("clustrs", **{"keep": 16, **parameters}).select(*inputs)
+    inputs = batch_inputs([draw_image(seed, 40, 7, cls=cls, duplicates=0.2) for seed in range(3)], dtype)
+    expected = get_method("clustrs", **{"keep": 16, **parameters}).select(inputs)
     inner = get_method("clustrs", **{"keep": 16, **parameters, "shrink": False})
-    result = Denoise(inner).select(*inputs)
+    result = Denoise(inner).select(inputs)
     for name, part in vars(expected).items():
         assert (part is None) == (getattr(result, name) is None), name
         assert part is None or torch.equal(part, getattr(result, name)), name
@@ -57,5 +57,5 @@ def test_by_hand() -> None:
 
 
 def test_around_clustrs_with_shrinkage_nothing_is_shrunk_twice() -> None:
-    inputs = tensors([draw_image(0, 30, 5)])
-    assert torch.equal(Denoise(ClustRS(keep=6)).select(*inputs).tokens, ClustRS(keep=6).select(*inputs).tokens)
+    inputs = batch_inputs([draw_image(0, 30, 5)])
+    assert torch.equal(Denoise(ClustRS(keep=6)).select(inputs).tokens, ClustRS(keep=6).select(inputs).tokens)

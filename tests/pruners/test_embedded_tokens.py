@@ -11,7 +11,7 @@ from reference import selection
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 import clustrs
-from clustrs import EncoderStates, get_method
+from clustrs import get_method
 from clustrs.embedded import HERE, model_folder
 
 
@@ -45,6 +45,6 @@ def test_the_published_rules_on_a_clean_image(name: str, monkeypatch: pytest.Mon
     for keep in (16, 50, 144):
         for rival in ("fastervlm", "divprune", "visionzip", "vispruner"):
             method = get_method(rival, keep=keep)
-            result = method.select(tokens, attention, EncoderStates(hidden, keys, lambda states: states))
+            result = method.select(tokens, attention, hidden=hidden, keys=keys, projector=torch.clone)
             assert result.indices.tolist() == reference.run(method, image).indices, (rival, keep)
     assert clustrs.ClustRS(keep=16).select(tokens, attention).indices.unique().numel() == 16

@@ -5,17 +5,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from method_cases import METHODS, draw_image, tensors
+from method_cases import METHODS, draw_image, rows, tensors
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from clustrs import ClustRS, EncoderStates, Pruner, Selection, get_method
+from clustrs import ClustRS, Pruner, Selection, get_method
 from clustrs.ops.indexing import map_chunks
 
 ALL = [get_method(name, keep=9, **easy) for name, easy, _ in METHODS] + [get_method("none")]
@@ -32,19 +31,13 @@ def assert_identical(one: Selection, other: Selection) -> None:
         assert torch.equal(part, getattr(other, name)), name
 
 
-def row(states: EncoderStates, at: Any) -> EncoderStates:
-    assert states.hidden is not None
-    assert states.keys is not None
-    return EncoderStates(states.hidden[at], states.keys[at], states.projector, states.cls)
-
-
 @each_method
 @pytest.mark.parametrize(("n", "width"), [(30, 5), (576, 256), (729, 1152)])
 def test_a_row_of_a_batch_is_the_image_alone(method: Pruner, n: int, width: int) -> None:
     tokens, attention, states = tensors([draw_image(seed, n, width, duplicates=0.2) for seed in range(3)])
-    batch = method.select(tokens, attention, states)
+    batch = method.select(tokens, attention, **states)
     for b in range(3):
-        alone = method.select(tokens[b], attention[b], row(states, b))
+        alone = method.select(tokens[b], attention[b], **rows(states, b))
         for name, part in parts(batch):
             if name == "tokens" and method.name == "visionzip":  # a linear map on a batch may round differently
                 torch.testing.assert_close(part[b], alone.tokens)
@@ -108,8 +101,8 @@ def test_tokens_of_any_size_are_told_apart(method: Pruner, dtype: torch.dtype, e
     attention = drawn["attention"].abs()
 
     def select(tokens: Tensor, scale: Callable[[Tensor], Tensor] = torch.clone) -> Selection:
-        states = EncoderStates(scale(drawn["hidden"]), scale(drawn["keys"]), torch.clone)
-        return method.select(tokens, attention, states)
+        states = {"hidden": scale(drawn["hidden"]), "keys": scale(drawn["keys"]), "projector": torch.clone}
+        return method.select(tokens, attention, **states)
 
     ordinary = select(drawn["tokens"])
     for exponent in exponents:
@@ -139,8 +132,8 @@ def test_small_tokens_keep_their_gradients() -> None:
 def test_permuting_the_batch_permutes_the_result(method: Pruner) -> None:
     tokens, attention, states = tensors([draw_image(seed, 40, 6) for seed in range(4)])
     order = torch.tensor([2, 0, 3, 1])
-    result = method.select(tokens, attention, states)
-    permuted = method.select(tokens[order], attention[order], row(states, order))
+    result = method.select(tokens, attention, **states)
+    permuted = method.select(tokens[order], attention[order], **rows(states, order))
     assert torch.equal(result.indices[order], permuted.indices)
     torch.testing.assert_close(result.tokens[order], permuted.tokens)
 
@@ -150,8 +143,8 @@ def test_permuting_the_batch_permutes_the_result(method: Pruner) -> None:
 @settings(max_examples=25)
 def test_scaling_the_attention_changes_nothing(method: Pruner, exponent: int, factor: float, seed: int) -> None:
     tokens, attention, states = tensors([draw_image(seed, 35, 5)], torch.float64)
-    result = method.select(tokens, attention, states)
-    scaled = method.select(tokens, attention * (factor * 2.0**exponent), states)
+    result = method.select(tokens, attention, **states)
+    scaled = method.select(tokens, attention * (factor * 2.0**exponent), **states)
     assert torch.equal(result.indices, scaled.indices)
     torch.testing.assert_close(result.tokens, scaled.tokens)
 
@@ -173,7 +166,7 @@ def test_exactly_k_distinct_tokens(
     tokens, attention, states = tensors(
         [draw_image(seed, n, 3, duplicates=duplicates, zero_attention=zero_attention, ties=True)]
     )
-    result = method.select(tokens, attention, states).image(0)
+    result = method.select(tokens, attention, **states).image(0)
     k = method.count(n)
     assert result.tokens.shape == (k, 3)
     indices = result.indices.tolist()
@@ -199,7 +192,7 @@ torch.set_num_threads({threads})
 for n, width in ((100, 33), (576, 1024), (729, 640)):
     tokens, attention, states = tensors([draw_image(8, n, width)])
     for method in ALL:
-        result = method.select(tokens, attention, states)
+        result = method.select(tokens, attention, **states)
         print(method.name, n, result.indices.tolist(), None if result.labels is None else result.labels.tolist())
 """
 
@@ -233,7 +226,7 @@ def test_compiles_into_one_graph_with_the_same_result(method: Pruner, backend: s
     tokens, attention, states = tensors([draw_image(seed, 30, 6, duplicates=0.3) for seed in range(2)])
     torch.compiler.reset()
     compiled = torch.compile(method.select, fullgraph=True, backend=backend)
-    assert_identical(method.select(tokens, attention, states), compiled(tokens, attention, states))
+    assert_identical(method.select(tokens, attention, **states), compiled(tokens, attention, **states))
 
 
 @pytest.mark.slow
@@ -241,8 +234,8 @@ def test_compiles_into_one_graph_with_the_same_result(method: Pruner, backend: s
 def test_compiles_with_the_default_backend(method: Pruner) -> None:
     tokens, attention, states = tensors([draw_image(seed, 30, 6, duplicates=0.3) for seed in range(2)])
     torch.compiler.reset()
-    compiled = torch.compile(method.select, fullgraph=True)(tokens, attention, states)
-    expected = method.select(tokens, attention, states)
+    compiled = torch.compile(method.select, fullgraph=True)(tokens, attention, **states)
+    expected = method.select(tokens, attention, **states)
     assert torch.equal(expected.indices, compiled.indices)
     torch.testing.assert_close(expected.tokens, compiled.tokens)
 
@@ -252,12 +245,12 @@ def test_compiles_with_the_default_backend(method: Pruner) -> None:
 @settings(max_examples=25)
 def test_strides_and_offsets_change_nothing(method: Pruner, seed: int, n: int, width: int) -> None:
     tokens, attention, states = tensors([draw_image(seed, n, width, cls=seed % 2 == 0) for _ in range(2)])
-    expected = method.select(tokens, attention, states)
+    expected = method.select(tokens, attention, **states)
     columns = tokens.transpose(1, 2).contiguous().transpose(1, 2)
     shifted = torch.cat([torch.zeros(1), tokens.flatten()])[1:].view_as(tokens)
     every_other = torch.stack([attention, attention + 1], -1)[..., 0]
     for other in (columns, shifted, tokens.repeat(1, 1, 2)[..., :width]):
-        assert_identical(expected, method.select(other, every_other, states))
+        assert_identical(expected, method.select(other, every_other, **states))
 
 
 @each_method
@@ -267,29 +260,26 @@ def test_never_waits_for_the_device(method: Pruner, n: int, width: int) -> None:
     tokens, attention, states = tensors([draw_image(0, n, width)])
     with FakeTensorMode() as mode:
         fake = mode.from_tensor
-        assert states.hidden is not None
-        assert states.keys is not None
         matrix = torch.empty(10, width)
-        states = EncoderStates(fake(states.hidden), fake(states.keys), lambda hidden: hidden @ matrix)
-        result = method.select(fake(tokens), fake(attention), states, check=False)
+        states |= {name: fake(states[name]) for name in ("hidden", "keys")} | {"projector": lambda h: h @ matrix}
+        result = method.select(fake(tokens), fake(attention), **states, check=False)
     assert result.tokens.shape == (1, method.count(n), width)
 
 
 @each_method
 def test_autocast_does_not_lower_the_precision(method: Pruner) -> None:
     tokens, attention, states = tensors([draw_image(0, 60, 32)])
-    plain = method.select(tokens, attention, states)
+    plain = method.select(tokens, attention, **states)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert_identical(plain, method.select(tokens, attention, states))
+        assert_identical(plain, method.select(tokens, attention, **states))
 
 
 @each_method
 def test_gradients_reach_the_tokens(method: Pruner) -> None:
     tokens, attention, states = tensors([draw_image(seed, 30, 6) for seed in range(2)], torch.float64)
-    assert states.hidden is not None
-    source = states.hidden if method.name == "visionzip" else tokens
+    source = states["hidden"] if method.name == "visionzip" else tokens
     source.requires_grad_()
-    result = method.select(tokens, attention, states)
+    result = method.select(tokens, attention, **states)
     result.tokens.sum().backward()
     assert source.grad is not None
     if method.name == "clustrs":

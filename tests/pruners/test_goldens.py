@@ -40,7 +40,7 @@ def test_rivals_choose_what_their_authors_rules_choose(name: str) -> None:
         inputs = as_tensors(image)
         for keep in KEEPS:
             expected = recorded.pop(f"{title}, k = {keep}")
-            result = get_method(name, keep=keep).select(*inputs)
+            result = get_method(name, keep=keep).select(inputs)
             assert result.indices.tolist() == expected["indices"], (title, keep)
             if "labels" in expected:
                 assert result.labels is not None
@@ -68,7 +68,7 @@ def test_what_changed_since_release_0_1(label: str) -> None:
         inputs = as_tensors(image)
         for keep in KEEPS:
             stored = recorded.pop(f"{title}, k = {keep}")
-            if not same(get_method(name, keep=keep, **parameters).select(*inputs), stored):
+            if not same(get_method(name, keep=keep, **parameters).select(inputs), stored):
                 changed.add(f"{title}, k = {keep}")
     assert not recorded
     assert changed == {f"{title}, k = {k}" for title, keeps in CHANGED.get(label, {}).items() for k in keeps}

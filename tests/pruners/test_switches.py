@@ -9,7 +9,7 @@ import reference
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from method_cases import draw_image, rounded, tensors
+from method_cases import batch_inputs, draw_image, rounded, tensors
 
 import clustrs
 from clustrs import ClustRS, Denoise, get_method
@@ -58,7 +58,7 @@ def test_same_as_reference(
     drawn = draw_image(seed, n, width, cls=cls, duplicates=duplicates, zero_attention=zero_attention, ties=ties)
     image = rounded(drawn, dtype)
     tokens, attention, states = tensors([image], dtype)
-    result = method.select(tokens, attention, states).image(0)
+    result = method.select(tokens, attention, **states).image(0)
     expected = reference.run(method, image)
     assert result.indices.tolist() == expected.indices
     assert result.labels is not None
@@ -76,7 +76,7 @@ def test_an_image_does_not_notice_its_neighbors(switches: dict[str, Any]) -> Non
     images = [draw_image(seed, 60, 9, duplicates=0.2, ties=True) for seed in range(4)]
     tokens, attention, states = tensors(images)
     method = ClustRS(keep=7, **switches)
-    together = method.select(tokens, attention, states)
+    together = method.select(tokens, attention, **states)
     for i in range(4):
         alone = method.select(tokens[i], attention[i])
         for field in dataclasses.fields(alone):
@@ -90,7 +90,7 @@ def test_off_by_default() -> None:
     off = {"representative": "attention", "attention_power": 1}
     assert set(off) == set(SWITCHES)
     plain, said = ClustRS(keep=9), get_method("clustrs", keep=9, **off)
-    expected, result = (method.select(tokens, attention, states) for method in (plain, said))
+    expected, result = (method.select(tokens, attention, **states) for method in (plain, said))
     for name, part in vars(expected).items():
         assert part is None or torch.equal(part, getattr(result, name)), name
     assert said.to_dict() == plain.to_dict()
@@ -125,11 +125,11 @@ def test_the_medoid_by_hand() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("method", [ClustRS(keep=7, clip=(0, 0)), Denoise("divprune", keep=7, clip=(0, 0))])  # type: ignore[arg-type]
 def test_clip_0_0_gives_the_centroids(method: clustrs.Pruner, dtype: torch.dtype) -> None:
-    inputs = tensors([draw_image(seed, 40, 6, duplicates=0.2, zero_attention=0.3) for seed in range(3)], dtype)
-    result = method.select(*inputs)
+    inputs = batch_inputs([draw_image(seed, 40, 6, duplicates=0.2, zero_attention=0.3) for seed in range(3)], dtype)
+    result = method.select(inputs)
     assert result.centroids is not None
     assert torch.equal(result.tokens, result.centroids)
-    plain = ClustRS(keep=7).select(*inputs)
+    plain = ClustRS(keep=7).select(inputs)
     if isinstance(method, ClustRS):
         assert torch.equal(result.indices, plain.indices)
     assert not torch.equal(result.tokens, plain.tokens)
@@ -156,9 +156,9 @@ def test_extreme_powers(power: float, attention: torch.Tensor) -> None:
 @pytest.mark.parametrize("switches", ON, ids=lambda switches: "-".join(switches))
 def test_denoise_around_a_variant_is_the_variant(switches: dict[str, Any]) -> None:
     tokens, attention, states = tensors([draw_image(seed, 40, 7, duplicates=0.2) for seed in range(3)])
-    expected = ClustRS(keep=9, **switches).select(tokens, attention, states)
+    expected = ClustRS(keep=9, **switches).select(tokens, attention, **states)
     wrapped = Denoise(ClustRS(keep=9, shrink=False, **switches), clip=switches.get("clip", (0.10, 0.95)))
-    result = wrapped.select(tokens, attention, states)
+    result = wrapped.select(tokens, attention, **states)
     for name, part in vars(expected).items():
         assert part is None or torch.equal(part, getattr(result, name)), name
 

@@ -13,7 +13,7 @@ from packaging.version import Version
 from PIL import Image
 from torch import Tensor
 
-from clustrs import EncoderStates, Pruner, Selection
+from clustrs import Pruner, Selection
 from clustrs.models.processors import load_processor
 from tiny_models import byte_tokenizer
 
@@ -222,9 +222,11 @@ class Oracle:
     def select(self, method: Pruner, pixels: Tensor) -> Selection:
         """What a method keeps of one image, all crops together."""
         maps = self.maps(pixels)
-        states = EncoderStates(maps.hidden.flatten(0, 1), maps.keys.flatten(0, 1), self.projected, False)
+        states = {"hidden": maps.hidden.flatten(0, 1), "keys": maps.keys.flatten(0, 1)}
         with torch.no_grad():
-            return method.select(maps.tokens.flatten(0, 1), maps.scores.flatten(), states)
+            return method.select(
+                maps.tokens.flatten(0, 1), maps.scores.flatten(), projector=self.projected, cls=False, **states
+            )
 
     def columns(self, ids: Tensor, kept: Sequence[Sequence[int]], slots: int = CELLS) -> list[int]:
         """The columns of a prompt [S] that stay: text, and the kept ones of each image's `slots` placeholders."""

@@ -1,6 +1,7 @@
 """Small Gemma 4 models of the real classes, and pruning done by hand on them without anything of the library."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import embedding, linear
 
-from clustrs import EncoderStates, Pruner, Selection
+from clustrs import Pruner, PrunerInputs, Selection
 from clustrs.models.processors import Gemma4Processor
 from clustrs.pruners.inputs import Layout
 from tiny_models import TEMPLATE, byte_tokenizer, make_image
@@ -155,8 +156,9 @@ class Seen:
     keys: Tensor
 
     def select(self, model: Any, method: Pruner, layout: Layout | None = None) -> Selection:
-        states = EncoderStates(self.hidden, self.keys, lambda hidden: project(model, hidden), cls=False)
-        return method.select(self.features, self.scores, states, layout=layout)
+        projector = partial(project, model)
+        given = PrunerInputs(self.features, self.scores, layout, self.hidden, self.keys, projector, cls=False)
+        return method.select(given)
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 import tiny_models
-from clustrs import EncoderStates, Pruner, Selection
+from clustrs import Pruner, PrunerInputs, Selection
 from clustrs.models.processors import IMAGE_ONLY
 from clustrs.pruners.inputs import Layout
 
@@ -260,9 +260,9 @@ class Oracle:
         for part, (frames, height, width) in zip(self.parts, self.grids, strict=True):
             axes = [torch.arange(n) for n in (frames, height // MERGE, width // MERGE)]
             layout = Layout(*(axis.flatten() for axis in torch.meshgrid(*axes, indexing="ij")))
-            states = EncoderStates(part["hidden"], part["keys"], merger, cls=False)
+            given = PrunerInputs(part["features"], part["scores"], layout, part["hidden"], part["keys"], merger, False)
             with torch.no_grad():
-                selections.append(method.select(part["features"], part["scores"], states, layout=layout))
+                selections.append(method.select(given))
         return selections
 
     def positions(self) -> Tensor:

@@ -12,7 +12,7 @@ import transformers as tf
 from PIL import Image
 from torch import Tensor
 
-from clustrs import EncoderStates, Pruner, Selection
+from clustrs import Pruner, PrunerInputs, Selection
 from clustrs.models.processors import InternVLProcessor, SmolVLMProcessor
 from clustrs.pruners.inputs import Layout
 from tiny_models import byte_tokenizer, load
@@ -231,12 +231,8 @@ def select(case: Case, method: Pruner, states: ByHand, tiles: range) -> Selectio
         keys = torch.cat([states.cls_keys[tiles.stop - 1 : tiles.stop], keys])
     inner = case.model.model
     project = inner.multi_modal_projector if cls else inner.connector.modality_projection
-    return method.select(
-        states.tokens[rows],
-        states.scores[rows],
-        EncoderStates(hidden, keys, project, cls),
-        layout=layout(len(tiles)),
-    )
+    given = PrunerInputs(states.tokens[rows], states.scores[rows], layout(len(tiles)), hidden, keys, project, cls)
+    return method.select(given)
 
 
 @torch.no_grad()

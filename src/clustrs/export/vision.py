@@ -16,7 +16,6 @@ from clustrs.models.adapters.base import recorded
 from clustrs.models.attach import MARK, unwrap
 from clustrs.models.scoring import StageTimer
 from clustrs.pruners import Pruner, list_methods, method_class
-from clustrs.pruners.inputs import EncoderStates
 
 
 @dataclass(frozen=True)
@@ -175,8 +174,7 @@ class PrunedVision(nn.Module):
 
     def forward(self, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
         crops = self.encode(pixel_values)
-        states = EncoderStates(crops.hidden, cls=crops.cls)
-        selection = self.method.select(crops.tokens, crops.scores, states, check=False)
+        selection = self.method.select(crops.tokens, crops.scores, hidden=crops.hidden, cls=crops.cls, check=False)
         return selection.tokens, selection.indices
 
     def example_inputs(self, batch: int = EXAMPLES) -> dict[str, Tensor]:
@@ -222,8 +220,7 @@ class TokenSelection(nn.Module):
         hidden = hidden_states
         if hidden is not None and self.cls:  # methods skip the place of the CLS token
             hidden = torch.cat([torch.zeros_like(hidden[:, :1]), hidden], 1)
-        states = EncoderStates(hidden, cls=self.cls)
-        selection = self.method.select(tokens, attention, states, check=False)
+        selection = self.method.select(tokens, attention, hidden=hidden, cls=self.cls, check=False)
         return selection.tokens, selection.indices
 
     def example_inputs(self, batch: int = EXAMPLES) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from clustrs.models.adapters.base import Modality, VisualTokens
 from clustrs.models.prompt import PrunedImage, take_slots
 from clustrs.pruners.base import Pruner
-from clustrs.pruners.inputs import EncoderStates, Layout, Selection
+from clustrs.pruners.inputs import Layout, PrunerInputs, Selection
 from clustrs.validation import Deepstack, Scope
 
 
@@ -138,8 +138,9 @@ def _select_groups(
         assert y is not None
         assert x is not None
         cls = any(part is not None and part.shape[1] > tokens.shape[1] for part in (hidden, keys))
-        states = EncoderStates(hidden, keys, images[groups[batch[0]][0]].project, cls)
-        selection = method.select(tokens, scores, states, layout=Layout(tile, y, x), sizes=sizes)
+        project = images[groups[batch[0]][0]].project
+        inputs = PrunerInputs(tokens, scores, Layout(tile, y, x), hidden, keys, project, cls)
+        selection = method.select(inputs, sizes=sizes)
         for b, g in enumerate(batch):
             results[g] = selection.image(b)
     return [results[g] for g in range(len(groups))]

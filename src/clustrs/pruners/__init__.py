@@ -7,7 +7,7 @@ from clustrs.pruners.clustrs import ClustRS
 from clustrs.pruners.denoise import Denoise
 from clustrs.pruners.divprune import DivPrune
 from clustrs.pruners.fastervlm import FasterVLM
-from clustrs.pruners.inputs import EncoderStates, Layout, PrunerInputs, Selection
+from clustrs.pruners.inputs import Layout, PrunerInputs, Selection
 from clustrs.pruners.registry import (
     attach,
     from_dict,
@@ -29,7 +29,6 @@ __all__ = [
     "ClusterMeans",
     "Denoise",
     "DivPrune",
-    "EncoderStates",
     "FasterVLM",
     "Grid",
     "Layout",

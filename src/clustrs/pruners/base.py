@@ -12,7 +12,7 @@ from clustrs import validation
 from clustrs.ops.distances import assign_to_kept
 from clustrs.ops.indexing import gather_tokens, upcast_half
 from clustrs.pruners import inputs as checks
-from clustrs.pruners.inputs import EncoderStates, Layout, PrunerInputs, Selection
+from clustrs.pruners.inputs import PrunerInputs, Selection
 from clustrs.validation import Attention, Crops, Deepstack, Positions, Scope
 
 if TYPE_CHECKING:
@@ -100,24 +100,21 @@ class Pruner:
         self,
         tokens: Tensor | PrunerInputs,
         scores: Tensor | None = None,
-        states: EncoderStates | None = None,
         *,
-        layout: Layout | None = None,
-        question: Tensor | None = None,
         sizes: bool = False,
         check: bool | None = None,
+        **others: Any,
     ) -> Selection:
         """Select the tokens of one image, or of each image in a batch.
 
         Args:
             tokens: Visual tokens [N, D] or [B, N, D]; or a `PrunerInputs` with all inputs.
             scores: Attention [N] or [B, N] of the vision encoder to each token.
-            states: Hidden states, keys and projector of the vision encoder.
-            layout: Positions of the tokens.
-            question: Embeddings [T, D] or [B, T, D] of the question's tokens.
             sizes: Count how many input tokens each kept one stands for, as `Selection.sizes`.
             check: Look for NaN, infinite and negative values, and for wrong indices. By default on the CPU only:
                 elsewhere one has to wait for the device.
+            **others: Further fields of `PrunerInputs`: layout, hidden, keys, projector, cls, question. Leave the batch
+                dimension out where the tokens have none.
 
         Returns:
             The kept tokens, their indices, and what else the method knows.
@@ -132,8 +129,10 @@ class Pruner:
             >>> selection.tokens.shape
             torch.Size([16, 64])
         """
-        batched = tokens.tokens if isinstance(tokens, PrunerInputs) else tokens
-        inputs = checks.collect_inputs(tokens, scores, states, layout, question)
+        if isinstance(tokens, PrunerInputs) and (scores is not None or others):
+            raise ValueError("select takes a PrunerInputs alone, or tokens and keywords, got both")
+        given = tokens if isinstance(tokens, PrunerInputs) else PrunerInputs(tokens, scores, **others)
+        inputs = checks.check_shapes(given)
         device = inputs.tokens.device.type
         if check is None:
             check = device == "cpu" and not torch.compiler.is_compiling()
@@ -150,7 +149,7 @@ class Pruner:
             selection = replace(selection, sizes=count_sizes(selection, inputs.tokens))
         if check:
             checks.check_selection(self.name, selection, inputs.tokens.shape[1], k)
-        return selection if batched.dim() == 3 else selection.image(0)
+        return selection if given.tokens.dim() == 3 else selection.image(0)
 
     def compile(self, **options: Any) -> Self:
         """Return the method with `select` compiled by `torch.compile`, for images of one size (static shapes).

@@ -16,25 +16,6 @@ LARGEST = 1e15
 
 
 @dataclass(frozen=True)
-class EncoderStates:
-    """States of a vision encoder beyond the projected tokens, as arguments of `Pruner.select`.
-
-    For one image without a batch dimension, leave it out here too.
-
-    Args:
-        hidden: Hidden states [B, N, H] of the layer that the projector reads.
-        keys: Its k-projection [B, N, K], mean over heads.
-        projector: Maps hidden states [B, k, H] to tokens [B, k, D].
-        cls: True if `hidden` and `keys` have one token more, in front: the CLS token.
-    """
-
-    hidden: Tensor | None = None
-    keys: Tensor | None = None
-    projector: Callable[[Tensor], Tensor] | None = None
-    cls: bool = True
-
-
-@dataclass(frozen=True)
 class Layout:
     """Positions of the tokens in an image, as integers, each [N] or [B, N].
 
@@ -153,46 +134,34 @@ class Selection:
         return self.map(lambda part: part[index])
 
 
-def collect_inputs(
-    tokens: Any,
-    scores: Tensor | None = None,
-    states: EncoderStates | None = None,
-    layout: Layout | None = None,
-    question: Tensor | None = None,
-) -> PrunerInputs:
-    """Check the shapes of all that `select` was given, and add a batch dimension if there is none."""
-    if isinstance(tokens, PrunerInputs):
-        if not all(other is None for other in (scores, states, layout, question)):
-            raise ValueError("select takes a PrunerInputs alone, or tokens and keywords, got both")
-        states = EncoderStates(tokens.hidden, tokens.keys, tokens.projector, tokens.cls)
-        return collect_inputs(tokens.tokens, tokens.scores, states, tokens.layout, tokens.question)
+def check_shapes(inputs: PrunerInputs) -> PrunerInputs:
+    """Check the shapes of all inputs, and add a batch dimension if there is none."""
+    tokens, scores, question = inputs.tokens, inputs.scores, inputs.question
     _check_tensor("tokens", tokens, tokens)
     if tokens.dim() not in (2, 3):
         raise ValueError(f"tokens must have shape [N, D], or [B, N, D] for a batch, got {_shape(tokens)}")
     if tokens.numel() == 0:
         raise ValueError(f"tokens must have at least one image of at least one token, got shape {_shape(tokens)}")
-    states = states or EncoderStates()
     *batch, n, _ = tokens.shape
     if scores is not None:
         _check_shape("scores", scores, (*batch, n), tokens)
-    for name, state in (("hidden", states.hidden), ("keys", states.keys)):
+    for name, state in (("hidden", inputs.hidden), ("keys", inputs.keys)):
         if state is not None:
-            _check_shape(name, state, (*batch, n + states.cls, -1), tokens)
+            _check_shape(name, state, (*batch, n + inputs.cls, -1), tokens)
     if question is not None:
         _check_shape("question", question, (*batch, -1, -1), tokens)
 
     def batched(part: Tensor | None) -> Tensor | None:
         return part if batch or part is None else part[None]
 
-    return PrunerInputs(
+    return replace(
+        inputs,
         # Kernels add in another order along other strides: one memory layout gives one result.
         tokens=(tokens if batch else tokens[None]).contiguous(),
         scores=None if scores is None else (scores if batch else scores[None]).contiguous(),
-        layout=None if layout is None else _batched_layout(layout, tokens),
-        hidden=batched(states.hidden),
-        keys=batched(states.keys),
-        projector=states.projector,
-        cls=states.cls,
+        layout=None if inputs.layout is None else _batched_layout(inputs.layout, tokens),
+        hidden=batched(inputs.hidden),
+        keys=batched(inputs.keys),
         question=batched(question),
     )
 
@@ -236,9 +205,8 @@ def check_needs(method: str, needs: tuple[str, ...], inputs: PrunerInputs) -> No
     """Check that all inputs are there that a method needs."""
     for need in needs:
         if getattr(inputs, need) is None:
-            arguments = {"scores": "scores=...", "layout": "layout=Layout(...)", "question": "question=..."}
-            form = arguments.get(need, f"states=EncoderStates({need}=...)")
-            raise ValueError(f"{need} is missing: {method} needs it (write select(tokens, {form}))")
+            form = "Layout(...)" if need == "layout" else "..."
+            raise ValueError(f"{need} is missing: {method} needs it (write select(tokens, {need}={form}))")
 
 
 def check_inputs(inputs: PrunerInputs, needs: tuple[str, ...]) -> None:

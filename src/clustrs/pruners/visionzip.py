@@ -26,9 +26,9 @@ class VisionZip(Pruner):
 
     Examples:
         >>> import torch
-        >>> from clustrs import EncoderStates, VisionZip
-        >>> states = EncoderStates(torch.rand(1 + 9, 4), torch.rand(1 + 9, 2), projector=torch.nn.Linear(4, 8))
-        >>> VisionZip(keep=4).select(torch.rand(9, 8), torch.rand(9), states).indices[0]  # the CLS token
+        >>> from clustrs import VisionZip
+        >>> states = {"hidden": torch.rand(1 + 9, 4), "keys": torch.rand(1 + 9, 2), "projector": torch.nn.Linear(4, 8)}
+        >>> VisionZip(keep=4).select(torch.rand(9, 8), torch.rand(9), **states).indices[0]  # the CLS token
         tensor(-1)
     """
 

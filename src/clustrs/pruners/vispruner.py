@@ -27,8 +27,8 @@ class VisPruner(Pruner):
 
     Examples:
         >>> import torch
-        >>> from clustrs import EncoderStates, VisPruner
-        >>> VisPruner(keep=4).select(torch.rand(9, 8), torch.rand(9), EncoderStates(torch.rand(1 + 9, 4))).indices.shape
+        >>> from clustrs import VisPruner
+        >>> VisPruner(keep=4).select(torch.rand(9, 8), torch.rand(9), hidden=torch.rand(1 + 9, 4)).indices.shape
         torch.Size([4])
     """
 

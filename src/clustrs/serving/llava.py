@@ -22,7 +22,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from clustrs.models.adapters.base import HAS_CLS
 from clustrs.models.adapters.llava import FIXED, EncodedCrops, channel_map, unpack_channels
-from clustrs.pruners.inputs import EncoderStates, Layout, grid_layout
+from clustrs.pruners.inputs import Layout, PrunerInputs, grid_layout
 from clustrs.serving.pruning import PrunedInfo, PrunedProcessor, TowerScores, last_attention, pruned_method
 
 
@@ -57,8 +57,8 @@ class PrunedTower:
 
     def keep(self, tokens: Tensor, scores: Tensor, keys: Tensor, layout: Layout) -> Tensor:
         """The tokens that stay, of one image or of a batch. Values are not checked: an error would end the server."""
-        states = EncoderStates(keys=keys, cls=self.cls)
-        return self.method.select(tokens, scores, states, layout=layout, check=False).tokens
+        given = PrunerInputs(tokens, scores, layout, keys=keys, cls=self.cls)
+        return self.method.select(given, check=False).tokens
 
 
 class PrunedLlavaInfo(PrunedInfo, LlavaProcessingInfo):

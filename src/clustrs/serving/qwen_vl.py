@@ -23,7 +23,7 @@ from vllm.model_executor.models.qwen3_vl import (
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from clustrs.models.scoring import attention_scores
-from clustrs.pruners.inputs import EncoderStates, Layout
+from clustrs.pruners.inputs import Layout, PrunerInputs
 from clustrs.serving import pruning
 from clustrs.serving.pruning import PrunedInfo, PrunedProcessor, mean_over_ranks, pruned_method
 
@@ -167,8 +167,9 @@ class PrunedQwen(nn.Module):
         layout = Layout(torch.zeros_like(cell), cell // width, cell % width)
         query, key = query.transpose(1, 2), key.transpose(1, 2)
         scores = attention_scores(query, key, self.scoring_attention().scale, "received")
-        states = EncoderStates(keys=self._pool(key.float().mean(1), grid), cls=False)
-        selection = self.method.select(features, self._pool(scores, grid), states, layout=layout, check=False)
+        keys = self._pool(key.float().mean(1), grid)
+        inputs = PrunerInputs(features, self._pool(scores, grid), layout, keys=keys, cls=False)
+        selection = self.method.select(inputs, check=False)
         kept = selection.indices
         cells = pruning.cell_channels(layout.y[kept], layout.x[kept], rows.dtype)
         return torch.cat([selection.tokens, later[kept], cells], -1)
