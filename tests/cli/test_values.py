@@ -65,7 +65,7 @@ def test_commas_inside_a_parameter_stay() -> None:
         assert labels("--methods", word) == ["clustrs", "clustrs clip=[0,0]"]
         clips = [method["clip"] for method in configuration(parse(["eval", "--methods", word, "--keep", "16"])).methods]
         assert clips == [[0.1, 0.95], [0.0, 0.0]]
-    assert labels("--methods", "clustrs,clustrs-robust") == ["clustrs", "clustrs-robust"]
+    assert labels("--methods", "clustrs,clustrs-no-rrs") == ["clustrs", "clustrs-no-rrs"]
     evaluated = configuration(parse(["eval", *words])).methods
     assert [method["name"] for method in evaluated] == ["clustrs", "none", "clustrs"]
     assert options.split(["a=[1,[2,3]],b", "c"]) == ["a=[1,[2,3]]", "b", "c"]

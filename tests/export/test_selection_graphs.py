@@ -25,6 +25,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("random", {"seed": 5}),
     ("grid", {"columns": 8}),
     ("denoise", {"inner": "divprune"}),
+    ("clustermeans", {}),
+    ("clustermeans", {"power": 0.0, "tau": 0.3, "seed": 9}),
 ]
 
 
@@ -102,9 +104,11 @@ def test_traced_program_runs_in_pytorch() -> None:
 
 def test_methods_that_cannot_be_exported_are_refused() -> None:
     refused = [name for name in list_methods() if not method_class(name).exportable]
-    assert refused == ["clustermeans", "tome", "visionzip"]
+    assert refused == ["tome", "visionzip"]
     for name in refused:
-        with pytest.raises(ValueError, match=f"method '{name}' cannot be exported \\(exportable: clustrs, denoise"):
+        with pytest.raises(
+            ValueError, match=f"method '{name}' cannot be exported \\(exportable: clustermeans, clustrs, denoise"
+        ):
             TokenSelection(get_method(name, keep=K), N, D)
 
 

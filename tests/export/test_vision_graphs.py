@@ -14,7 +14,7 @@ from PIL import Image
 from tiny_models.qwen import build as build_qwen
 from torch import Tensor
 
-from clustrs import ClustRS, Denoise, DivPrune, FasterVLM, Grid, NoPruning, Pruner, Random, VisPruner
+from clustrs import ClusterMeans, ClustRS, Denoise, DivPrune, FasterVLM, Grid, NoPruning, Pruner, Random, VisPruner
 from clustrs.corruptions import Corruption
 from clustrs.evaluation.tasks import get_task
 from clustrs.export import PrunedVision, export_onnx
@@ -67,8 +67,8 @@ def test_onnxruntime_keeps_what_pytorch_keeps(case: Case, tmp_path: Path) -> Non
 @pytest.mark.parametrize("case", ["llava"], indirect=True)
 @pytest.mark.parametrize(
     "method",
-    [FasterVLM(keep=K), VisPruner(keep=K), Grid(keep=K), Denoise(FasterVLM(keep=K)), ClustRS.robust(keep=K)],
-    ids=["fastervlm", "vispruner", "grid", "denoise", "robust"],
+    [FasterVLM(keep=K), VisPruner(keep=K), Grid(keep=K), Denoise(FasterVLM(keep=K)), ClusterMeans(keep=K)],
+    ids=["fastervlm", "vispruner", "grid", "denoise", "clustermeans"],
 )
 def test_other_methods_in_onnxruntime(case: Case, method: Pruner, tmp_path: Path) -> None:
     path = tmp_path / "vision.onnx"

@@ -80,7 +80,7 @@ def test_elementwise_functions_do_not_depend_on_the_threads() -> None:
 TINY = [
     ClustRS(keep=9, salience=False, tau=10.0),
     ClustRS(keep=9, salience=False, tau=10.0, centroid="huber", representative="medoid"),
-    ClustRS.robust(9, salience=False, tau=10.0),
+    ClustRS(keep=9, salience=False, tau=10.0, attention_power=0.5, clip=(0, 0)),
     *(get_method(name, keep=9) for name in ("divprune", "vispruner", "tome", "visionzip")),
     get_method("denoise", keep=9, inner="divprune", salience=False),
 ]

@@ -1,4 +1,4 @@
-"""Grid on images of several tiles, against its reference."""
+"""Grid and ClusterMeans on images of several tiles, against their references."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from method_cases import draw_image
 
-from clustrs import Grid, Layout
+from clustrs import ClusterMeans, Grid, Layout
 
 Places = list[tuple[int, int, int]]
 
@@ -39,6 +39,9 @@ def test_same_as_reference(
     result = Grid(keep=keep).select(tokens, layout=layout_of(places))
     assert result.indices.tolist() == reference.run(Grid(keep=keep), image).indices
     assert len(set(result.indices.tolist())) == min(keep, len(places))
+    means = ClusterMeans(keep=keep)
+    result = means.select(tokens, torch.from_numpy(image.attention), layout=layout_of(places))
+    assert result.indices.tolist() == reference.run(means, image).indices
 
 
 def test_an_anyres_image_is_a_real_grid() -> None:

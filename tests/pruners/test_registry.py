@@ -136,7 +136,7 @@ def test_the_words_of_the_command_line() -> None:
         ("none,clustrs", ["none", "clustrs"]),
         ("clustrs clip=0,0", ["clustrs clip=0,0"]),
         ("none,clustrs clip=0,0,divprune", ["none", "clustrs clip=0,0", "divprune"]),
-        ("clustrs clip=0,0,clustrs-robust", ["clustrs clip=0,0", "clustrs-robust"]),
+        ("clustrs clip=0,0,clustrs-no-rrs", ["clustrs clip=0,0", "clustrs-no-rrs"]),
         ("clustrs clip=[0, 0.5],none", ["clustrs clip=[0, 0.5]", "none"]),
         ("clustrs clip=0,0.5 tau=2, none", ["clustrs clip=0,0.5 tau=2", "none"]),
         ("denoise inner=divprune,grid", ["denoise inner=divprune", "grid"]),
@@ -166,21 +166,22 @@ def test_numbers_with_commas_are_a_list(spec: str) -> None:
 
 def test_presets_have_names() -> None:
     presets = clustrs.list_presets()
-    assert {"clustrs-robust", "clustrs-no-rrs", "clustrs-clustering"} <= set(presets)
+    assert {"clustrs-no-rrs", "clustrs-clustering"} <= set(presets)
     assert not set(presets) & set(clustrs.list_methods())
-    robust = clustrs.get_method("clustrs-robust", keep=9)
-    assert robust == ClustRS.robust(9) == ClustRS(keep=9, attention_power=0.5, clip=(0.0, 0.0))
-    assert robust.to_dict()["name"] == "clustrs"
-    assert clustrs.from_dict(robust.to_dict()) == robust
+    clustering = clustrs.get_method("clustrs-clustering", keep=9)
+    assert clustering == ClustRS(keep=9, distance="euclidean", shrink=False)
+    assert clustering.to_dict()["name"] == "clustrs"
+    assert clustrs.from_dict(clustering.to_dict()) == clustering
     assert clustrs.method_class("clustrs-no-rrs") is ClustRS
-    assert clustrs.parse_method("clustrs-robust tau=2 clip=0,1") == {
+    assert clustrs.parse_method("clustrs-clustering tau=2 shrink=true clip=0,1") == {
         "name": "clustrs",
-        "attention_power": 0.5,
+        "distance": "euclidean",
+        "shrink": True,
         "clip": [0, 1],
         "tau": 2,
     }
-    with pytest.raises(ValueError, match=r"unknown method 'clustrs-robusd' \(did you mean 'clustrs-robust'\?\)"):
-        clustrs.get_method("clustrs-robusd", keep=9)
+    with pytest.raises(ValueError, match=r"unknown method 'clustrs-no-rss' \(did you mean 'clustrs-no-rrs'\?\)"):
+        clustrs.get_method("clustrs-no-rss", keep=9)
 
 
 def test_variants_are_labelled_by_what_differs() -> None:
@@ -194,8 +195,9 @@ def test_variants_are_labelled_by_what_differs() -> None:
     assert labels("clustrs tau=2") == ["clustrs"]
     assert labels("clustrs tau=2 seed=1", "clustrs tau=2 seed=3") == ["clustrs seed=1", "clustrs seed=3"]
     assert labels("clustrs", "clustrs representative=medoid") == ["clustrs", "clustrs representative=medoid"]
-    assert labels("clustrs", "clustrs-robust", "clustrs-no-rrs") == ["clustrs", "clustrs-robust", "clustrs-no-rrs"]
-    assert labels("clustrs-robust", "clustrs tau=2 attention_power=0.5") == ["clustrs clip=[0,0]", "clustrs tau=2"]
+    presets = ["clustrs", "clustrs-clustering", "clustrs-no-rrs"]
+    assert labels(*presets) == presets
+    assert labels("clustrs-clustering", "clustrs tau=2 shrink=false") == ["clustrs distance=euclidean", "clustrs tau=2"]
     assert labels("clustrs keep=16", "clustrs keep=0.5") == ["clustrs", "clustrs"]
     assert labels("clustrs keep=16", "clustrs keep=0.5", with_keep=True) == ["clustrs keep=16", "clustrs keep=0.5"]
     wrapped = labels("denoise", "denoise inner=divprune", 'denoise inner={"name":"clustrs","shrink":false}')

@@ -36,7 +36,7 @@ COMPARE_EXAMPLES = """\
 examples (M stands for a folder or a Hugging Face id):
   clustrs compare sample:photo-3 "What is at the top right?"
   clustrs compare cat.jpg "What is this?" --model M --methods none,clustrs,fastervlm --corrupt salt_pepper:0.2
-  clustrs compare cat.jpg "What is this?" --model M --methods none "clustrs clip=0,0.5" clustrs-robust --keep 16 64
+  clustrs compare cat.jpg "What is this?" --model M --methods none "clustrs clip=0,0.5" clustermeans --keep 16 64
   clustrs compare cat.jpg "What is this?" --model M --show kept.png
 separate the values of a list by spaces or commas: --keep 16 64 is --keep 16,64
 """

@@ -247,7 +247,7 @@ DeviceMap = Annotated[str | None, option(DEVICE_MAP, "MAP", LOADING)]
 # The method.
 METHOD = "how to choose the tokens: a method or a preset, see clustrs methods"
 Method = Annotated[str, option(METHOD, "METHOD", PRUNING, complete=complete_methods)]
-METHODS = 'methods or presets, see clustrs methods; parameters may follow: none "clustrs tau=2" clustrs-robust'
+METHODS = 'methods or presets, see clustrs methods; parameters may follow: none "clustrs tau=2" clustrs-no-rrs'
 Methods = Annotated[
     Sequence[str] | None,
     option(METHODS, "METHOD...", PRUNING, read=several(split=split_methods), complete=complete_methods),

@@ -66,7 +66,7 @@ class Pruner:
     servable: ClassVar[bool]
     """True if vLLM can serve it: it needs nothing but `SERVED`. Follows from `needs` unless set."""
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Parameters that have a name of their own: "robust" of the method "clustrs" is known as "clustrs-robust"."""
+    """Parameters that have a name of their own: "no-rrs" of the method "clustrs" is known as "clustrs-no-rrs"."""
 
     keep: int | float
 

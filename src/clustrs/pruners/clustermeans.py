@@ -10,7 +10,7 @@ from clustrs.ops.indexing import gather_tokens
 from clustrs.ops.kmeans import membership
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.clustrs import ClustRS
-from clustrs.pruners.inputs import Layout, PrunerInputs, Selection, grid_layout
+from clustrs.pruners.inputs import PrunerInputs, Selection, grid_layout
 from clustrs.pruners.registry import register
 
 
@@ -44,6 +44,7 @@ class ClusterMeans(Pruner):
     name = "clustermeans"
     needs = ("scores",)
     merges = True
+    exportable = True
 
     power: float = 0.1
     tau: float = 1.0
@@ -79,34 +80,34 @@ class ClusterMeans(Pruner):
         assert chosen.labels is not None
         assert chosen.centroids is not None
         assert chosen.shares is not None
-        layout = inputs.layout or grid_layout(inputs.tokens)
         with torch.no_grad():
-            slots = cluster_slots(chosen.labels, chosen.shares, layout, k)
-            slots, order = slots.sort(-1)
+            slots, order = cluster_slots(chosen.labels, chosen.shares, inputs, k).sort(-1)
             labels = order.argsort(-1).gather(-1, chosen.labels)
             counts = torch.zeros_like(slots).scatter_add_(-1, labels, torch.ones_like(labels))
         means = gather_tokens(chosen.centroids, order)
         return Selection(means, slots, labels, merged=counts > 1, shares=chosen.shares)
 
 
-def cluster_slots(labels: Tensor, shares: Tensor, layout: Layout, k: int) -> Tensor:
+def cluster_slots(labels: Tensor, shares: Tensor, inputs: PrunerInputs, k: int) -> Tensor:
     """Return the member [B, k] of each cluster that is nearest to the cluster's weighted mean place.
 
     In images of several tiles the place is that of the members in the tile with most of the cluster's weight. Of
     equally near members the first one is taken.
     """
+    layout = inputs.layout or grid_layout(inputs.tokens)
     members = membership(labels, k)
     weight = (members * shares.unsqueeze(1)).double()
-    tiles = torch.zeros_like(weight)  # as many tiles as tokens at most: their number is not known without waiting
-    tiles.scatter_add_(-1, layout.tile.unsqueeze(1).expand_as(weight), weight)
-    inside = members & (layout.tile.unsqueeze(1) == tiles.argmax(-1, keepdim=True))
-    weight = weight * inside
+    if inputs.layout is not None:  # a tile's number is its first place among the sorted ones: below N, whatever it was
+        tile = torch.searchsorted(layout.tile.sort(-1).values, layout.tile.contiguous()).unsqueeze(1)
+        tiles = torch.zeros_like(weight).scatter_add_(-1, tile.expand_as(weight), weight)
+        members = members & (tile == tiles.argmax(-1, keepdim=True))
+        weight = weight * members
     total = weight.sum(-1, keepdim=True)
     far = torch.zeros_like(weight)
     for axis in (layout.y, layout.x):
         place = axis.unsqueeze(1).double()
         far += (place - (weight * place).sum(-1, keepdim=True) / total).square()
-    far = far.masked_fill_(~inside, torch.inf)
+    far = far.masked_fill_(~members, torch.inf)
     near = far <= far.amin(-1, keepdim=True) + 1e-9
     index = torch.arange(labels.shape[-1], device=labels.device)
     return torch.where(near, index, labels.shape[-1]).amin(-1)

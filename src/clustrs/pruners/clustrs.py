@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -59,11 +59,10 @@ class ClustRS(Pruner):
     clusters = True
     exportable = True
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "robust": {"attention_power": 0.5, "clip": [0.0, 0.0]},
         "no-rrs": {"shrink": False},
         "clustering": {"distance": "euclidean", "shrink": False},
     }
-    """`robust` goes beyond the paper; the others are its ablation: "C+H" and "Clustering"."""
+    """The paper's ablation: "C+H" and "Clustering"."""
 
     tau: float = 1.0
     iterations: int = 3
@@ -90,14 +89,6 @@ class ClustRS(Pruner):
         validation.integer("seed", self.seed, 0)
         validation.choice("representative", self.representative, ("attention", "medoid"))
         validation.above("attention_power", self.attention_power, 0)
-
-    @classmethod
-    def robust(cls, keep: int | float, **others: Any) -> Self:
-        """Return the preset that keeps the centers of the clusters, weighted by the square root of the attention.
-
-        Of what goes beyond the paper this gained most on photographs (docs/studies.md, Variants).
-        """
-        return cls(keep=keep, **{**cls.presets["robust"], **others})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the method as a dict, without parameters beyond the paper that are off, so that older runs match."""

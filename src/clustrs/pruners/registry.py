@@ -91,9 +91,9 @@ def list_presets() -> dict[str, dict[str, Any]]:
 
     Examples:
         >>> from clustrs import ClustRS, get_method, list_presets
-        >>> list_presets()["clustrs-robust"]
-        {'name': 'clustrs', 'attention_power': 0.5, 'clip': [0.0, 0.0]}
-        >>> get_method("clustrs-robust", keep=16) == ClustRS.robust(keep=16)
+        >>> list_presets()["clustrs-no-rrs"]
+        {'name': 'clustrs', 'shrink': False}
+        >>> get_method("clustrs-no-rrs", keep=16) == ClustRS(keep=16, shrink=False)
         True
     """
     known = registered_methods()
@@ -261,8 +261,8 @@ def variant_labels(methods: Sequence[Pruner | Mapping[str, Any]], *, with_keep: 
 
     Examples:
         >>> from clustrs import ClustRS, DivPrune, variant_labels
-        >>> variant_labels([ClustRS(keep=16), ClustRS(keep=16, clip=(0, 0)), DivPrune(keep=16), ClustRS.robust(16)])
-        ['clustrs', 'clustrs clip=[0,0]', 'divprune', 'clustrs-robust']
+        >>> variant_labels([ClustRS(keep=16), ClustRS(keep=16, clip=(0, 0)), DivPrune(keep=16)])
+        ['clustrs', 'clustrs clip=[0,0]', 'divprune']
     """
     described = [one.to_dict() if isinstance(one, Pruner) else dict(one) for one in methods]
     groups: dict[str, list[dict[str, Any]]] = {}
