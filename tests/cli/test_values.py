@@ -68,7 +68,7 @@ def test_commas_inside_a_parameter_stay() -> None:
     assert labels("--methods", "clustrs,clustrs-no-rrs") == ["clustrs", "clustrs-no-rrs"]
     evaluated = configuration(parse(["eval", *words])).methods
     assert [method["name"] for method in evaluated] == ["clustrs", "none", "clustrs"]
-    assert options.split(["a=[1,[2,3]],b", "c"]) == ["a=[1,[2,3]]", "b", "c"]
+    assert options.split_methods(["clustrs clip=[1,[2,3]],none", "grid"]) == ["clustrs clip=[1,[2,3]]", "none", "grid"]
 
 
 @pytest.mark.parametrize("text", ["a,", ",a", "a,,b", ""])

@@ -3,21 +3,18 @@
 To add a command: a function with `Annotated` parameters in one of the modules of `base.MODULES`, decorated with
 `@app.command("name", cls=Command, rich_help_panel=..., epilog=examples)`; `options.py` has the options that commands
 share. Its docstring is the help text, its result the exit code; a ValueError is printed in one line with exit code 2.
-Import inside the function what it needs, so that `--help` stays fast and mistyped arguments are refused before torch is
-loaded.
+Import inside the function what it needs: `--help` stays fast, mistyped arguments are refused before torch is loaded.
 
 Other packages add commands by an entry point in the group `clustrs.commands`. Its name is the name of the command; its
-value is a `typer.Typer` (mounted as a group of commands under that name) or a function (one command, registered with
-`cls=clustrs.cli.base.Command`). It is loaded when the command is called, and when the commands are listed, so its
-module must not import anything heavy. The same rules hold for results and errors.
+value is a `typer.Typer` (a group of commands) or a function (one command). It is loaded when the command is called, and
+when the commands are listed, so its module must not import anything heavy.
 """
 
 import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from clustrs.plugins import EXTRAS, PluginWarning, install_hint
@@ -35,7 +32,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         source_date()
         from clustrs.cli.base import call
 
-        with plugin_warnings_in_one_line():
+        with warnings.catch_warnings():
+            show = warnings.showwarning
+
+            def show_line(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+                if issubclass(category, PluginWarning):  # in one line, without the place in our code
+                    complain(str(message))
+                else:
+                    show(message, category, *place, **more)
+
+            warnings.showwarning = show_line
             return call(words) or 0
     except ValueError as error:
         return complain(str(error))
@@ -56,24 +62,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return complain("out of memory (try a smaller image, model or batch)")
 
 
-@contextmanager
-def plugin_warnings_in_one_line() -> Iterator[None]:
-    """Print the warning of a plugin that is left out as one line, without the place in our code."""
-    show = warnings.showwarning
-
-    def show_line(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-        if issubclass(category, PluginWarning):
-            complain(str(message))
-        else:
-            show(message, category, *place, **more)
-
-    warnings.showwarning = show_line
-    try:
-        yield
-    finally:
-        warnings.showwarning = show
-
-
 def check_words(words: Sequence[str]) -> None:
     """Refuse words that no encoding can store: bytes that are not UTF-8 reach Python as lone surrogates."""
     for word in words:
@@ -87,10 +75,6 @@ def check_words(words: Sequence[str]) -> None:
 
 def complain(message: str) -> int:
     """Print a mistake in one line, very long words abbreviated."""
-
-    def abbreviated(word: re.Match[str]) -> str:
-        return f"{word[0][:100]}...{word[0][-40:]}"
-
-    line = re.sub(rf"\S{{{LONGEST_WORD},}}", abbreviated, " ".join(message.split()))
+    line = re.sub(rf"(\S{{100}})\S{{{LONGEST_WORD - 140},}}(\S{{40}})", r"\1...\2", " ".join(message.split()))
     print("clustrs:", line, file=sys.stderr)
     return 2

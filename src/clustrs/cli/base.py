@@ -5,8 +5,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -64,9 +64,8 @@ class HelpMixin:
         """Write plain sections, one per panel."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(context):
-            record = param.get_help_record(context)
             usual = "Arguments" if param.param_type_name == "argument" else "Options"
-            if record is not None:
+            if record := param.get_help_record(context):
                 sections.setdefault(getattr(param, "rich_help_panel", None) or usual, []).append(record)
         for name in sorted(sections, key=lambda name: (name != "Arguments", name == "Options")):
             with formatter.section(name):
@@ -78,7 +77,12 @@ class HelpMixin:
         self.rich_markup_mode = "rich" if is_rich(sys.stdout) else None
         super().format_help(context, formatter)  # type: ignore[misc]
         if self.examples and self.rich_markup_mode:
-            print_examples(self.examples)
+            from rich.console import Console
+            from rich.text import Text
+
+            text = Text(self.examples, style="dim")
+            text.highlight_regex(r"(?m)^  clustrs .*?(?=  |$)", "not dim cyan")
+            Console().print(text, soft_wrap=True)
         elif self.examples:
             formatter.write(f"\n{self.examples}")
 
@@ -91,16 +95,11 @@ class Command(HelpMixin, TyperCommand):  # type: ignore[misc]
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, args if ctx.resilient_parsing else self.join_lists(args))
-
-    def join_lists(self, args: Sequence[str]) -> list[str]:
         """Join the words of each list: `--keep 16 50` becomes `--keep` and one word. Negative numbers are values."""
-        valued = {
-            flag: str(param.metavar or "")
-            for param in self.params
-            if isinstance(param, TyperOption) and not param.is_flag
-            for flag in param.opts
-        }
+        if ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
+        options = [param for param in self.params if isinstance(param, TyperOption) and not param.is_flag]
+        valued = {flag: str(param.metavar or "") for param in options for flag in param.opts}
         joined: list[str] = []
         settings: dict[str, list[str]] = {}
         left = list(args)
@@ -115,7 +114,7 @@ class Command(HelpMixin, TyperCommand):  # type: ignore[misc]
                 continue
             found = [value] if equals else []
             several = valued[flag].endswith("...")
-            while left and not equals and not looks_like_option(left[0]) and (several or not found):
+            while left and not equals and not re.match(r"-[^\d.]", left[0]) and (several or not found):
                 found.append(left.pop(0))
             if not found:
                 raise ValueError(f"{flag} needs a value (see {NAME} {self.name} --help)")
@@ -123,7 +122,8 @@ class Command(HelpMixin, TyperCommand):  # type: ignore[misc]
                 settings.setdefault(flag, []).extend(found)
             else:
                 joined += [flag, SEPARATOR.join(found)]
-        return [*(word for flag, found in settings.items() for word in (flag, SEPARATOR.join(found))), *joined]
+        added = [word for flag, found in settings.items() for word in (flag, SEPARATOR.join(found))]
+        return super().parse_args(ctx, [*added, *joined])
 
     def invoke(self, ctx: Any) -> Any:
         return given_options(ctx) if ctx.obj == PARSE_ONLY else super().invoke(ctx)
@@ -133,11 +133,6 @@ def given_options(ctx: typer.Context) -> dict[str, Any]:
     """Return the parameters of a command that are on the command line, by name."""
     sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
     return {name: ctx.params[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
-
-
-def looks_like_option(word: str) -> bool:
-    """Tell an option from a value; negative numbers are values."""
-    return word.startswith("-") and word != "-" and not word[1:2].isdigit() and not word.startswith("-.")
 
 
 class Group(HelpMixin, TyperGroup):  # type: ignore[misc]
@@ -155,17 +150,13 @@ class Root(Group):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command by name; None where there is none, or where the plugin that offers it fails."""
-        found = super().get_command(ctx, cmd_name)
         entry = self.plugins().get(cmd_name)
-        if found is not None or entry is None:
-            return found
-        try:
-            found = as_command(cmd_name, load_entry(entry))
-        except ValueError as error:
-            leave_out(str(error))
-            return None
-        self.add_command(found, cmd_name)
-        return found
+        if entry is not None:
+            try:
+                self.add_command(as_command(cmd_name, load_entry(entry)), cmd_name)
+            except ValueError as error:
+                leave_out(str(error))
+        return super().get_command(ctx, cmd_name)
 
     def plugins(self) -> dict[str, EntryPoint]:
         """Return the entry points that are not in `commands`, by name."""
@@ -174,33 +165,30 @@ class Root(Group):
 
 def as_command(name: str, value: Any) -> Any:
     """Make a command of an entry point's value: a `typer.Typer` or a function."""
-    plugin = value
-    if not isinstance(value, typer.Typer):
-        if not callable(value):
-            raise ValueError(f"the command {name} must be a typer.Typer or a function, got {value!r}")
-        plugin = typer.Typer()
+    is_group = isinstance(value, typer.Typer)
+    if not is_group and not callable(value):
+        raise ValueError(f"the command {name} must be a typer.Typer or a function, got {value!r}")
+    plugin = value if is_group else typer.Typer()
+    if not is_group:
         plugin.command(name, cls=Command)(value)
     plugin._add_completion = False
-    found: Any = typer.main.get_group(plugin) if isinstance(value, typer.Typer) else typer.main.get_command(plugin)
+    found: Any = typer.main.get_group(plugin) if is_group else typer.main.get_command(plugin)
     found.name = name
-    if getattr(found, "rich_help_panel", None) is None:
-        found.rich_help_panel = PLUGIN_PANEL
+    found.rich_help_panel = getattr(found, "rich_help_panel", None) or PLUGIN_PANEL
     return found
 
 
 def print_version(given: bool) -> None:
-    """Print the version and stop."""
     if given:
         print(f"{NAME} {__version__}")
         raise typer.Exit
 
 
+VERSION = typer.Option("--version", "-V", callback=print_version, is_eager=True, help="Print the version and stop.")
+
+
 @app.callback(cls=Root, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
-def describe(
-    version: Annotated[
-        bool, typer.Option("--version", "-V", callback=print_version, is_eager=True, help="Print the version and stop.")
-    ] = False,
-) -> None:
+def describe(version: Annotated[bool, VERSION] = False) -> None:
     """Fewer visual tokens for vision-language models, without training."""
 
 
@@ -229,41 +217,26 @@ def usage_message(error: typer.TyperException) -> str:
     """Describe in one line what is wrong with the words, and where help is."""
     context, param = getattr(error, "ctx", None), getattr(error, "param", None)
     message, given = error.format_message().rstrip("."), getattr(error, "message", "")
-    path = NAME if context is None else context.command_path
     if param is not None and given:  # the reader of a value says "must be ..."
         name = max(param.opts, key=len) if isinstance(param, TyperOption) else param.metavar or param.name
         return f"{name} {given}"
-    option = getattr(error, "option_name", None)
-    if context is not None and option and message.startswith("No such option"):
+    if context is None:
+        return f"{message[:1].lower()}{message[1:]} (see {NAME} --help)"
+    if message.startswith("No such option"):
+        option = getattr(error, "option_name", "")
         known = [flag.lstrip("-") for one in context.command.get_params(context) for flag in one.opts]
         near = validation.nearest(option.lstrip("-"), known).replace("mean '", "mean '--")
         message = f"no such option: {option}{near}"
-    unknown = re.match("No such command '(.*?)'", message)
-    if unknown and unknown[1] in PACKAGES:
-        package = PACKAGES[unknown[1]]
-        return f"{NAME} {unknown[1]} is in the package {package}: {install_hint('cli', package=package)}"
-    if unknown and context is not None:
+    elif unknown := re.match("No such command '(.*?)'", message):
+        if package := PACKAGES.get(unknown[1]):
+            return f"{NAME} {unknown[1]} is in the package {package}: {install_hint('cli', package=package)}"
         message = f"{unknown[0]}{validation.nearest(unknown[1], context.command.list_commands(context))}"
-    return f"{message[:1].lower()}{message[1:]} (see {path} --help)"
+    return f"{message[:1].lower()}{message[1:]} (see {context.command_path} --help)"
 
 
 def is_rich(stream: TextIO) -> bool:
     """Tell if a stream is a terminal that takes color; NO_COLOR and TERM=dumb say no."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def print_examples(text: str) -> None:
-    """Print the examples of a command: its lines that begin with `clustrs` in color."""
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console()
-    for line in text.splitlines():
-        styled = Text(line, style="dim")
-        if line.startswith("  clustrs "):
-            shown, gap, comment = line.strip().partition("  ")
-            styled = Text("  ").append(shown, style="cyan").append(gap + comment, style="dim")
-        console.print(styled, soft_wrap=True)
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -302,25 +275,21 @@ def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers:
     """Return a Markdown table, aligned but for its last column, which may be long; `numbers` are aligned right."""
     cells = [list(heads), *([" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(heads) - 1)] + [len(heads[-1])]
-    right = [head in numbers for head in heads]
-    rules = ["-" * (w - 1) + ":" if r else ":" + "-" * (w - 1) for w, r in zip(widths, right, strict=True)]
-    lines = [
-        [cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)]
-        for row in [cells[0], rules, *cells[1:]]
+    pad = [str.rjust if head in numbers else str.ljust for head in heads]
+    rules = [
+        "-" * (w - 1) + ":" if head in numbers else ":" + "-" * (w - 1) for w, head in zip(widths, heads, strict=True)
     ]
+    lines = [[p(cell, w) for p, cell, w in zip(pad, row, widths, strict=True)] for row in [cells[0], rules, *cells[1:]]]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-@contextmanager
-def status(text: str) -> Iterator[None]:
+def status(text: str) -> AbstractContextManager[Any]:
     """Show on a terminal's standard error what is being done, for as long as it takes."""
     if not is_rich(sys.stderr):
-        yield
-        return
+        return nullcontext()
     from rich.console import Console
 
-    with Console(stderr=True).status(f"{text} ..."):
-        yield
+    return Console(stderr=True).status(f"{text} ...")
 
 
 def say(text: str) -> None:
@@ -338,12 +307,9 @@ def print_json(value: Any) -> None:
 def check_folder(option: str, folder: Path) -> None:
     """Check that files can be written to a folder that may not exist yet."""
     try:
-        existing = folder
-        while not existing.exists():
-            existing = existing.parent
-        problem = "" if existing.is_dir() else f"{str(existing)!r} is not a folder"
-        if not problem and not os.access(existing, os.W_OK | os.X_OK):
-            problem = f"{str(existing)!r} is read-only"
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        problem = "" if os.access(existing, os.W_OK | os.X_OK) else f"{str(existing)!r} is read-only"
+        problem = problem if existing.is_dir() else f"{str(existing)!r} is not a folder"
     except OSError as error:
         problem = f"{error.strerror}"
     if problem:
@@ -353,11 +319,11 @@ def check_folder(option: str, folder: Path) -> None:
 def check_file(option: str, path: Path) -> None:
     """Check that a file can be written, as far as its name and its folder tell."""
     try:
-        folder = path.is_dir()
+        problem = "a folder" if path.is_dir() else ""
     except OSError as error:
-        raise ValueError(f"{option} must be the name of a file, got {str(path)!r} ({error.strerror})") from None
-    if folder:
-        raise ValueError(f"{option} must be the name of a file, got the folder {str(path)!r}")
+        problem = f"{error.strerror}"
+    if problem:
+        raise ValueError(f"{option} must be the name of a file, got {str(path)!r} ({problem})")
     check_folder(option, path.parent)
 
 
@@ -366,6 +332,5 @@ def print_report(folder: Path, judge: str | None = None, compare_with: str | Non
     from clustrs.evaluation.report import terminal_table, write_report
     from clustrs.evaluation.results import load_run
 
-    run = load_run(folder, judge)
-    print(terminal_table(run, compare_with, width()))
+    print(terminal_table(load_run(folder, judge), compare_with, width()))
     print(f"\nreport: {write_report(folder, judge, compare_with)}")

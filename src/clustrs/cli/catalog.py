@@ -1,5 +1,6 @@
 """`clustrs samples`, `methods`, `models`, `tasks` and `corruptions`: what there is, with other packages' additions."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, fields
 from json import dumps
 from typing import Annotated, Any
@@ -25,6 +26,11 @@ MATRIX = {
     "gpu": "tested on a GPU",
 }
 """Columns of the support matrix: keys of a row, and their heads."""
+
+
+def print_columns(listed: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
+    """Print a table of some keys of each row, under other heads."""
+    base.print_table(list(columns.values()), [[row[key] for key in columns] for row in listed])
 
 
 @app.command("samples", cls=Command, rich_help_panel=PANEL)
@@ -55,11 +61,9 @@ def list_methods_command(json: AsJson = False) -> None:
         base.print_json(listed)
         return
     rows = []
-    for method in listed:
-        parameters = [
-            key if value == "required" else f"{key}={dumps(value)}" for key, value in method["parameters"].items()
-        ]
-        rows.append([method["name"], method["summary"], ", ".join(parameters), method["paper"] or ""])
+    for name, summary, parameters, paper in (method.values() for method in listed):
+        given = [key if value == "required" else f"{key}={dumps(value)}" for key, value in parameters.items()]
+        rows.append([name, summary, ", ".join(given), paper or ""])
     base.print_table(["method", "what it keeps", "parameters", "paper"], rows)
     print("\nPresets, each a method with some of its parameters:")
     for name in list_presets():
@@ -67,17 +71,17 @@ def list_methods_command(json: AsJson = False) -> None:
 
 
 def describe_method(name: str) -> dict[str, Any]:
-    """A method's name, what it does, its parameters with defaults ("required" if there is none), its paper."""
+    """Return a method's name, what it does, its parameters with defaults ("required" if there is none), its paper."""
     from clustrs.pruners import list_presets, method_class
 
     method = method_class(name)
-    if name in list_presets():
-        preset = {key: value for key, value in list_presets()[name].items() if key != "name"}
-        given = " ".join(f"{key}={dumps(value, separators=(',', ':'))}" for key, value in preset.items())
-        return {"name": name, "summary": f"{method.name} {given}", "parameters": preset, "paper": method.paper}
-    defaults = {f.name: "required" if f.default is MISSING else f.default for f in fields(method)}
     summary = (method.__doc__ or "").strip().partition("\n")[0]
-    return {"name": name, "summary": summary, "parameters": defaults, "paper": method.paper}
+    parameters = {f.name: "required" if f.default is MISSING else f.default for f in fields(method)}
+    if name in list_presets():
+        parameters = {key: value for key, value in list_presets()[name].items() if key != "name"}
+        given = (f"{key}={dumps(value, separators=(',', ':'))}" for key, value in parameters.items())
+        summary = " ".join([method.name, *given])
+    return {"name": name, "summary": summary, "parameters": parameters, "paper": method.paper}
 
 
 @app.command("models", cls=Command, rich_help_panel=PANEL)
@@ -90,60 +94,53 @@ def list_models_command(
     Prints the model_type of their config, their class in transformers, and what was tested; where each family runs
     (--matrix prints this table alone); then the models that clustrs-models brings.
     """
-    from clustrs.models.adapters import list_model_types
-
-    listed = [describe_family(model_type) for model_type in list_model_types()]
+    listed = families()
     if json:
         base.print_json(listed)
         return
-    support = [[row[key] for key in MATRIX] for row in listed]
-    if matrix:
-        base.print_table(list(MATRIX.values()), support)
-        return
-    columns = ["model_type", "class", "tokens_per_image", "tested"]
-    base.print_table(columns, [[family[key] for key in columns] for family in listed])
-    print(f"\n{TESTED}\n")
-    base.print_table(list(MATRIX.values()), support)
-    print()
-    rows = [[model.name, model.family, model.knows, model.task, model.question] for model in EMBEDDED]
-    base.print_table(["embedded model", "model_type", "knows", "task", "a question it understands"], rows)
-    missing = "" if data_package() else f"; their weights are not installed: {INSTALL}"
-    print(f"\nThe default is {DEFAULT}{missing}")
+    if not matrix:
+        print_columns(listed, {key: key for key in ("model_type", "class", "tokens_per_image", "tested")})
+        print(f"\n{TESTED}\n")
+    print_columns(listed, MATRIX)
+    if not matrix:
+        print()
+        rows = [[model.name, model.family, model.knows, model.task, model.question] for model in EMBEDDED]
+        base.print_table(["embedded model", "model_type", "knows", "task", "a question it understands"], rows)
+        missing = "" if data_package() else f"; their weights are not installed: {INSTALL}"
+        print(f"\nThe default is {DEFAULT}{missing}")
 
 
-def describe_family(model_type: str) -> dict[str, Any]:
-    """Describe a family: its model type, its class in transformers ("" if there is none), where it runs, what was
-    tested, and the embedded models of that family."""
+def families() -> list[dict[str, Any]]:
+    """Describe all families: model type, class in transformers ("" if there is none), where it runs, what is tested."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as CLASSES
 
     from clustrs.export.vision import ENCODERS
-    from clustrs.models.adapters import adapter_class
+    from clustrs.models.adapters import adapter_class, list_model_types
     from clustrs.serving.plugin import ARCHITECTURES
 
-    adapter = adapter_class(model_type)
-    summary = (adapter.__doc__ or "").strip().partition("\n")[0]
-    name = CLASSES.get(model_type, "")
-    return {
-        "model_type": model_type,
-        "class": name,
-        "summary": summary,
-        "tokens_per_image": adapter.tokens_per_image,
-        "tested": adapter.tested,
-        "vllm": "yes" if name in ARCHITECTURES else "no",
-        "onnx": "yes" if model_type in ENCODERS else "no",
-        "video": adapter.takes_video,
-        "published_weights": adapter.published_weights,
-        "gpu": adapter.gpu,
-        "embedded": [asdict(model) for model in EMBEDDED if model.family == model_type],
-    }
+    listed = []
+    for model_type in list_model_types():
+        adapter, name = adapter_class(model_type), CLASSES.get(model_type, "")
+        row = {
+            "model_type": model_type,
+            "class": name,
+            "summary": (adapter.__doc__ or "").strip().partition("\n")[0],
+            "tokens_per_image": adapter.tokens_per_image,
+            "tested": adapter.tested,
+            "vllm": "yes" if name in ARCHITECTURES else "no",
+            "onnx": "yes" if model_type in ENCODERS else "no",
+            "video": adapter.takes_video,
+            "published_weights": adapter.published_weights,
+            "gpu": adapter.gpu,
+            "embedded": [asdict(model) for model in EMBEDDED if model.family == model_type],
+        }
+        listed.append(row)
+    return listed
 
 
 def support_matrix() -> str:
     """Return the support matrix in Markdown: one row per family, from what adapters, serving and export declare."""
-    from clustrs.models.adapters import list_model_types
-
-    rows = [describe_family(model_type) for model_type in list_model_types()]
-    return base.markdown_table(list(MATRIX.values()), [[row[key] for key in MATRIX] for row in rows])
+    return base.markdown_table(list(MATRIX.values()), [[row[key] for key in MATRIX] for row in families()])
 
 
 @app.command("tasks", cls=Command, rich_help_panel=PANEL)
@@ -151,12 +148,11 @@ def list_tasks_command(json: AsJson = False) -> None:
     """List the tasks that clustrs eval --task takes."""
     from clustrs.evaluation.tasks import describe_task, list_tasks
 
-    listed = {name: describe_task(name) for name in list_tasks()}
+    listed = [{"name": name, **asdict(describe_task(name))} for name in list_tasks()]
     if json:
-        base.print_json([{"name": name, **asdict(task)} for name, task in listed.items()])
-        return
-    rows = [[name, task.measures, task.scoring, task.data] for name, task in listed.items()]
-    base.print_table(["task", "questions", "score", "data"], rows)
+        base.print_json(listed)
+    else:
+        print_columns(listed, {"name": "task", "measures": "questions", "scoring": "score", "data": "data"})
 
 
 @app.command("corruptions", cls=Command, rich_help_panel=PANEL)
@@ -169,12 +165,8 @@ def list_corruptions_command(json: AsJson = False) -> None:
 
     rules = {name: corruption_rule(name) for name in list_corruptions()}
     if json:
-        base.print_json(
-            [
-                {"name": name, "group": rule.group, "levels": list(rule.levels), "accepted": rule.accepted}
-                for name, rule in rules.items()
-            ]
-        )
+        keys = ("group", "levels", "accepted")
+        base.print_json([{"name": name, **{key: getattr(rule, key) for key in keys}} for name, rule in rules.items()])
         return
     rows = [[name, " ".join(f"{level:g}" for level in rule.levels), rule.accepted] for name, rule in rules.items()]
     base.print_table(["corruption", "levels", "accepted"], rows)

@@ -10,6 +10,7 @@ from clustrs.cli import options as o
 from clustrs.cli.ask import make_method
 from clustrs.cli.base import Command, app
 from clustrs.embedded import DEFAULT, image_path
+from clustrs.validation import LoadOptions
 
 PANEL, ALONE = "Deploy", "The selection alone"
 SERVE_EXAMPLES = """\
@@ -52,26 +53,20 @@ def serve(
     """
     from clustrs.serving import server
 
-    described = {"method": method, "keep": keep, **o.check_settings(settings)}
-    server.serve(server.prepare(model, described, tuple(vllm or ())))
+    server.serve(server.prepare(model, {"method": method, "keep": keep, **(settings or {})}, tuple(vllm or ())))
 
 
 @app.command("encode", cls=Command, epilog=ENCODE_EXAMPLES, rich_help_panel=PANEL)
+@o.takes(o.loading)
 def encode(
-    ctx: typer.Context,
     images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help=o.IMAGE, autocompletion=o.complete_images)],
     keep: Budget,
     output: o.OutputFolder,
     method: o.Method = "clustrs",
     settings: o.Settings = None,
     model: o.Model = DEFAULT,
-    device: o.Device = None,
-    dtype: o.DtypeOption = None,
-    attn: o.Attn = None,
-    load_in_8bit: o.Load8Bit = False,
-    load_in_4bit: o.Load4Bit = False,
-    device_map: o.DeviceMap = None,
     save_dtype: Annotated[SaveDtype, o.option("type of the numbers that are written", choices=SaveDtype)] = "float16",
+    **given: Any,
 ) -> None:
     """Encode and prune images for a vLLM server on another machine.
 
@@ -80,16 +75,19 @@ def encode(
     other runtimes.
     """
     from clustrs.models.load import load_model, quiet_transformers
-    from clustrs.pruners import get_method
     from clustrs.serving import embeddings
 
-    pruner = get_method(method, keep=keep, **o.check_settings(settings))
+    pruner = make_method(method, keep, settings)
     files = embeddings.output_files([image_path(image) for image in images], output)
     quiet_transformers()
     with base.status(f"loading {model}"):
-        loaded, processor = load_model(model, o.load_options(ctx.params))
+        loaded, processor = load_model(model, LoadOptions(**given))
     for line in embeddings.encode_files(loaded, processor, files, pruner, save_dtype, model):
         print(line)
+
+
+def size(of: str, metavar: str) -> Any:
+    return o.option(f"without a model: {of}", metavar, ALONE, read=o.integer())
 
 
 @app.command("export-onnx", cls=Command, epilog=ONNX_EXAMPLES, rich_help_panel=PANEL)
@@ -102,49 +100,36 @@ def export_onnx(
     keep: o.Keep = None,
     settings: o.Settings = None,
     dtype: Annotated[GraphDtype, o.option("type of weights, pixels and features", choices=GraphDtype)] = "float32",
-    tokens: Annotated[int | None, o.option("without a model: tokens of an image", "N", ALONE, read=o.integer())] = None,
-    dim: Annotated[int | None, o.option("without a model: width of the tokens", "D", ALONE, read=o.integer())] = None,
-    hidden_dim: Annotated[
-        int | None, o.option("without a model: width of the hidden states, for vispruner", "H", ALONE, read=o.integer())
-    ] = None,
+    tokens: Annotated[int | None, size("tokens of an image", "N")] = None,
+    dim: Annotated[int | None, size("width of the tokens", "D")] = None,
+    hidden_dim: Annotated[int | None, size("width of the hidden states, for vispruner", "H")] = None,
 ) -> None:
     """Write a vision encoder with its pruning as one ONNX graph.
 
     Pixels in, k visual tokens out; without a model, the selection alone.
     """
-    chosen = o.check_settings(settings)
     base.check_file("--output", output)
     sizes = {"tokens": tokens, "dim": dim, "hidden_dim": hidden_dim}
-    alone = check_source(model or [], sizes, dtype)
-    budgets = keep or (None,)
-    if len(budgets) > 1:
-        raise ValueError(f"--keep must be one budget for a graph, got {' '.join(map(str, budgets))}")
-    pruner = make_method(method, budgets[0], chosen)
+    given = [f"--{name.replace('_', '-')}" for name, value in sizes.items() if value is not None]
+    for name, values in (("MODEL must be one model", model), ("--keep must be one budget for a graph", keep)):
+        if values and len(values) > 1:
+            raise ValueError(f"{name}, got {' '.join(map(str, values))}")
+    if model and given:
+        raise ValueError(f"{given[0]} is for the selection alone, got a model, too")
+    if not model and (tokens is None or dim is None):
+        raise ValueError("export-onnx needs a model, or --tokens and --dim for the selection alone")
+    if not model and dtype != "float32":
+        raise ValueError(f"--dtype must be float32 for the selection alone, got {dtype}")
+    pruner = make_method(method, keep[0] if keep else None, settings)
     from clustrs import export
 
-    if alone or not model:
-        info = export.export_selection(pruner, output, **sizes)  # type: ignore[arg-type]
-    else:
+    if model:
         from clustrs.models.load import load_model, quiet_transformers
 
         quiet_transformers()
-        loaded, _ = load_model(model[0])
-        info = export.export_onnx(loaded.cpu().half() if dtype == "float16" else loaded.cpu(), pruner, output)
+        loaded = load_model(model[0])[0].cpu()
+        info = export.export_onnx(loaded.half() if dtype == "float16" else loaded, pruner, output)
+    else:
+        info = export.export_selection(pruner, output, **sizes)  # type: ignore[arg-type]
     print(f"{output}: {pruner.name} keeps {info.kept} of {info.tokens} tokens of {info.dim} numbers, {info.dtype}")
     print(f"{output.with_suffix('.json')}: method, parameters, inputs, outputs, versions")
-
-
-def check_source(model: list[str], sizes: dict[str, Any], dtype: str) -> bool:
-    """Tell whether the selection alone is exported; either a model or the sizes of one must be given."""
-    given = [f"--{name.replace('_', '-')}" for name, value in sizes.items() if value is not None]
-    if len(model) > 1:
-        raise ValueError(f"MODEL must be one model, got {' '.join(model)}")
-    if model and given:
-        raise ValueError(f"{given[0]} is for the selection alone, got a model, too")
-    if model:
-        return False
-    if sizes["tokens"] is None or sizes["dim"] is None:
-        raise ValueError("export-onnx needs a model, or --tokens and --dim for the selection alone")
-    if dtype != "float32":
-        raise ValueError(f"--dtype must be float32 for the selection alone, got {dtype}")
-    return True

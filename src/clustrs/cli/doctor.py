@@ -2,9 +2,9 @@
 
 import io
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -19,19 +19,20 @@ BROKEN = "broken"
 LONGEST = 200
 """Of what an error says."""
 JUDGE_KEY = "OPENAI_API_KEY"
+distributions = cache(metadata.packages_distributions)
 
 
 @dataclass(frozen=True)
 class Check:
     """Something that is not needed to prune tokens: its modules, how it is installed, and a trial.
 
-    The trial returns a note. What it raises says that the thing is broken.
+    The trial is modules to import, or a function that returns a note. What it raises says that the thing is broken.
     """
 
     name: str
     modules: tuple[str, ...]
     install: str
-    trial: Callable[[], str]
+    trial: tuple[str, ...] | Callable[[], str]
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,14 @@ def doctor(json: AsJson = False) -> int:
     for check in CHECKS:
         with base.status(f"trying {check.name}"):
             findings.append(examine(check))
-    findings.append(judge_key())
+    there = bool(os.environ.get(JUDGE_KEY))  # the key itself is never shown
+    missing = f"clustrs judge reads {JUDGE_KEY}; servers of your own may need none"
+    note = f"{JUDGE_KEY} is there; it was not tried" if there else missing
+    findings.append(Finding("judge key", "set" if there else "not set", "", note))
     if json:
         base.print_json([asdict(finding) for finding in findings])
     else:
-        rows = [[finding.name, finding.state, finding.version, finding.note] for finding in findings]
-        base.print_table(["what", "state", "version", "note"], rows)
+        base.print_table(["what", "state", "version", "note"], [astuple(finding) for finding in findings])
     return int(any(finding.state == BROKEN for finding in findings))
 
 
@@ -69,9 +72,13 @@ def examine(check: Check) -> Finding:
     versions = ", ".join(version_of(module) for module in check.modules if module not in missing)
     if missing:
         return Finding(check.name, "not installed", versions, check.install)
+    note = ""
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            note = check.trial()
+            if callable(check.trial):
+                note = check.trial()
+            else:
+                list(map(import_module, check.trial))
     except (Exception, SystemExit) as error:  # a broken package raises what it likes
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST]
         return Finding(check.name, BROKEN, versions, reason)
@@ -80,35 +87,11 @@ def examine(check: Check) -> Finding:
 
 def version_of(module: str) -> str:
     """Return the version of the package that a module comes with."""
-    packages = distributions().get(module, [module])  # an editable package is not listed by its modules
+    packages = distributions().get(module, [module])  # an editable one is not listed by its modules
     try:
         return metadata.version(packages[0])
     except metadata.PackageNotFoundError:
         return "unknown"
-
-
-@cache
-def distributions() -> Mapping[str, list[str]]:
-    """Return the installed packages by module."""
-    return metadata.packages_distributions()
-
-
-def judge_key() -> Finding:
-    """Report whether a key for judges is set; it is never shown."""
-    if os.environ.get(JUDGE_KEY):
-        return Finding("judge key", "set", "", f"{JUDGE_KEY} is there; it was not tried")
-    return Finding("judge key", "not set", "", f"clustrs judge reads {JUDGE_KEY}; servers of your own may need none")
-
-
-def try_imports(*modules: str) -> Callable[[], str]:
-    """Return a trial that imports modules."""
-
-    def trial() -> str:
-        for module in modules:
-            import_module(module)
-        return ""
-
-    return trial
 
 
 def try_models() -> str:
@@ -134,20 +117,16 @@ def try_lmms_eval() -> str:
     from clustrs.integrations.lmms_eval import MODEL
 
     if MODEL not in models.list_available_models():
-        raise RuntimeError(why_missing("lmms_eval.models"))
+        group = "lmms_eval.models"
+        for entry in metadata.entry_points(group=group):
+            try:
+                load_entry(entry)
+            except ValueError as error:
+                raise RuntimeError(f"{error}; remove that package") from None
+        raise RuntimeError(f"clustrs was installed without its entry point in {group}: install it again")
     for simple in (False, True):
         models.get_model(MODEL, force_simple=simple)
     return f"lmms-eval --model {MODEL}"
-
-
-def why_missing(group: str) -> str:
-    """Name the entry point of a group that fails, or say that ours is missing."""
-    for entry in metadata.entry_points(group=group):
-        try:
-            load_entry(entry)
-        except ValueError as error:
-            return f"{error}; remove that package"
-    return f"clustrs was installed without its entry point in {group}: install it again"
 
 
 def try_triton() -> str:
@@ -166,20 +145,20 @@ ONNX = ("onnx", "onnxscript", "onnxruntime")
 PAPER = install_hint("cli", package="clustrs-paper")
 CHECKS = (
     Check("models", ("transformers", "PIL"), install_hint("models"), try_models),
-    Check("embedded models", ("clustrs_models",), install_hint("models"), try_imports("clustrs_models")),
-    Check("studies of the paper", ("clustrs_paper",), PAPER, try_imports("clustrs_paper.command")),
-    Check("plots", ("matplotlib",), install_hint("plot"), try_imports("matplotlib.figure")),
+    Check("embedded models", ("clustrs_models",), install_hint("models"), ("clustrs_models",)),
+    Check("studies of the paper", ("clustrs_paper",), PAPER, ("clustrs_paper.command",)),
+    Check("plots", ("matplotlib",), install_hint("plot"), ("matplotlib.figure",)),
     Check("triton kernels", ("triton",), "pip install triton (Linux with a CUDA device)", try_triton),
-    Check("accelerate", ("accelerate",), "pip install accelerate", try_imports("accelerate")),
-    Check("bitsandbytes", ("bitsandbytes",), "pip install bitsandbytes", try_imports("bitsandbytes")),
+    Check("accelerate", ("accelerate",), "pip install accelerate", ("accelerate",)),
+    Check("bitsandbytes", ("bitsandbytes",), "pip install bitsandbytes", ("bitsandbytes",)),
     Check("vLLM", ("vllm",), install_hint("vllm"), try_vllm),
     Check("lmms-eval", ("lmms_eval",), install_hint("lmms-eval"), try_lmms_eval),
-    Check("ray engine", ("ray",), install_hint("ray"), try_imports("ray")),
-    Check("datasets of the hub", ("datasets",), install_hint("hub"), try_imports("datasets")),
-    Check("UMAP of studies", ("umap",), install_hint("studies"), try_imports("umap")),
-    Check("ONNX", ONNX, install_hint("onnx"), try_imports(*ONNX)),
+    Check("ray engine", ("ray",), install_hint("ray"), ("ray",)),
+    Check("datasets of the hub", ("datasets",), install_hint("hub"), ("datasets",)),
+    Check("UMAP of studies", ("umap",), install_hint("studies"), ("umap",)),
+    Check("ONNX", ONNX, install_hint("onnx"), ONNX),
     Check("OpenVINO", ("openvino",), install_hint("openvino"), try_openvino),
-    Check("web page", ("gradio",), install_hint("app"), try_imports("gradio", "clustrs.app.server")),
-    Check("judge", ("openai",), install_hint("cli"), try_imports("openai", "clustrs.evaluation.judge")),
+    Check("web page", ("gradio",), install_hint("app"), ("gradio", "clustrs.app.server")),
+    Check("judge", ("openai",), install_hint("cli"), ("openai", "clustrs.evaluation.judge")),
 )
 """In the order in which they are printed."""

@@ -1,32 +1,47 @@
-"""Options that commands share, as `Annotated` types; how their words are read; what the shell completes.
+"""Options that commands share: their types, how their words are read, what the shell completes.
 
-A function with parameters of these types is a Typer command:
+A function with parameters of these types is a Typer command; `takes` adds groups of options to it:
 
     @app.command("mine", cls=Command)
-    def mine(model: Model = DEFAULT, keep: Keep = None, seed: Seed = 0) -> None: ...
+    @takes(loading)
+    def mine(model: Model = DEFAULT, keep: Keep = None, **given: Any) -> None: ...
 """
 
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 import typer
 
 from clustrs import validation
 from clustrs.cli.base import SEPARATOR, SETTINGS
-from clustrs.embedded import list_known
-from clustrs.validation import Attention, Crops, Dtype, ImagePadding, LoadOptions, Positions, PromptTemplate, Scope
+from clustrs.embedded import EMBEDDED, SAMPLE, list_known, samples
+from clustrs.validation import Attention, Crops, Dtype, ImagePadding, Positions, PromptTemplate, Scope
 
-LARGEST = 2**31 - 1
-LARGEST_SEED = 2**63 - 1
-MODEL, LOADING, PRUNING, IMAGES, QUESTIONS = "Model", "Loading the model", "Pruning", "Images", "Questions"
-"""Panels of the help."""
+Function = TypeVar("Function", bound=Callable[..., Any])
 Reader = Callable[[str], Any]
 """Makes a value of a word; its ValueError says what the value must be ("must be a count")."""
 Completion = list[tuple[str, str]]
 """Values with a note on each."""
+LARGEST = 2**31 - 1
+LARGEST_SEED = 2**63 - 1
+MODEL, LOADING, PRUNING, IMAGES, QUESTIONS = "Model", "Loading the model", "Pruning", "Images", "Questions"
+"""Panels of the help."""
+
+
+def takes(*groups: Callable[..., None]) -> Callable[[Function], Function]:
+    """Add the parameters of other functions to those of a command, which gets their values in its `**given`."""
+
+    def add(command: Function) -> Function:
+        found = [one for function in (command, *groups) for one in inspect.signature(function).parameters.values()]
+        named = [one.replace(kind=one.KEYWORD_ONLY) for one in found if one.kind is not one.VAR_KEYWORD]
+        command.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
+        return command
+
+    return add
 
 
 def integer(low: int = 1, high: int = LARGEST) -> Reader:
@@ -42,13 +57,10 @@ def integer(low: int = 1, high: int = LARGEST) -> Reader:
 
 def number(text: str) -> float:
     """Read a finite number."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not validation.is_number(value):
-        raise ValueError("must be a number")
-    return value
+    with suppress(ValueError):
+        if validation.is_number(value := float(text)):
+            return value
+    raise ValueError("must be a number")
 
 
 def read_keep(text: str) -> int | float:
@@ -74,25 +86,15 @@ def one_of(kind: Any) -> Reader:
 
 
 def split(words: Sequence[str]) -> list[str]:
-    """Split words at commas; a comma inside brackets belongs to a value."""
-    parts: list[str] = []
-    for word in words:
-        parts.append("")
-        depth = 0
-        for sign in word:
-            depth += (sign == "[") - (sign == "]")
-            if sign == "," and depth <= 0:
-                parts.append("")
-            else:
-                parts[-1] += sign
-    stripped = [part.strip() for part in parts]
-    if "" in stripped:
+    """Split words at commas."""
+    parts = [part.strip() for word in words for part in word.split(",")]
+    if "" in parts:
         raise ValueError("must be values separated by spaces or commas, none of them empty")
-    return stripped
+    return parts
 
 
 def split_methods(words: Sequence[str]) -> list[str]:
-    """Split as `split` does, and leave commas inside the values of parameters (`clustrs clip=0,0`)."""
+    """Split as `split` does, but not at commas inside the values of parameters (`clustrs clip=0,0`)."""
     if not any("=" in word for word in words):
         return split(words)
     from clustrs.pruners import registry
@@ -118,9 +120,20 @@ def several(read: Reader = str, split: Callable[[Sequence[str]], list[str]] = sp
     return read_list
 
 
-def read_settings(text: str) -> dict[str, Any]:
-    """Read KEY=VALUE pairs; a value is JSON or a word, and the last one wins where a key comes twice."""
-    return dict(validation.key_value(word, "must be KEY=VALUE (write tau=2)") for word in text.split(SEPARATOR))
+def read_settings(*reserved: str) -> Reader:
+    """Return a reader of KEY=VALUE pairs: a value is JSON or a word, the last one wins where a key comes twice.
+
+    Keys that are `reserved` have an option of their own.
+    """
+
+    def read(text: str) -> dict[str, Any]:
+        found = dict(validation.key_value(word, "must be KEY=VALUE (write tau=2)") for word in text.split(SEPARATOR))
+        for key in reserved:
+            if key in found:
+                raise ValueError(f"must not contain {key} (write --{key} {found[key]})")
+        return found
+
+    return read
 
 
 def option(
@@ -140,7 +153,18 @@ def option(
     if choices is not None:
         listed = [(value, "") for value in get_args(choices)]
         read, metavar, complete = one_of(choices), "|".join(get_args(choices)), lambda incomplete: listed
-    parser = checked(read) if read else None
+
+    def parse(value: Any) -> Any:
+        if not isinstance(value, str) or read is None:  # a default
+            return value
+        try:
+            return read(value)
+        except ValueError as error:
+            bare = str(error).startswith("must be") and ", got " not in str(error)
+            given = f", got {' '.join(value.split(SEPARATOR))!r}" if bare else ""
+            raise typer.BadParameter(f"{error}{given}") from None
+
+    parser = parse if read else None
     return typer.Option(
         *flags, help=help, parser=parser, metavar=metavar, rich_help_panel=panel, autocompletion=complete
     )
@@ -149,26 +173,6 @@ def option(
 def flag(help: str, name: str, panel: str | None = None) -> Any:
     """Declare an option without a value, for `Annotated`."""
     return typer.Option(name, help=help, rich_help_panel=panel)
-
-
-def checked(read: Reader) -> Callable[[Any], Any]:
-    """Let Typer report the error of a reader together with the option; defaults are not read."""
-
-    def parse(value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        try:
-            return read(value)
-        except ValueError as error:
-            given = "" if "duplicate" in str(error) or ", got " in str(error) else f", got {shown(value)}"
-            raise typer.BadParameter(f"{error}{given}") from None
-
-    return parse
-
-
-def shown(value: str) -> str:
-    """Return a value as the user typed it, in quotes."""
-    return repr(" ".join(value.split(SEPARATOR)))
 
 
 def complete_methods(incomplete: str) -> Completion:
@@ -185,66 +189,26 @@ def complete_corruptions(incomplete: str) -> Completion:
     from clustrs.corruptions import corruption_rule, list_corruptions
 
     before, comma, _ = incomplete.rpartition(",")
-    rules = {name: corruption_rule(name) for name in list_corruptions()}
-    return [
-        (f"{before}{comma}{name}:{level:g}", rule.accepted) for name, rule in rules.items() for level in rule.levels
-    ]
+    rules = [(name, corruption_rule(name)) for name in list_corruptions()]
+    return [(f"{before}{comma}{name}:{level:g}", rule.accepted) for name, rule in rules for level in rule.levels]
 
 
 def complete_images(incomplete: str) -> Completion:
-    """Complete sample images; the shell completes files."""
-    from clustrs.embedded import SAMPLE, samples
-
     return [(f"{SAMPLE}{sample.name}", sample.licence) for sample in samples()]
 
 
 def complete_models(incomplete: str) -> Completion:
-    """Complete the embedded models."""
-    from clustrs.embedded import EMBEDDED
-
     return [(model.name, f"embedded, {model.knows}") for model in EMBEDDED]
 
 
 def complete_tasks(incomplete: str) -> Completion:
-    """Complete the tasks of `clustrs eval`."""
     from clustrs.evaluation.tasks import list_tasks
 
     return [(name, "") for name in list_tasks()]
 
 
-def check_settings(settings: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the parameters of a method; the budget has an option of its own."""
-    if settings and "keep" in settings:
-        raise ValueError(f"--set must not contain keep (write --keep {settings['keep']})")
-    return dict(settings or {})
-
-
-def load_options(params: Mapping[str, Any]) -> LoadOptions:
-    """Return the options of loading a model among a command's parameters."""
-    return LoadOptions(**{one.name: params[one.name] for one in fields(LoadOptions)})
-
-
-# The model.
 KNOWN = f"a folder, a Hugging Face id, or an embedded model: {list_known()}"
 Model = Annotated[str, option(KNOWN, "ID_OR_FOLDER", MODEL, complete=complete_models)]
-TEMPLATE = "the model's own chat template, or LLaVA-1.5's with its system line"
-Template = Annotated[PromptTemplate, option(TEMPLATE, panel=MODEL, choices=PromptTemplate)]
-PADDING = "as the model's processor does, or padded to a square with the mean color, as LLaVA-1.5 is evaluated"
-Padding = Annotated[ImagePadding, option(PADDING, panel=MODEL, choices=ImagePadding)]
-NewTokens = Annotated[int, option("longest answer", "N", MODEL, read=integer())]
-
-# Loading it.
-Device = Annotated[str | None, option("cpu, cuda, cuda:1, mps ... (default: an accelerator if any)", "DEVICE", LOADING)]
-DTYPE = "type of the weights (default: float32 on a CPU, the checkpoint's own elsewhere)"
-DtypeOption = Annotated[Dtype | None, option(DTYPE, panel=LOADING, choices=Dtype)]
-ATTN = "attention implementation: sdpa, eager, flash_attention_2 ... (default: chosen by transformers)"
-Attn = Annotated[str | None, option(ATTN, "NAME", LOADING)]
-Load8Bit = Annotated[bool, flag("quantize to 8 bits (needs bitsandbytes or torchao)", "--load-in-8bit", LOADING)]
-Load4Bit = Annotated[bool, flag("quantize to 4 bits (needs bitsandbytes or torchao)", "--load-in-4bit", LOADING)]
-DEVICE_MAP = "spread the model over devices: auto, balanced ... (needs accelerate)"
-DeviceMap = Annotated[str | None, option(DEVICE_MAP, "MAP", LOADING)]
-
-# The method.
 METHOD = "how to choose the tokens: a method or a preset, see clustrs methods"
 Method = Annotated[str, option(METHOD, "METHOD", PRUNING, complete=complete_methods)]
 METHODS = 'methods or presets, see clustrs methods; parameters may follow: none "clustrs tau=2" clustrs-no-rrs'
@@ -252,18 +216,11 @@ Methods = Annotated[
     Sequence[str] | None,
     option(METHODS, "METHOD...", PRUNING, read=several(split=split_methods), complete=complete_methods),
 ]
-KEEP = "a count (16) or a fraction (0.25; 1.0 is all) of the visual tokens"
-Keep = Annotated[Sequence[float] | None, option(f"{KEEP} (default: 16)", "K...", PRUNING, read=several(read_keep))]
+KEEP = "a count (16) or a fraction (0.25; 1.0 is all) of the visual tokens (default: 16)"
+Keep = Annotated[Sequence[float] | None, option(KEEP, "K...", PRUNING, read=several(read_keep))]
 SETTING = "parameters of the method, see clustrs methods"
-Settings = Annotated[Mapping[str, Any] | None, option(SETTING, SETTINGS, PRUNING, "--set", read=read_settings)]
-ScopeOption = Annotated[Scope, option("one budget for the image, or for each crop", panel=PRUNING, choices=Scope)]
+Settings = Annotated[Mapping[str, Any] | None, option(SETTING, SETTINGS, PRUNING, "--set", read=read_settings("keep"))]
 CropsOption = Annotated[Crops, option("all crops, or the base crop alone", panel=PRUNING, choices=Crops)]
-POSITIONS = "positions of kept tokens: without gaps, or their own"
-PositionsOption = Annotated[Positions, option(POSITIONS, panel=PRUNING, choices=Positions)]
-ATTENTION = "a kept token counts once, or as often as the tokens it stands for"
-AttentionOption = Annotated[Attention, option(ATTENTION, panel=PRUNING, choices=Attention)]
-
-# Images, input and output.
 IMAGE = "an image file, or sample:NAME (see clustrs samples)"
 Image = Annotated[str, typer.Argument(metavar="IMAGE", help=IMAGE, autocompletion=complete_images)]
 CORRUPT = "corrupt the image first, for example gaussian:0.5; see clustrs corruptions"
@@ -271,5 +228,43 @@ Corrupt = Annotated[str | None, option(CORRUPT, "NAME:LEVEL", IMAGES, complete=c
 Seed = Annotated[int, option("seed of the corruption", "SEED", IMAGES, read=integer(0, LARGEST_SEED))]
 AsJson = Annotated[bool, flag("print JSON", "--json")]
 OutputFolder = Annotated[Path, option("the folder to write to", "FOLDER", None, "-o", "--output")]
-OutputFile = Annotated[Path, option("the file to write", "FILE", None, "-o", "--output")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run")]
+
+TEMPLATE = "the model's own chat template, or LLaVA-1.5's with its system line"
+PADDING = "as the model's processor does, or padded to a square with the mean color, as LLaVA-1.5 is evaluated"
+DEVICE = "cpu, cuda, cuda:1, mps ... (default: an accelerator if any)"
+DTYPE = "type of the weights (default: float32 on a CPU, the checkpoint's own elsewhere)"
+ATTN = "attention implementation: sdpa, eager, flash_attention_2 ... (default: chosen by transformers)"
+QUANTIZE = "quantize to {} bits (needs bitsandbytes or torchao)"
+MAP = "spread the model over devices: auto, balanced ... (needs accelerate)"
+POSITIONS = "positions of kept tokens: without gaps, or their own"
+ATTENTION = "a kept token counts once, or as often as the tokens it stands for"
+
+
+def prompting(
+    prompt_template: Annotated[PromptTemplate, option(TEMPLATE, panel=MODEL, choices=PromptTemplate)] = "checkpoint",
+    image_padding: Annotated[ImagePadding, option(PADDING, panel=MODEL, choices=ImagePadding)] = "checkpoint",
+) -> None:
+    """Options of a prompt, for `takes`."""
+
+
+def loading(
+    device: Annotated[str | None, option(DEVICE, "DEVICE", LOADING)] = None,
+    dtype: Annotated[Dtype | None, option(DTYPE, panel=LOADING, choices=Dtype)] = None,
+    attn: Annotated[str | None, option(ATTN, "NAME", LOADING)] = None,
+    load_in_8bit: Annotated[bool, flag(QUANTIZE.format(8), "--load-in-8bit", LOADING)] = False,
+    load_in_4bit: Annotated[bool, flag(QUANTIZE.format(4), "--load-in-4bit", LOADING)] = False,
+    device_map: Annotated[str | None, option(MAP, "MAP", LOADING)] = None,
+) -> None:
+    """Options of loading a model, for `takes`: the fields of `LoadOptions`."""
+
+
+def attaching(
+    scope: Annotated[
+        Scope, option("one budget for the image, or for each crop", panel=PRUNING, choices=Scope)
+    ] = "image",
+    crops: CropsOption = "all",
+    positions: Annotated[Positions, option(POSITIONS, panel=PRUNING, choices=Positions)] = "compact",
+    attention: Annotated[Attention, option(ATTENTION, panel=PRUNING, choices=Attention)] = "plain",
+) -> None:
+    """Options of attaching a method, for `takes`."""

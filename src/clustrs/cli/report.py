@@ -2,18 +2,14 @@
 
 import os
 import sys
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from clustrs.cli import base
 from clustrs.cli import options as o
 from clustrs.cli.base import Command, app
-
-if TYPE_CHECKING:
-    from clustrs.evaluation.exchange import Grades
 
 PANEL = "Measure"
 Format = Literal["mmvet", "llava"]
@@ -77,19 +73,17 @@ def judge(
     from clustrs.evaluation.verdicts import judge_run
 
     server = Judge(judge_model, judge_url, os.environ.get("OPENAI_API_KEY"))
-    confirm = None if yes else partial(confirm_calls, server.model, server.url)
-    summary = judge_run(folder, server, judge_runs, concurrency, confirm=confirm)
+
+    def confirm(calls: int) -> bool:  # the user may have to pay for them
+        text = f"{calls} calls to {server.model} at {server.url}"
+        if not sys.stdin.isatty():
+            raise ValueError(f"{text} need --yes where nobody can be asked")
+        print(f"{text}. Go ahead? [y/N] ", end="", file=sys.stderr, flush=True)
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+    summary = judge_run(folder, server, judge_runs, concurrency, confirm=None if yes else confirm)
     print(f"judged {summary.judged}, reused {summary.reused}, failed {summary.failed}")
     base.print_report(folder, judge_model)
-
-
-def confirm_calls(model: str, url: str, calls: int) -> bool:
-    """Ask the user, who may have to pay for them."""
-    text = f"{calls} calls to {model} at {url}"
-    if not sys.stdin.isatty():
-        raise ValueError(f"{text} need --yes where nobody can be asked")
-    print(f"{text}. Go ahead? [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 @app.command("export-answers", cls=Command, rich_help_panel=PANEL)
@@ -112,38 +106,25 @@ def import_answers(
     name: Annotated[str, o.option("the name of the method in the report", "NAME")] = "imported",
 ) -> None:
     """Score predictions that another program made."""
-    from clustrs.evaluation.exchange import import_run
+    from clustrs.evaluation.exchange import holds_grades, import_predictions, import_run, read_grades, totals
     from clustrs.evaluation.tasks import get_task
 
     loaded = get_task(task, data)
-    predictions, scores = read_predictions(file, format, grades)
+    scores = read_grades(grades) if grades else None
+    if scores is None and format == "mmvet" and holds_grades(file):
+        scores = read_grades(file)
+        predictions = dict.fromkeys(scores.scores, "")
+        note = "the file has scores only: answers are recorded without their words (--grades takes both)"
+        print(note, file=sys.stderr)
+    else:
+        predictions = import_predictions(file, format)
     aside = import_run(loaded, predictions, name, output, scores)
     if aside:
         print(f"{aside} of {len(predictions)} predictions set aside: their questions have no image", file=sys.stderr)
     base.print_report(output)
-    if scores is not None:
-        print_grades(scores, loaded.items)
-
-
-def read_predictions(file: Path, format: Format, grades: Path | None) -> tuple[dict[str, str], "Grades | None"]:
-    """Read the predictions, and their scores where there are any; MM-Vet's evaluator may have written scores alone."""
-    from clustrs.evaluation.exchange import holds_grades, import_predictions, read_grades
-
-    scores = read_grades(grades) if grades else None
-    if scores is None and format == "mmvet" and holds_grades(file):
-        scores = read_grades(file)
-        print(
-            "the file has scores only: answers are recorded without their words (--grades takes both)", file=sys.stderr
-        )
-        return dict.fromkeys(scores.scores, ""), scores
-    return import_predictions(file, format), scores
-
-
-def print_grades(grades: "Grades", items: Any) -> None:
-    """Print the totals as MM-Vet's evaluator does."""
-    from clustrs.evaluation.exchange import totals
-
-    graded = f"{len(grades.scores)} of {len(items)} questions, judge {grades.judge}"
-    print(f"\nas MM-Vet's evaluator prints it ({graded}):\n{totals(grades, items)}")
-    if grades.without_number:
-        print(f"{grades.without_number} of the scores are 0 because the judge's reply was no number", file=sys.stderr)
+    if scores is None:
+        return
+    graded = f"{len(scores.scores)} of {len(loaded.items)} questions, judge {scores.judge}"
+    print(f"\nas MM-Vet's evaluator prints it ({graded}):\n{totals(scores, loaded.items)}")
+    if scores.without_number:
+        print(f"{scores.without_number} of the scores are 0 because the judge's reply was no number", file=sys.stderr)

@@ -16,7 +16,6 @@ from clustrs.cli import base
 from clustrs.cli import options as o
 from clustrs.cli.base import SETTINGS, Command, Group, given_options
 from clustrs.cli.base import parse as parse_command
-from clustrs.cli.evaluate import check_task_options
 from clustrs.embedded import DEFAULT
 
 Function = TypeVar("Function", bound=Callable[..., None])
@@ -40,7 +39,7 @@ Task = Annotated[str | None, o.option(TASK, "TASK", o.QUESTIONS, complete=o.comp
 Data = Annotated[str | None, o.option("the folder (or file) of the task", "PATH", o.QUESTIONS)]
 TaskOptions = Annotated[
     Mapping[str, Any] | None,
-    o.option("options of the task", SETTINGS, o.QUESTIONS, "--set-task", read=o.read_settings),
+    o.option("options of the task", SETTINGS, o.QUESTIONS, "--set-task", read=o.read_settings("data", "limit")),
 ]
 LIMIT = "number of questions, from the first on (default: some of scenes and photos, all of other tasks)"
 Limit = Annotated[int | None, o.option(LIMIT, "N", o.QUESTIONS, read=o.integer())]
@@ -118,7 +117,7 @@ def study(*notes: str) -> Callable[[Function], Function]:
 
     def register(function: Function) -> Function:
         epilog = "".join(f"{note}\n" for note in notes)
-        group.command(function.__name__, cls=Command, epilog=epilog)(function)
+        group.command(function.__name__, cls=Command, epilog=epilog)(o.takes(o.prompting, o.loading)(function))
         return function
 
     return register
@@ -154,16 +153,9 @@ def stability(
     losses: Annotated[Sequence[float] | None, losses_option("--levels or images are given")] = None,
     curve_questions: CurveQuestions = 200,
     seed: Seed = 0,
-    prompt_template: o.Template = "checkpoint",
-    image_padding: o.Padding = "checkpoint",
-    device: o.Device = None,
-    dtype: o.DtypeOption = None,
-    attn: o.Attn = None,
-    load_in_8bit: o.Load8Bit = False,
-    load_in_4bit: o.Load4Bit = False,
-    device_map: o.DeviceMap = None,
     quiet: Quiet = False,
     output: o.OutputFolder = Path("out/stability"),
+    **shared: Any,
 ) -> None:
     """Show how the ranking by attention, and what each method keeps, change under noise."""
     run_study(ctx)
@@ -185,16 +177,9 @@ def manifold(
     seed: Annotated[
         int, o.option("seed of the corruption and of UMAP", "SEED", o.IMAGES, read=o.integer(0, 2**32 - 1))
     ] = 0,
-    prompt_template: o.Template = "checkpoint",
-    image_padding: o.Padding = "checkpoint",
-    device: o.Device = None,
-    dtype: o.DtypeOption = None,
-    attn: o.Attn = None,
-    load_in_8bit: o.Load8Bit = False,
-    load_in_4bit: o.Load4Bit = False,
-    device_map: o.DeviceMap = None,
     quiet: Quiet = False,
     output: o.OutputFolder = Path("out/manifold"),
+    **shared: Any,
 ) -> None:
     """Draw the tokens of an image in two dimensions, clean and noisy, and which of them each method keeps."""
     run_study(ctx)
@@ -214,16 +199,9 @@ def movement(
     ] = None,
     levels: Annotated[Sequence[float] | None, rows_option("one figure each")] = None,
     seed: Seed = 0,
-    prompt_template: o.Template = "checkpoint",
-    image_padding: o.Padding = "checkpoint",
-    device: o.Device = None,
-    dtype: o.DtypeOption = None,
-    attn: o.Attn = None,
-    load_in_8bit: o.Load8Bit = False,
-    load_in_4bit: o.Load4Bit = False,
-    device_map: o.DeviceMap = None,
     quiet: Quiet = False,
     output: o.OutputFolder = Path("out/movement"),
+    **shared: Any,
 ) -> None:
     """Show where the shrinkage moves the kept tokens."""
     run_study(ctx)
@@ -247,16 +225,9 @@ def overhead(
     ] = None,
     repeats: Annotated[int, o.option("runs that count, after a warm-up", "N", read=o.integer())] = 10,
     crops: o.CropsOption = "all",
-    prompt_template: o.Template = "checkpoint",
-    image_padding: o.Padding = "checkpoint",
-    device: o.Device = None,
-    dtype: o.DtypeOption = None,
-    attn: o.Attn = None,
-    load_in_8bit: o.Load8Bit = False,
-    load_in_4bit: o.Load4Bit = False,
-    device_map: o.DeviceMap = None,
     quiet: Quiet = False,
     output: o.OutputFolder = Path("out/overhead"),
+    **shared: Any,
 ) -> None:
     """Time the vision tower, scoring and selection, for each method and budget."""
     run_study(ctx)
@@ -278,16 +249,9 @@ def ablation(
     levels: Levels = None,
     losses: Annotated[Sequence[float] | None, losses_option("--levels is given")] = None,
     curve_questions: CurveQuestions = 200,
-    prompt_template: o.Template = "checkpoint",
-    image_padding: o.Padding = "checkpoint",
-    device: o.Device = None,
-    dtype: o.DtypeOption = None,
-    attn: o.Attn = None,
-    load_in_8bit: o.Load8Bit = False,
-    load_in_4bit: o.Load4Bit = False,
-    device_map: o.DeviceMap = None,
     quiet: Quiet = False,
     output: o.OutputFolder = Path("out/ablation"),
+    **shared: Any,
 ) -> None:
     """Compare Clustering, C+H and ClustRS, over noise and budgets."""
     run_study(ctx)
@@ -312,16 +276,9 @@ def sensitivity(
         Sequence[str] | None,
         o.option("parameters to vary (default: all)", "PARAMETER...", o.PRUNING, read=o.several(o.one_of(Parameter))),
     ] = None,
-    prompt_template: o.Template = "checkpoint",
-    image_padding: o.Padding = "checkpoint",
-    device: o.Device = None,
-    dtype: o.DtypeOption = None,
-    attn: o.Attn = None,
-    load_in_8bit: o.Load8Bit = False,
-    load_in_4bit: o.Load4Bit = False,
-    device_map: o.DeviceMap = None,
     quiet: Quiet = False,
     output: o.OutputFolder = Path("out/sensitivity"),
+    **shared: Any,
 ) -> None:
     """Vary tau, the clip interval, and the centroid."""
     run_study(ctx)
@@ -345,16 +302,9 @@ def variants(
     split_seed: Annotated[
         int, o.option("seed of the split into two halves", "SEED", o.QUESTIONS, read=o.integer(0, o.LARGEST_SEED))
     ] = 0,
-    prompt_template: o.Template = "checkpoint",
-    image_padding: o.Padding = "checkpoint",
-    device: o.Device = None,
-    dtype: o.DtypeOption = None,
-    attn: o.Attn = None,
-    load_in_8bit: o.Load8Bit = False,
-    load_in_4bit: o.Load4Bit = False,
-    device_map: o.DeviceMap = None,
     quiet: Quiet = False,
     output: o.OutputFolder = Path("out/variants"),
+    **shared: Any,
 ) -> None:
     """Compare switches of ClustRS beyond the paper, picked on one half of the images, on the other half."""
     run_study(ctx)
@@ -374,16 +324,9 @@ def denoising(
     losses: Annotated[Sequence[float] | None, losses_option("--levels or images are given")] = None,
     curve_questions: CurveQuestions = 200,
     seed: Seed = 0,
-    prompt_template: o.Template = "checkpoint",
-    image_padding: o.Padding = "checkpoint",
-    device: o.Device = None,
-    dtype: o.DtypeOption = None,
-    attn: o.Attn = None,
-    load_in_8bit: o.Load8Bit = False,
-    load_in_4bit: o.Load4Bit = False,
-    device_map: o.DeviceMap = None,
     quiet: Quiet = False,
     output: o.OutputFolder = Path("out/denoising"),
+    **shared: Any,
 ) -> None:
     """Measure how far noisy kept tokens are from the clean ones, before and after shrinkage."""
     run_study(ctx)
@@ -407,16 +350,9 @@ def levels(
         Sequence[float] | None,
         o.option("shares of the clean score (default: 0.1 0.35)", "SHARE...", o.IMAGES, read=o.several(o.number)),
     ] = None,
-    prompt_template: o.Template = "checkpoint",
-    image_padding: o.Padding = "checkpoint",
-    device: o.Device = None,
-    dtype: o.DtypeOption = None,
-    attn: o.Attn = None,
-    load_in_8bit: o.Load8Bit = False,
-    load_in_4bit: o.Load4Bit = False,
-    device_map: o.DeviceMap = None,
     quiet: Quiet = False,
     output: o.OutputFolder = Path("out/levels"),
+    **shared: Any,
 ) -> None:
     """Measure what each level of a corruption costs the unpruned model, and which level costs a given share."""
     run_study(ctx)
@@ -431,16 +367,9 @@ def geometry(
     data: Data = None,
     model: Model = None,
     keep: Annotated[int, o.option("number of clusters", "K", o.PRUNING, read=o.integer())] = 16,
-    prompt_template: o.Template = "checkpoint",
-    image_padding: o.Padding = "checkpoint",
-    device: o.Device = None,
-    dtype: o.DtypeOption = None,
-    attn: o.Attn = None,
-    load_in_8bit: o.Load8Bit = False,
-    load_in_4bit: o.Load4Bit = False,
-    device_map: o.DeviceMap = None,
     quiet: Quiet = False,
     output: o.OutputFolder = Path("out/geometry"),
+    **shared: Any,
 ) -> None:
     """Measure how the tokens of a model lie: norms, distances, main direction, contrast of the attention."""
     run_study(ctx)
@@ -463,7 +392,6 @@ def make_config(name: str, given: Mapping[str, Any]) -> Any:
         chosen["progress"] = False
     if given.get("no_umap"):
         chosen["umap"] = False
-    check_task_options(chosen.get("task_options") or {})
     if "folder" in known:
         chosen["folder"] = given.get("output", Path("out") / name) / "run"
     return config(**chosen)

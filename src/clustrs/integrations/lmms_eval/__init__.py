@@ -1,8 +1,8 @@
 """Pruned models in lmms-eval: `lmms-eval --model clustrs --model_args pretrained=...,method=clustrs,keep=64`.
 
 `manifest` is what lmms-eval finds by the entry point group `lmms_eval.models`. `arguments` reads the model_args,
-`requests` turns documents of a task into prompts, `engine` answers them; only `model` needs lmms-eval. `results` reads
-what lmms-eval wrote, for `clustrs report`.
+`engine` turns documents of a task into prompts and answers them; only `model` needs lmms-eval. `results` reads what
+lmms-eval wrote, for `clustrs report`.
 """
 
 from typing import Any

@@ -3,11 +3,11 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
 from PIL import Image
-from torch import Tensor
 
 from clustrs.corruptions import Corruption
 from clustrs.corruptions.images import check_size, open_image, to_rgb
@@ -38,22 +38,21 @@ class PromptBuilder:
     image_id: str | None
 
     def build(self, messages: Sequence[Mapping[str, Any]], document: Mapping[str, Any], where: str) -> Prompt:
-        """A prompt; `where` names the document in errors."""
+        """Build a prompt; `where` names the document in errors."""
         try:
             parts = [part for message in messages for part in message["content"]]
-            opened = [open_visual(part["url"]) for part in parts if part["type"] == "image"]
-            ids = self._ids(document, opened)
-            images = [self._corrupted(image, name) for image, name in zip(opened, ids, strict=True)]
-            placed = place_images(plain_messages(messages), self.processor.image_token)
+            images = [open_visual(part["url"]) for part in parts if part["type"] == "image"]
+            names = self._names(document, images)
+            if self.corruption is not None:
+                pairs = zip(images, names, strict=True)
+                images = [self.corruption.apply(image, name, self.seed) for image, name in pairs]
+            placed = place_images(messages, self.processor.image_token)
             return Prompt(messages_prompt(self.processor, placed, self.template), tuple(images))
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
 
-    def _corrupted(self, image: Image.Image, name: str) -> Image.Image:
-        return image if self.corruption is None else self.corruption.apply(image, name, self.seed)
-
-    def _ids(self, document: Mapping[str, Any], images: Sequence[Image.Image]) -> list[str]:
-        """A name for each image. The corruption of an image depends on it: never on the method or on the batch."""
+    def _names(self, document: Mapping[str, Any], images: Sequence[Image.Image]) -> list[str]:
+        """Name each image. The corruption of an image depends on its name: never on the method or on the batch."""
         if self.image_id is None:
             return [fingerprint(image) for image in images]
         if self.image_id not in document:
@@ -64,14 +63,13 @@ class PromptBuilder:
         if len(names) == 1 < len(images):
             names = [f"{names[0]}#{number}" for number in range(len(images))]
         if len(names) != len(images) or not all(isinstance(name, str | int) for name in names):
-            raise ValueError(
-                f"image_id must be a field with a name for each of {len(images)} images, got {self.image_id!r}"
-            )
+            wanted = f"a field with a name for each of {len(images)} images"
+            raise ValueError(f"image_id must be {wanted}, got {self.image_id!r}")
         return [str(name) for name in names]
 
 
 def open_visual(visual: Any) -> Image.Image:
-    """An image of a task, in RGB: one that is open already, or a file."""
+    """Return an image of a task in RGB: one that is open already, or a file."""
     if isinstance(visual, str):
         return open_image(visual)
     if not isinstance(visual, Image.Image):
@@ -86,54 +84,41 @@ def fingerprint(image: Image.Image) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def plain_messages(messages: Sequence[Mapping[str, Any]]) -> Messages:
-    """Messages as chat templates take them, without the images themselves; only images and text are understood."""
-    plain: Messages = []
-    for message in messages:
-        content = []
-        for part in message["content"]:
-            if part["type"] not in ("image", "text"):
-                raise ValueError(f"{part['type']} is not supported (only images and text are)")
-            content.append({"type": "text", "text": part["text"]} if part["type"] == "text" else {"type": "image"})
-        plain.append({"role": message["role"], "content": content})
-    return plain
+def place_images(messages: Sequence[Mapping[str, Any]], placeholder: str) -> Messages:
+    """Return messages as chat templates take them, without the images themselves; only images and text are understood.
 
-
-def place_images(messages: Messages, placeholder: str) -> Messages:
-    """Put images where the text has placeholders for them, as some tasks write it; the text must have all or none."""
-    marks = sum(part["text"].count(placeholder) for part in parts_of(messages, "text"))
-    if not marks:
-        return messages
-    images = len(parts_of(messages, "image"))
-    if marks != images:
+    Images stand where the text has placeholders for them, as some tasks write it; the text must have all or none.
+    """
+    parts = [part for message in messages for part in message["content"]]
+    for part in parts:
+        if part["type"] not in ("image", "text"):
+            raise ValueError(f"{part['type']} is not supported (only images and text are)")
+    marks = sum(part["text"].count(placeholder) for part in parts if part["type"] == "text")
+    images = sum(part["type"] == "image" for part in parts)
+    if marks not in (0, images):
         raise ValueError(f"the text has {marks} times {placeholder!r}, which stands for an image, and {images} images")
-    return [{**message, "content": split_parts(message["content"], placeholder)} for message in messages]
-
-
-def parts_of(messages: Messages, kind: str) -> list[dict[str, str]]:
-    """The parts of a kind, in order."""
-    return [part for message in messages for part in message["content"] if part["type"] == kind]
-
-
-def split_parts(content: Sequence[Mapping[str, str]], placeholder: str) -> list[dict[str, str]]:
-    """The text of a message, with images in the place of placeholders."""
-    parts: list[dict[str, str]] = []
-    for part in content:
-        if part["type"] == "text":
+    placed: Messages = []
+    for message in messages:
+        content: list[dict[str, str]] = []
+        for part in message["content"]:
+            if part["type"] == "image":
+                content += [] if marks else [{"type": "image"}]
+                continue
             for number, text in enumerate(part["text"].split(placeholder)):
-                parts += [{"type": "image"}] * bool(number)
-                parts += [{"type": "text", "text": text.strip()}] * bool(text.strip())
-    return parts
+                text = text.strip() if marks else text
+                content += [{"type": "image"}] if number else []
+                content += [{"type": "text", "text": text}] if text or not marks else []
+        placed.append({"role": message["role"], "content": content})
+    return placed
 
 
 def user_turn(visuals: Sequence[Any] | None, text: str) -> Messages:
-    """The messages of a task of the older form, which has a text and a list of images."""
+    """Return the messages of a task of the older form, which has a text and a list of images."""
     images = [{"type": "image", "url": visual} for visual in flat(visuals or [])]
     return [{"role": "user", "content": [*images, {"type": "text", "text": text}]}]
 
 
 def flat(visuals: Sequence[Any]) -> list[Any]:
-    """Images that may stand in lists of lists."""
     return [one for visual in visuals for one in (flat(visual) if isinstance(visual, list | tuple) else [visual])]
 
 
@@ -185,31 +170,30 @@ class Engine:
         self.builder = PromptBuilder(
             self.processor, arguments.prompt_template, arguments.corrupt, arguments.seed, arguments.image_id
         )
-        self.handle = arguments.method(self.model, **arguments.attach_options())
+        options = {name: getattr(arguments, name) for name in ("scope", "crops", "positions", "attention")}
+        self.handle = arguments.method(self.model, **options)
 
     def close(self) -> None:
         """Put the model back as it was, so that it can be freed."""
         self.handle.remove()
 
     def generate(self, prompts: Sequence[Prompt], settings: Mapping[str, Any]) -> list[Generated]:
-        """Answers to prompts that all have images, or all have none, with a task's generation_kwargs."""
+        """Answer prompts that all have images, or all have none, with a task's generation_kwargs."""
         options, stops = read_generation(settings)
         inputs = self._inputs([prompt.text for prompt in prompts], prompts, "left")
         with torch.inference_mode():
             output = self.model.generate(**inputs, **options)
         new = output[:, inputs["input_ids"].shape[1] :]
         texts = self.processor.batch_decode(new, skip_special_tokens=True)
-        visuals = self._visuals(prompts)
         lengths = inputs["attention_mask"].sum(1).tolist()
-        return [
-            Generated(
-                cut(text, stops).strip(),
-                length - visual.unpruned + visual.kept,
-                self._answer_length(row),
-                visual,
-            )
-            for text, length, row, visual in zip(texts, lengths, new, visuals, strict=True)
-        ]
+        ends = self.model.generation_config.eos_token_id
+        results = []
+        for text, length, row, visual in zip(texts, lengths, new, self._visuals(prompts), strict=True):
+            found = torch.isin(row, torch.tensor(ends, device=row.device)).nonzero() if ends is not None else row[:0]
+            answered = int(found[0]) + 1 if len(found) else len(row)  # the end is counted, padding is not
+            read = length - visual.unpruned + visual.kept
+            results.append(Generated(cut(text, stops).strip(), read, answered, visual))
+        return results
 
     def likelihoods(self, prompts: Sequence[Prompt], continuations: Sequence[str]) -> list[Likelihood]:
         """Score each continuation of its prompt. The prompts all have images, or all have none."""
@@ -220,24 +204,21 @@ class Engine:
             logits = self.model(**inputs).logits
         results = []
         for row, visual in enumerate(self._visuals(prompts)):
-            targets = self._new_tokens(prompts[row].text, wholes[row])
+            before, after = (self.processor.tokenizer(text)["input_ids"] for text in (prompts[row].text, wholes[row]))
+            targets = list(after[len(before) :])
+            if not targets:
+                added = wholes[row][len(prompts[row].text) :]
+                raise ValueError(f"continuation {added!r}: it has no tokens of its own")
             if inputs["input_ids"][row, : lengths[row]].tolist()[-len(targets) :] != targets:
                 kind = type(self.processor).__name__
                 raise ValueError(f"continuation {continuations[row]!r}: {kind} writes something after it")
             last = lengths[row] - visual.unpruned + visual.kept - 1
-            fitted = fit(logits[row, last - len(targets) : last], torch.tensor(targets, device=logits.device))
-            results.append(Likelihood(*fitted, visual))
+            own, wanted = logits[row, last - len(targets) : last], torch.tensor(targets, device=logits.device)
+            loss = torch.nn.functional.cross_entropy(own.float(), wanted)
+            results.append(Likelihood(float(loss), bool((own.argmax(-1) == wanted).all()), visual))
         return results
 
-    def _new_tokens(self, prompt: str, whole: str) -> list[int]:
-        """The tokens that a continuation adds to a prompt."""
-        before, after = (self.processor.tokenizer(text)["input_ids"] for text in (prompt, whole))
-        if len(after) <= len(before):
-            raise ValueError(f"continuation {whole[len(prompt) :]!r}: it has no tokens of its own")
-        return list(after[len(before) :])
-
     def _inputs(self, texts: Sequence[str], prompts: Sequence[Prompt], padding_side: str) -> Any:
-        """Texts and images as the model takes them."""
         images = [list(prompt.images) for prompt in prompts]
         pixels = {"images": images} if any(images) else {}
         self.processor.tokenizer.padding_side = padding_side
@@ -246,27 +227,17 @@ class Engine:
 
     def _visuals(self, prompts: Sequence[Prompt]) -> list[VisualCount]:
         """Count the tokens that the last call kept of each prompt's images."""
-        left = list(self.handle.last) if any(prompt.images for prompt in prompts) else []
-        counts = []
-        for prompt in prompts:
-            own, left = left[: len(prompt.images)], left[len(prompt.images) :]
-            counts.append(VisualCount(sum(one.placeholders for one in own), sum(one.kept for one in own)))
-        return counts
-
-    def _answer_length(self, row: Tensor) -> int:
-        """The tokens of an answer up to its end, which is counted; padding is not."""
-        ends = self.model.generation_config.eos_token_id
-        found = torch.isin(row, torch.tensor(ends, device=row.device)).nonzero() if ends is not None else row[:0]
-        return int(found[0]) + 1 if len(found) else len(row)
+        left = iter(self.handle.last if any(prompt.images for prompt in prompts) else ())
+        own = [list(islice(left, len(prompt.images))) for prompt in prompts]
+        return [VisualCount(sum(one.placeholders for one in some), sum(one.kept for one in some)) for some in own]
 
 
 def read_generation(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Split a task's generation_kwargs into arguments of `generate` and stop strings."""
     unknown = [name for name in settings if name not in (*PASSED_ON, *STOPS, *NO_CONCERN)]
     if unknown:
-        raise ValueError(
-            f"unknown generation_kwargs entry {unknown[0]}={settings[unknown[0]]!r} (accepted: {PASSED_ON})"
-        )
+        given = f"{unknown[0]}={settings[unknown[0]]!r}"
+        raise ValueError(f"unknown generation_kwargs entry {given} (accepted: {PASSED_ON})")
     options = {name: settings[name] for name in PASSED_ON if settings.get(name) is not None}
     options.setdefault("max_new_tokens", MAX_NEW_TOKENS)
     sampled = bool(options.get("do_sample", options.get("temperature", 0) > 0)) and options.get("temperature", 1) > 0
@@ -279,38 +250,31 @@ def read_generation(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
 
 
 def cut(text: str, stops: Sequence[str]) -> str:
-    """A text up to the first of some stops."""
+    """Cut off a text at the first of some stops."""
     for stop in stops:
         text = text.partition(stop)[0]
     return text
 
 
 def continued(prompt: str, continuation: str) -> str:
-    """A prompt and its continuation: a space between them, unless the prompt ends with one or with a new line."""
+    """Join a prompt and its continuation: by a space, unless the prompt ends with one or with a new line."""
     return prompt + ("" if prompt[-1:].isspace() else " ") + continuation.strip()
 
 
-def fit(logits: Tensor, targets: Tensor) -> tuple[float, bool]:
-    """The mean negative log-likelihood of tokens [n] under logits [n, V], and whether each is the most likely one."""
-    loss = torch.nn.functional.cross_entropy(logits.float(), targets)
-    return float(loss), bool((logits.argmax(-1) == targets).all())
-
-
-class Tally:
-    """Sums over the questions of each task."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, list[int]] = {}
+class Tally(dict[str, list[VisualCount]]):
+    """The visual tokens of the questions of each task."""
 
     def add(self, task: str, visual: VisualCount) -> None:
         """Count a question."""
-        sums = self._sums.setdefault(task, [0, 0, 0])
-        for i, value in enumerate((1, visual.unpruned, visual.kept)):
-            sums[i] += value
+        self.setdefault(task, []).append(visual)
 
     def to_json(self) -> dict[str, Any]:
-        """The means per question, by task."""
+        """Return the means per question, by task."""
         return {
-            task: {"questions": count, "unpruned_tokens": unpruned / count, "visual_tokens": kept / count}
-            for task, (count, unpruned, kept) in self._sums.items()
+            task: {
+                "questions": len(counts),
+                "unpruned_tokens": sum(one.unpruned for one in counts) / len(counts),
+                "visual_tokens": sum(one.kept for one in counts) / len(counts),
+            }
+            for task, counts in self.items()
         }
