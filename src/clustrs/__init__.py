@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors; a 
     from clustrs.evaluation import expand_methods as expand_methods
     from clustrs.evaluation import run as run
     from clustrs.evaluation.judge import Judge as Judge
+    from clustrs.evaluation.judge import judge_run as judge_run
     from clustrs.evaluation.report import write_report as write_report
     from clustrs.evaluation.results import load_run as load_run
     from clustrs.evaluation.tasks import Item as Item
@@ -29,7 +30,6 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors; a 
     from clustrs.evaluation.tasks import get_task as get_task
     from clustrs.evaluation.tasks import list_tasks as list_tasks
     from clustrs.evaluation.tasks import register_task as register_task
-    from clustrs.evaluation.verdicts import judge_run as judge_run
     from clustrs.export import export_onnx as export_onnx
     from clustrs.export import export_selection as export_selection
     from clustrs.models.adapters.base import Adapter as Adapter
@@ -60,11 +60,10 @@ _MODULES = {
     "corruptions.images": "open_image",
     "embedded": "image_path model_folder",
     "evaluation": "Config expand_methods run",
-    "evaluation.judge": "Judge",
+    "evaluation.judge": "Judge judge_run",
     "evaluation.report": "write_report",
     "evaluation.results": "load_run",
     "evaluation.tasks": "Item Task get_task list_tasks register_task",
-    "evaluation.verdicts": "judge_run",
     "export": "export_onnx export_selection",
     "models.adapters.base": "Adapter PatchGrid VisualTokens list_model_types register_adapter",
     "models.ask": "Answer ask chat_prompt",

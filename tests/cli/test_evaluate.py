@@ -100,7 +100,7 @@ def test_judge(run: Run, root: Path, tmp_path: Path, serve: Callable[..., Server
     assert run("eval", *options(root), "--set-task", "scoring=judged", "-o", tmp_path)[0] == 3
     server = serve()
     server.rule = lambda body: says("0.5")
-    monkeypatch.setattr("clustrs.evaluation.verdicts.UNCONFIRMED_CALLS", 1)
+    monkeypatch.setattr("clustrs.evaluation.judge.UNCONFIRMED_CALLS", 1)
     words = ("judge", tmp_path, "--judge-model", "marker", "--judge-url", server.url)
     code, out, err = run(*words)
     assert (code, out, server.asked) == (2, "", [])

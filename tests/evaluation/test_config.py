@@ -165,8 +165,8 @@ def test_wrong_configuration_files_are_one_line(
     [
         ({"task": 3}, r"task is not valid, got 3 \(expected `str`, got `int`\)"),
         ({"limit": "3"}, r"limit is not valid, got '3' \(expected `int \| null`, got `str`\)"),
-        ({"limit": 10**400}, "limit must be an integer of at least 1, got 1000"),
-        ({"seeds": (2**63,)}, "seeds must be integers from 0 to 9223372036854775807, got 9223372036854775808"),
+        ({"limit": 10**400}, r"limit is not valid, got 1000.*expected `int` <= "),
+        ({"seeds": (2**63,)}, r"seeds is not valid, got .9223372036854775808.*expected `int` <= "),
         ({"seeds": ("0",)}, "seeds is not valid"),
         ({"methods": ("none",)}, "methods is not valid"),
         ({"task_options": [1]}, "task_options is not valid"),

@@ -33,11 +33,12 @@ from clustrs.evaluation.judge import (
     Judge,
     JudgeError,
     JudgeRefused,
+    JudgeSummary,
     JudgeUnavailable,
     is_this_machine,
+    judge_run,
 )
 from clustrs.evaluation.judge_text import EXAMPLES, prompt, read_score, redact, without_thinking
-from clustrs.evaluation.verdicts import JudgeSummary, judge_run
 
 
 def mark(judge: Judge) -> float:

@@ -9,7 +9,7 @@ import pytest
 
 from clustrs.evaluation import ray_engine as engine
 from clustrs.evaluation.config import Config, expand_methods
-from clustrs.evaluation.engines import Unit, Worker, failed_record, units
+from clustrs.evaluation.runner import Unit, Worker, failed_record, units
 from clustrs.evaluation.store import AnswerRecord
 
 Loses = Callable[[str, Unit | None], bool]

@@ -29,8 +29,8 @@ from judge_server import (
     write_answers,
 )
 
-from clustrs.evaluation.judge import Judge, JudgeRefused
-from clustrs.evaluation.verdicts import JudgeSummary, judge_run, read_verdicts
+from clustrs.evaluation.judge import Judge, JudgeRefused, JudgeSummary, judge_run
+from clustrs.evaluation.results import read_verdicts
 
 
 def test_each_distinct_answer_is_judged_once_a_round(serve: Callable[..., Server], tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_each_distinct_answer_is_judged_once_a_round(serve: Callable[..., Server
     verdicts = read_verdicts(tmp_path)
     assert verdicts.judge == "marker"
     assert verdicts.scores == {**expected, ("v1_5", "é | \ud800\n0.9"): 0.5}
-    assert verdicts.failed == {}
+    assert verdicts.errors == {}
     assert verdict_records(tmp_path)[0].keys() == {"item", "text", "judge", "round", "score", "error"}
     assert sorted((row["item"], row["text"], row["round"]) for row in verdict_records(tmp_path)) == sorted(
         (*pair, number) for pair in verdicts.scores for number in (0, 1)
@@ -83,7 +83,7 @@ def test_failures_are_counted_and_tried_again(serve: Callable[..., Server], tmp_
         judged=18, reused=0, failed=2
     )
     verdicts = read_verdicts(tmp_path, "marker")
-    assert verdicts.failed == {("v1_3", "t"): 2}
+    assert verdicts.errors.total() == 2
     assert verdicts.scores == {(f"v1_{i}", "t"): i / 10 for i in range(10) if i != 3}
     failed = [row for row in verdict_records(tmp_path) if row["score"] is None]
     assert [row["error"] for row in failed] == ["the server says 400: odd"] * 2
@@ -91,7 +91,7 @@ def test_failures_are_counted_and_tried_again(serve: Callable[..., Server], tmp_
     assert judge_run(tmp_path, judge_at(server), rounds=2, progress=False) == JudgeSummary(
         judged=2, reused=18, failed=0
     )
-    assert read_verdicts(tmp_path).failed == {}
+    assert read_verdicts(tmp_path).errors == {}
     assert read_verdicts(tmp_path).scores["v1_3", "t"] == 0.3
 
 
@@ -200,8 +200,7 @@ import signal
 import sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored where tests run in the background
 from pathlib import Path
-from clustrs.evaluation.judge import Judge
-from clustrs.evaluation.verdicts import judge_run
+from clustrs.evaluation.judge import Judge, judge_run
 try:
     judge_run(Path(sys.argv[1]), Judge("marker", sys.argv[2], timeout=30), rounds=2, concurrency=3, progress=False)
 except KeyboardInterrupt:
@@ -350,7 +349,7 @@ def test_unreadable_verdicts(serve: Callable[..., Server], tmp_path: Path, line:
 @pytest.mark.parametrize("options", [{"rounds": 0}, {"concurrency": 0}, {"rounds": True}, {"concurrency": 1.5}])
 def test_bad_numbers(tmp_path: Path, options: dict[str, Any]) -> None:
     [name] = options
-    with pytest.raises(ValueError, match=f"{name} must be an integer >= 1"):
+    with pytest.raises(ValueError, match=f"{name} must be an integer of at least 1"):
         judge_run(tmp_path, Judge("m", "http://127.0.0.1/v1"), progress=False, **options)
 
 
@@ -376,7 +375,7 @@ def test_verdicts_of_a_judge(tmp_path: Path) -> None:
         ("v1_1", "t"): 0.3,
         ("v1_0", "other words"): 0.0,
     }
-    assert verdicts.failed == {("v1_1", "t"): 1, ("v1_2", "t"): 1}
+    assert verdicts.errors.total() == 2
 
     (tmp_path / "verdicts.jsonl").write_text("".join(rows) + verdict_record("v1_0", 0.9, judge="another"))
     with pytest.raises(ValueError, match="choose one of another, marker"):

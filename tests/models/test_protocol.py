@@ -15,7 +15,7 @@ from goldens.record_llava_protocol import FILE, MEAN, STD, drawn, square
 from PIL import Image
 
 from clustrs.evaluation.config import Config
-from clustrs.evaluation.engines import Unit, Worker
+from clustrs.evaluation.runner import Unit, Worker
 from clustrs.evaluation.tasks import get_task
 from clustrs.models.ask import as_seen, chat_prompt
 from clustrs.models.load import apply_image_padding

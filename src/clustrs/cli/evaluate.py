@@ -104,7 +104,7 @@ def evaluate(
     for name, value in (("address", address), ("workers", workers)):
         if value is not None and engine != "ray":
             raise ValueError(f"--{name} {value} needs --engine ray")
-    from clustrs.evaluation.engines import get_engine
+    from clustrs.evaluation.runner import get_engine
 
     runner = get_engine(engine, **({"address": address, "workers": workers} if engine == "ray" else {}))
     settled = configuration(given_options(ctx))

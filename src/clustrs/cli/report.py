@@ -69,8 +69,7 @@ def judge(
 
     Any OpenAI-compatible server will do. The key comes from the variable OPENAI_API_KEY.
     """
-    from clustrs.evaluation.judge import Judge
-    from clustrs.evaluation.verdicts import judge_run
+    from clustrs.evaluation.judge import Judge, judge_run
 
     server = Judge(judge_model, judge_url, os.environ.get("OPENAI_API_KEY"))
 

@@ -11,39 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from clustrs.evaluation.config import Config, expand_corruptions, expand_methods
-    from clustrs.evaluation.engines import get_engine
-    from clustrs.evaluation.judge import Judge
+    from clustrs.evaluation.judge import Judge, judge_run
     from clustrs.evaluation.results import load_run
-    from clustrs.evaluation.runner import RunSummary, run
+    from clustrs.evaluation.runner import RunSummary, get_engine, run
     from clustrs.evaluation.tasks import Item, Task, get_task, list_tasks, register_task
-    from clustrs.evaluation.verdicts import judge_run
-
-__all__ = [
-    "Config",
-    "Item",
-    "Judge",
-    "RunSummary",
-    "Task",
-    "expand_corruptions",
-    "expand_methods",
-    "get_engine",
-    "get_task",
-    "judge_run",
-    "list_tasks",
-    "load_run",
-    "register_task",
-    "run",
-]
 
 _MODULES = {
     "config": ("Config", "expand_corruptions", "expand_methods"),
-    "engines": ("get_engine",),
-    "judge": ("Judge",),
+    "judge": ("Judge", "judge_run"),
     "results": ("load_run",),
-    "runner": ("RunSummary", "run"),
+    "runner": ("RunSummary", "get_engine", "run"),
     "tasks": ("Item", "Task", "get_task", "list_tasks", "register_task"),
-    "verdicts": ("judge_run",),
 }
+__all__ = ["Config", "Item", "Judge", "RunSummary", "Task", "expand_corruptions", "expand_methods", "get_engine"]
+__all__ += ["get_task", "judge_run", "list_tasks", "load_run", "register_task", "run"]
 
 
 def __getattr__(name: str) -> Any:

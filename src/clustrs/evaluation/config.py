@@ -5,9 +5,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from importlib.util import find_spec
-from itertools import product
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -16,27 +15,16 @@ from clustrs.corruptions import PAPER_LEVELS, Corruption
 from clustrs.plugins import install_hint, plugin_entries
 from clustrs.pruners import from_dict, list_methods
 from clustrs.pruners.registry import parse_method
-from clustrs.validation import (
-    Attention,
-    Crops,
-    Dtype,
-    ImagePadding,
-    LoadOptions,
-    Positions,
-    PromptTemplate,
-    Scope,
-    excerpt,
-)
+from clustrs.validation import Attention, Crops, Dtype, ImagePadding, LoadOptions, Positions, PromptTemplate, Scope
 
-CONFIGS = "clustrs.configs"
-"""Entry-point group of folders with ready configurations."""
+CONFIGS = "clustrs.configs"  # entry-point group of folders with ready configurations
 CLEAN = "clean"
-LARGEST = 2**63 - 1
-"""Largest integer that files and other programs can hold."""
+LARGEST = 2**63 - 1  # largest integer that files and other programs can hold
 CHANGEABLE = ("batch_size", "device", "device_map")
 """Options that do not decide answers and may change when a run is resumed."""
-DEEPEST = 20
-"""Deepest nesting of a configuration file."""
+DEEPEST = 20  # deepest nesting of a configuration file
+Count = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
+Seed = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +67,12 @@ class Config(LoadOptions):
     model: str
     methods: tuple[dict[str, Any], ...]
     corruptions: tuple[str, ...] = (CLEAN,)
-    seeds: tuple[int, ...] = (0,)
+    seeds: tuple[Seed, ...] = (0,)
     data: str | None = None
     task_options: dict[str, Any] = field(default_factory=dict)
-    limit: int | None = None
-    batch_size: int = 24
-    max_new_tokens: int | None = None
+    limit: Count | None = None
+    batch_size: Count = 24
+    max_new_tokens: Count | None = None
     scope: Scope = "image"
     crops: Crops = "all"
     positions: Positions = "compact"
@@ -94,25 +82,17 @@ class Config(LoadOptions):
     reproduces: str | None = None
 
     def __post_init__(self) -> None:
-        for name, hint in get_type_hints(Config).items():
+        for name, hint in get_type_hints(Config, include_extras=True).items():
             object.__setattr__(self, name, convert(name, getattr(self, name), hint))
         for name in ("methods", "corruptions", "seeds"):
-            values = getattr(self, name)
-            if not values:
-                raise ValueError(f"{name} must have at least one value, got none")
             seen: set[str] = set()
-            for value in values:
+            for value in getattr(self, name):
                 written = json.dumps(value, sort_keys=True)
                 if written in seen:
-                    raise ValueError(f"duplicate value in {name}: {excerpt(value)}")
+                    raise ValueError(f"duplicate value in {name}: {validation.excerpt(value)}")
                 seen.add(written)
-        for name in ("batch_size", "limit", "max_new_tokens"):
-            value = getattr(self, name)
-            if value is not None and not 1 <= value <= LARGEST:
-                raise ValueError(f"{name} must be an integer of at least 1, got {excerpt(value)}")
-        for seed in self.seeds:
-            if not 0 <= seed <= LARGEST:
-                raise ValueError(f"seeds must be integers from 0 to {LARGEST}, got {excerpt(seed)}")
+            if not seen:
+                raise ValueError(f"{name} must have at least one value, got none")
         for corruption in self.corruptions:
             parse_corruption(corruption)
         for method in self.methods:
@@ -142,8 +122,8 @@ def convert(name: str, value: Any, hint: Any) -> Any:
         plain = json.loads(json.dumps(os.fspath(value) if isinstance(value, os.PathLike) else value))
         return msgspec.convert(plain, hint)
     except (ValueError, TypeError, RecursionError) as error:
-        message = str(error)
-        raise ValueError(f"{name} is not valid, got {excerpt(value)} ({message[:1].lower()}{message[1:]})") from None
+        got, reason = validation.excerpt(value), str(error)
+        raise ValueError(f"{name} is not valid, got {got} ({reason[:1].lower()}{reason[1:]})") from None
 
 
 def parse_corruption(text: str) -> Corruption | None:
@@ -171,16 +151,14 @@ def expand_methods(
         [16, 0.25]
     """
     results: list[dict[str, Any]] = []
-    specs: list[str | Mapping[str, Any]] = []
-    for spec in given:
-        specs += sorted(list_methods(), key=lambda name: name != "none") if spec == "all" else [spec]
-    for spec in specs:
+    every = sorted(list_methods(), key=lambda name: name != "none")
+    for spec in (spec for one in given for spec in (every if one == "all" else [one])):
         if not isinstance(spec, str | Mapping):
-            raise ValueError(f"method must be a name, or a mapping with a name and parameters, got {excerpt(spec)}")
+            got = validation.excerpt(spec)
+            raise ValueError(f"method must be a name, or a mapping with a name and parameters, got {got}")
         parameters = parse_method(spec) if isinstance(spec, str) else dict(spec)
         once = parameters.get("name") == "none" or "keep" in parameters
-        for keep in [None] if once else keeps:
-            extra = {} if keep is None else {"keep": keep}
+        for extra in [{}] if once else [{"keep": keep} for keep in keeps]:
             method = from_dict({**parameters, **extra}).to_dict()
             if method not in results:
                 results.append(method)
@@ -201,14 +179,11 @@ def expand_corruptions(given: Sequence[str]) -> tuple[str, ...]:
         ('clean', 'jpeg:30')
     """
     results: list[str] = []
-    for text in given:
-        names = list(PAPER_LEVELS) if text == "paper" else [text]
-        for name in names:
-            if name in PAPER_LEVELS:
-                results += [str(Corruption(name, level)) for level in PAPER_LEVELS[name]]
-            else:
-                corruption = parse_corruption(name)
-                results.append(CLEAN if corruption is None else str(corruption))
+    for name in (one for text in given for one in (PAPER_LEVELS if text == "paper" else [text])):
+        if name in PAPER_LEVELS:
+            results += [str(Corruption(name, level)) for level in PAPER_LEVELS[name]]
+        else:
+            results.append(str(parse_corruption(name) or CLEAN))
     return tuple(dict.fromkeys(results))
 
 
@@ -244,26 +219,24 @@ SETTINGS: dict[str, Any] = {
 
 def read_settings(path: Path) -> dict[str, Any]:
     """Read the options in a YAML file, or in a ready configuration of that name; named as on the command line."""
-    shipped = shipped_configs()
+    shipped, where = shipped_configs(), f"config {str(path)!r}"
     source = path if os.path.isfile(path) else shipped.get(path.as_posix(), path)
     if not os.path.isfile(source):  # unlike Path.is_file, also for names that are too long
         ready = f"there is no such file; ready ones are {', '.join(sorted(shipped))}"
         if path.parts[:1] == ("paper",) and not any(name.startswith("paper/") for name in shipped):
-            ready += (
-                f"; those of the paper are in the package clustrs-paper: {install_hint('cli', package='clustrs-paper')}"
-            )
-        raise ValueError(f"config {str(path)!r}: {ready}")
+            hint = install_hint("cli", package="clustrs-paper")
+            ready += f"; those of the paper are in the package clustrs-paper: {hint}"
+        raise ValueError(f"{where}: {ready}")
     try:
         loaded = parse_yaml(source.read_text(encoding="utf-8"))
     except Exception as error:  # besides its own errors, the parser lets through those of int() and of dates
         message = " ".join(str(error).split())[:200] or type(error).__name__
-        raise ValueError(f"config {str(path)!r} is not YAML: {message}") from None
+        raise ValueError(f"{where} is not YAML: {message}") from None
     if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
-        raise ValueError(f"config {str(path)!r} must be a mapping of options to values")
+        raise ValueError(f"{where} must be a mapping of options to values")
     settings = {key.replace("-", "_"): value for key, value in loaded.items() if value is not None}
     for key, value in settings.items():
-        if key in SETTINGS:
-            convert(f"config {str(path)!r}: {key}", value, SETTINGS[key])
+        convert(f"{where}: {key}", value, SETTINGS.get(key, Any))
     return settings
 
 
@@ -296,8 +269,3 @@ def shipped_configs() -> dict[str, Path]:
         for folder in (spec and spec.submodule_search_locations) or ():
             found |= {f"{point.name}/{path.stem}": path for path in Path(folder).glob("*.yaml")}
     return found
-
-
-def grid(config: Config) -> list[tuple[str, int]]:
-    """Return the pairs of corruption and seed in the order in which they are run."""
-    return list(product(config.corruptions, config.seeds))

@@ -11,8 +11,7 @@ import unicodedata
 from itertools import groupby
 from urllib.parse import quote
 
-LONGEST_SCORE = 200
-"""Characters of a line that may be a score."""
+LONGEST_SCORE = 200  # characters of a line that may be a score
 INSTRUCTION = """\
 You are marking answers to questions about images that you cannot see.
 Hold each prediction against the ground truth, and against nothing else.
@@ -77,14 +76,8 @@ def _row(question: str, answer: str, prediction: str, score: str) -> str:
 
 def _column(text: str) -> str:
     """Make one line of a text, without control characters and the signs that part columns and enclose predictions."""
-    text = text.replace("|", "¦").replace("⟦", "[[").replace("⟧", "]]")
-    return " ".join("".join(map(_visible, text)).split())
-
-
-def _visible(character: str) -> str:
-    if character.isspace():
-        return " "
-    return "\ufffd" if unicodedata.category(character) in ("Cc", "Cf", "Cs") else character
+    text = " ".join(text.replace("|", "¦").replace("⟦", "[[").replace("⟧", "]]").split())
+    return "".join("\ufffd" if unicodedata.category(sign) in ("Cc", "Cf", "Cs") else sign for sign in text)
 
 
 def read_score(reply: str) -> float | None:
@@ -121,35 +114,28 @@ def redact(text: str, secret: str | None) -> str:
     """Replace a secret by ***: as it is, URL-quoted, escaped as in JSON, Python or HTML, in base64 and in hex."""
     if not secret:
         return text
-    forms = _forms(secret)
-    literal = [(character.lower()[:1], i, i + 1) for i, character in enumerate(text)]
-    decoded = [(_decode(match), match.start(), match.end()) for match in ESCAPE.finditer(text)]
-    hidden = bytearray(len(text))
-    for sequence in (literal, decoded):
-        content = "".join(character for character, _, _ in sequence)
-        for size, pieces in forms.items():
-            for start in range(len(content) - size + 1):
-                if content[start : start + size] in pieces:
-                    first, last = sequence[start][1], sequence[start + size - 1][2]
-                    hidden[first:last] = b"\1" * (last - first)
-    runs = groupby(zip(text, hidden, strict=True), key=lambda pair: pair[1])
-    return "".join("***" if hide else "".join(character for character, _ in run) for hide, run in runs)
-
-
-def _forms(secret: str) -> dict[int, set[str]]:
-    """Return pieces of the secret and of its encodings in lower case, by their length."""
     raw = secret.encode()
     forms = [quote(secret, safe=""), raw.hex()]
     for shift in range(3):  # where a group of three bytes begins depends on what is encoded before the secret
         encoded = base64.b64encode(b"\0" * shift + raw).decode().rstrip("=")
         middle = encoded[shift + bool(shift) : len(encoded) - bool((shift + len(raw)) % 3)]
         forms += [middle, middle.translate(str.maketrans("+/", "-_"))]
-    pieces: dict[int, set[str]] = {}
+    pieces: dict[int, set[str]] = {}  # of the secret and of its encodings, in lower case, by their length
     for form in [secret, *(form for form in forms if len(form) >= SECRET_PIECE)]:
         size = min(SECRET_PIECE if form == secret else 2 * SECRET_PIECE, len(form))
-        windows = {form[i : i + size].lower() for i in range(len(form) - size + 1)}
-        pieces.setdefault(size, set()).update(windows)
-    return pieces
+        pieces.setdefault(size, set()).update(form[i : i + size].lower() for i in range(len(form) - size + 1))
+    literal = [(character.lower()[:1], i, i + 1) for i, character in enumerate(text)]
+    decoded = [(_decode(match), match.start(), match.end()) for match in ESCAPE.finditer(text)]
+    hidden = bytearray(len(text))
+    for sequence in (literal, decoded):
+        content = "".join(character for character, _, _ in sequence)
+        for size, known in pieces.items():
+            for start in range(len(content) - size + 1):
+                if content[start : start + size] in known:
+                    first, last = sequence[start][1], sequence[start + size - 1][2]
+                    hidden[first:last] = b"\1" * (last - first)
+    runs = groupby(zip(text, hidden, strict=True), key=lambda pair: pair[1])
+    return "".join("***" if hide else "".join(character for character, _ in run) for hide, run in runs)
 
 
 def _decode(match: re.Match[str]) -> str:

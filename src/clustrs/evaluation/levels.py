@@ -15,12 +15,11 @@ import numpy as np
 from clustrs.corruptions import Corruption, corruption_rule
 from clustrs.evaluation import metrics
 from clustrs.evaluation.config import CLEAN, Config, expand_methods
-from clustrs.evaluation.engines import open_task
 from clustrs.evaluation.results import Run, load_run
+from clustrs.evaluation.runner import open_task
 from clustrs.evaluation.runner import run as run_evaluation
 
-QUESTIONS = 200
-"""Questions at each level: the interval of a score is about 7 points to either side."""
+QUESTIONS = 200  # questions at each level: the interval of a score is about 7 points to either side
 LADDERS: dict[str, tuple[float, ...]] = {
     "gaussian": (0.1, 0.2, 0.3, 0.4, 0.6, 1.0, 2.0),
     "salt_pepper": (0.02, 0.05, 0.1, 0.2, 0.3, 0.5),
@@ -86,10 +85,8 @@ def round_level(name: str, level: float) -> float:
     rule = corruption_rule(name)
     if rule.kind == "any":
         rounded = round(level, 2) if 0.05 <= level < 1 else float(f"{level:.2g}")
-    elif rule.kind == "odd":
-        rounded = 2.0 * round((level - 1) / 2) + 1
     else:
-        rounded = float(round(level))
+        rounded = 2.0 * round((level - 1) / 2) + 1 if rule.kind == "odd" else float(round(level))
     return min(max(rounded, rule.low), rule.high)
 
 
@@ -141,21 +138,10 @@ def read_curve(run: Run, name: str, levels: Sequence[float]) -> Curve:
     losses = metrics.differences(np.broadcast_to(clean, noisy.shape), noisy)
     rungs = []
     for level, score, loss in zip(levels, scores, losses, strict=True):
-        numbers = [*(score.mean, score.low, score.high), *(loss.mean, loss.low, loss.high)]
+        numbers = [score.mean, score.low, score.high, loss.mean, loss.low, loss.high]
         known = [float("nan") if value is None else value for value in numbers]
         rungs.append(Rung(level, score.n, *known[:3], *(value / unharmed.mean for value in known[3:])))
     return Curve(name, unharmed.mean, tuple(rungs))
-
-
-def chosen_level(curve: Curve, loss: float, model: str) -> float:
-    """Return the level of a loss; a ValueError if the model never loses that much."""
-    level = curve.level_at(loss)
-    if level is None:
-        raise ValueError(
-            f"{curve.corruption}@{100 * loss:g}%: {model} loses at most {curve.largest_loss:.1%} of its clean score, "
-            f"up to level {curve.rungs[-1].level:g} (write a smaller loss, or a level)"
-        )
-    return level
 
 
 def parse_loss(text: str) -> tuple[str, float]:
@@ -171,9 +157,14 @@ def parse_loss(text: str) -> tuple[str, float]:
 def resolve_losses(asked: Sequence[str], config: Config, folder: Path, progress: bool = True) -> dict[str, str]:
     """Turn corruptions given by a loss (gaussian@10%) into ones with a level (gaussian:0.21), see `measure_curves`."""
     losses = {text: parse_loss(text) for text in asked}
-    ladders = {name: ladder(name) for name, _ in losses.values()}
-    curves = measure_curves(config, ladders, folder, progress=progress)
-    return {
-        text: str(Corruption(name, chosen_level(curves[name], loss, config.model)))
-        for text, (name, loss) in losses.items()
-    }
+    curves = measure_curves(config, {name: ladder(name) for name, _ in losses.values()}, folder, progress=progress)
+    resolved = {}
+    for text, (name, loss) in losses.items():
+        level = curves[name].level_at(loss)
+        if level is None:
+            raise ValueError(
+                f"{name}@{100 * loss:g}%: {config.model} loses at most {curves[name].largest_loss:.1%} of its clean "
+                f"score, up to level {curves[name].rungs[-1].level:g} (write a smaller loss, or a level)"
+            )
+        resolved[text] = str(Corruption(name, level))
+    return resolved

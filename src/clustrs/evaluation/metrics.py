@@ -16,12 +16,9 @@ from clustrs.evaluation.results import KeptIndices
 Values = NDArray[np.float64]
 
 RESAMPLES = 2000
-LOW, HIGH = 2.5, 97.5
-"""Percentiles that bound an interval of 95 %."""
-CORRECT = 0.5
-"""Lowest score of an answer that counts as correct."""
-CHUNK = 2_000_000
-"""Number of drawn questions, scores or tokens that are held at a time."""
+LOW, HIGH = 2.5, 97.5  # percentiles that bound an interval of 95 %
+CORRECT = 0.5  # lowest score of an answer that counts as correct
+CHUNK = 2_000_000  # number of drawn questions, scores or tokens that are held at a time
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,6 @@ class Difference(Estimate):
 
     @property
     def clear(self) -> bool:
-        """Check whether the interval excludes 0."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
@@ -57,7 +53,8 @@ def mean(values: Values) -> float | None:
     >>> mean(np.array([1.0, 0.0, np.nan]))
     0.5
     """
-    return _optional(_mean(values, -1))
+    average = _mean(values, -1)
+    return None if np.isnan(average) else float(average)
 
 
 def estimates(values: Values, resamples: int = RESAMPLES, seed: int = 0) -> list[Estimate]:
@@ -103,17 +100,29 @@ def bootstrap(values: Values, resamples: int = RESAMPLES, seed: int = 0) -> Valu
     complete = bool(used.all() and known.all())
     generator = np.random.default_rng(seed)
     means = np.full((resamples, cells), np.nan)
-    if not items:
-        return means
-    step = max(1, CHUNK // items)
-    for start in range(0, resamples, step):
+    step = max(1, CHUNK // max(1, items))
+    for start in range(0, resamples if items else 0, step):
         size = min(step, resamples - start)
-        picks = generator.integers(0, items, (size, items))
-        picks += items * np.arange(size)[:, None]
+        picks = generator.integers(0, items, (size, items)) + items * np.arange(size)[:, None]
         counts = np.bincount(picks.ravel(), minlength=size * items).reshape(size, items)[:, used].astype(np.float64)
         sizes = np.full((size, cells), float(items)) if complete else counts @ known.T.astype(np.float64)
         means[start : start + size] = _ratio(counts @ filled.T, sizes)
     return means.round(12)  # a difference of 0 must be 0 in whatever order it was summed
+
+
+def _summaries(values: Values, drawn: Values) -> list[Estimate]:
+    """Return the means of the rows with the percentiles of their draws."""
+    summaries = []
+    gaps = np.isnan(drawn).any(0)
+    bounds = np.full((2, len(values)), np.nan)
+    bounds[:, ~gaps] = np.percentile(drawn[:, ~gaps], (LOW, HIGH), axis=0)
+    for row in np.flatnonzero(gaps):
+        some = drawn[~np.isnan(drawn[:, row]), row]
+        bounds[:, row] = np.percentile(some, (LOW, HIGH)) if len(some) else np.nan
+    for n, average, low, high in zip((~np.isnan(values)).sum(-1), _mean(values, -1), *bounds, strict=True):
+        interval = (float(low), float(high)) if n > 1 else (None, None)
+        summaries.append(Estimate(int(n), float(average) if n else None, *interval))
+    return summaries
 
 
 def retention(values: Values, unpruned: Values) -> float | None:
@@ -160,8 +169,17 @@ def kept_overlap(clean: Sequence[KeptIndices], corrupted: Sequence[KeptIndices],
 
     One `KeptIndices` per seed, in the same order; the mean is over questions. None if no question has tokens in both.
     """
-    shares = [_overlaps(a, b, items) for a, b in zip(clean, corrupted, strict=True)]
-    return mean(question_means(np.array(shares))) if shares else None
+    shares = np.full((len(clean), items), np.nan)
+    for row, *pair in zip(shares, clean, corrupted, strict=True):
+        first, again = (_token_sets(kept) for kept in pair)
+        for item in first.keys() & again.keys():
+            row[item] = len(first[item] & again[item]) / len(first[item]) if first[item] else np.nan
+    return mean(question_means(shares)) if clean else None
+
+
+def _token_sets(kept: KeptIndices) -> dict[int, set[int]]:
+    tokens, ends = kept.tokens.tolist(), np.cumsum(kept.counts).tolist()
+    return {item: set(tokens[a:b]) for item, a, b in zip(kept.items.tolist(), [0, *ends], ends, strict=False)}
 
 
 def kind_estimates(
@@ -189,44 +207,6 @@ def kind_estimates(
     return results
 
 
-def _summaries(values: Values, drawn: Values) -> list[Estimate]:
-    """Return the means of the rows with the percentiles of their draws."""
-    summaries = []
-    counts, means = (~np.isnan(values)).sum(-1), _mean(values, -1)
-    for n, centre, low, high in zip(counts, means, *_percentiles(drawn), strict=True):
-        interval = (float(low), float(high)) if n > 1 else (None, None)
-        summaries.append(Estimate(int(n), float(centre) if n else None, *interval))
-    return summaries
-
-
-def _overlaps(clean: KeptIndices, corrupted: KeptIndices, items: int) -> Values:
-    """Return the fraction of each item's clean tokens that were kept again; NaN where an answer is missing."""
-    present = np.zeros(items, dtype=bool)
-    present[corrupted.items] = True
-    step = max(1, CHUNK // max(1, int(clean.counts.max(initial=1)), int(corrupted.counts.max(initial=1))))
-    parts = [_overlap_part(clean, corrupted, start, min(items, start + step)) for start in range(0, items, step)]
-    return np.where(present, np.concatenate([np.empty(0), *parts]), np.nan)
-
-
-def _overlap_part(clean: KeptIndices, corrupted: KeptIndices, start: int, stop: int) -> Values:
-    """Return the fractions of the items from `start` to `stop`."""
-    first, second = (np.unique(_token_keys(kept, start, stop)) for kept in (clean, corrupted))
-    sizes, again = (
-        np.bincount(keys >> 32, minlength=stop - start).astype(np.float64)
-        for keys in (first, first[np.isin(first, second, assume_unique=True)])
-    )
-    return _ratio(again, sizes)
-
-
-def _token_keys(kept: KeptIndices, start: int, stop: int) -> NDArray[np.int64]:
-    """Return one number for each item (from `start`) and token."""
-    chosen = np.flatnonzero((kept.items >= start) & (kept.items < stop))
-    counts = kept.counts[chosen]
-    begins = (np.cumsum(kept.counts) - kept.counts)[chosen]
-    positions = np.repeat(begins - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
-    return (np.repeat(kept.items[chosen] - start, counts) << 32) + kept.tokens[positions].astype(np.int64) + 1
-
-
 def _paired_means(first: Values, second: Values) -> tuple[float | None, float | None]:
     both = ~np.isnan(first + second)
     return (float(first[both].mean()), float(second[both].mean())) if both.any() else (None, None)
@@ -240,19 +220,3 @@ def _mean(values: Values, axis: int) -> Values:
 def _ratio(top: Values, bottom: Values) -> Values:
     """Divide; NaN where 0 is divided by 0."""
     return np.divide(top, bottom, out=np.full(np.shape(top), np.nan), where=bottom > 0)
-
-
-def _percentiles(drawn: Values) -> tuple[Values, Values]:
-    """Return the bounds of each column; NaN for one without values."""
-    low, high = np.full(drawn.shape[1], np.nan), np.full(drawn.shape[1], np.nan)
-    gaps = np.isnan(drawn).any(0)
-    low[~gaps], high[~gaps] = np.percentile(drawn[:, ~gaps], (LOW, HIGH), axis=0)
-    for column in np.flatnonzero(gaps):
-        known = drawn[~np.isnan(drawn[:, column]), column]
-        if len(known):
-            low[column], high[column] = np.percentile(known, (LOW, HIGH))
-    return low, high
-
-
-def _optional(value: Values) -> float | None:
-    return None if np.isnan(value) else float(value)

@@ -1,34 +1,36 @@
 """Results of a run as arrays: the score of every answer, and which are failed, not judged or missing."""
 
-from array import array
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from clustrs.evaluation.store import AnswerRecord, identity, location, read_config, read_records, require
-from clustrs.evaluation.verdicts import Pair, Verdicts, read_verdicts
+from clustrs.evaluation.store import (
+    AnswerRecord,
+    VerdictRecord,
+    identity,
+    location,
+    read_config,
+    read_records,
+    require,
+)
 from clustrs.pruners import variant_labels
 from clustrs.validation import excerpt
 
-MISSING, SCORED, FAILED, UNJUDGED = range(4)
-"""States of an answer."""
+MISSING, SCORED, FAILED, UNJUDGED = range(4)  # states of an answer
 LARGEST_GRID = 20_000_000
-LARGEST_COUNT = 1_000_000_000
-"""Largest number of items or kept tokens that a configuration may ask for."""
-LARGEST_SHORT, LARGEST_INDEX = 2**15 - 1, 2**31 - 1
-DESCENDING = ("jpeg",)
-"""Corruptions whose lower levels are more severe."""
+LARGEST_COUNT = 1_000_000_000  # largest number of items or kept tokens that a configuration may ask for
+LARGEST_INDEX = 2**31 - 1
+DESCENDING = ("jpeg",)  # corruptions whose lower levels are more severe
 
-_Index = tuple[int, int, int]
-"""Indices of a method, a condition and a seed."""
-_Axes = Mapping[str, Mapping[Any, int]]
+Pair = tuple[str, str]  # id of a question and the text that is judged
+_Index = tuple[int, ...]  # indices of a method, a condition and a seed
 
 
 @dataclass(frozen=True)
@@ -66,54 +68,34 @@ class Condition:
 @dataclass(frozen=True)
 class KeptIndices:
     """Tokens kept by a method under a condition with a seed: of each answer the item and the number of tokens, then
-    the tokens of all answers; -1 is the CLS token.
-    """
+    the tokens of all answers; -1 is the CLS token."""
 
     items: NDArray[np.int64]
     counts: NDArray[np.int64]
-    tokens: NDArray[np.signedinteger[Any]]
+    tokens: NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class Run:
-    """Results of a run, see `load_run`.
+    """Results of a run, see `load_run`. Arrays are [methods, conditions, seeds, items] unless stated otherwise."""
 
-    Attributes:
-        config: Content of config.json.
-        judge: Model that scored the answers, or None.
-        methods: The methods.
-        conditions: The corruptions, from mild to severe; clean images come first.
-        seeds: The seeds.
-        items: Ids of the questions, sorted, so that the order of the records does not matter.
-        kinds: Kinds of each question.
-        scores: Scores [methods, conditions, seeds, items]; NaN unless the state is SCORED.
-        states: MISSING, SCORED, FAILED or UNJUDGED [methods, conditions, seeds, items].
-        kept: Kept tokens by indices of method, condition and seed, of pruning methods, if the run has clean and
-            corrupted images to compare.
-        errors: How often each error occurred.
-        judge_errors: How often each error of the judge occurred.
-        visual_tokens: Mean number of tokens that the language model read of an image [methods]; NaN without an answer.
-        unpruned_tokens: Mean number that it would have read unpruned [methods].
-    """
-
-    config: Mapping[str, Any]
-    judge: str | None
+    config: Mapping[str, Any]  # content of config.json
+    judge: str | None  # model that scored the answers
     methods: tuple[Method, ...]
-    conditions: tuple[Condition, ...]
+    conditions: tuple[Condition, ...]  # from mild to severe; clean images come first
     seeds: tuple[int, ...]
-    items: tuple[str, ...]
-    kinds: tuple[tuple[str, ...], ...]
-    scores: NDArray[np.float64]
-    states: NDArray[np.int8]
-    kept: Mapping[_Index, KeptIndices]
-    errors: Mapping[str, int]
+    items: tuple[str, ...]  # ids of the questions, sorted, so that the order of the records does not matter
+    kinds: tuple[tuple[str, ...], ...]  # of each question
+    scores: NDArray[np.float64]  # NaN unless the state is SCORED
+    states: NDArray[np.int8]  # MISSING, SCORED, FAILED or UNJUDGED
+    kept: Mapping[_Index, KeptIndices]  # of pruning methods, if the run has clean and corrupted images to compare
+    errors: Mapping[str, int]  # how often each error occurred
     judge_errors: Mapping[str, int]
-    visual_tokens: NDArray[np.float64]
-    unpruned_tokens: NDArray[np.float64]
+    visual_tokens: NDArray[np.float64]  # mean number that the language model read of an image [methods], or NaN
+    unpruned_tokens: NDArray[np.float64]  # mean number that it would have read unpruned [methods]
 
     @property
     def scale(self) -> float:
-        """Return the factor by which reports multiply scores."""
         return float(self.config["scale"])
 
     @property
@@ -123,7 +105,6 @@ class Run:
 
     @property
     def expected(self) -> int:
-        """Return the number of answers of the whole grid."""
         return len(self.methods) * len(self.conditions) * len(self.seeds) * int(self.config["items"])
 
     @property
@@ -137,12 +118,10 @@ class Run:
 
     @cached_property
     def unpruned(self) -> int | None:
-        """Return the index of the method that keeps everything."""
         return next((i for i, method in enumerate(self.methods) if method.keep is None), None)
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """Return the labels of the pruning methods."""
         return tuple(dict.fromkeys(method.label for method in self.methods if method.keep is not None))
 
     @cached_property
@@ -152,7 +131,6 @@ class Run:
         return tuple(dict.fromkeys(budget for *_, budget in pruning)) or ("all",)
 
     def find(self, label: str, budget: str) -> int | None:
-        """Return the index of a method by label and budget."""
         matches = (i for i, method in enumerate(self.methods) if (method.label, method.budget) == (label, budget))
         return next(matches, None)
 
@@ -185,13 +163,12 @@ def load_run(folder: Path, judge: str | None = None) -> Run:
 
 
 def _load_run(folder: Path, judge: str | None) -> Run:
-    config = _config(folder)
+    config, path = _config(folder), folder / "answers.jsonl"
     if judge is not None and not config["judged"]:
         raise ValueError(f"judge must be None, the answers of this run need no judge, got {judge!r}")
-    methods = _methods(config["methods"])
+    methods, seeds = _methods(config["methods"]), tuple(config["seeds"])
     given = [_condition(text) for text in config["corruptions"]]
     conditions = _sorted(given)
-    seeds = tuple(config["seeds"])
     if len({*given}) < len(given) or len({*seeds}) < len(seeds):
         raise ValueError("corruptions and seeds of config.json must not repeat")
     axes: dict[str, dict[Any, int]] = {
@@ -199,143 +176,133 @@ def _load_run(folder: Path, judge: str | None) -> Run:
         "corruption": {text: conditions.index(c) for text, c in zip(config["corruptions"], given, strict=True)},
         "seed": {seed: i for i, seed in enumerate(seeds)},
     }
-    both = {condition.level is None for condition in conditions} == {True, False}
-    compared = frozenset(i for i, method in enumerate(methods) if both and method.keep is not None)
-    verdicts = read_verdicts(folder, judge) if config["judged"] else Verdicts(None, {}, {}, Counter())
-    answers = _Answers(folder / "answers.jsonl", axes, compared, verdicts.scores)
-    shape = (len(methods), len(conditions), len(seeds), len(answers.items))
-    if len(answers.items) > config["items"]:
-        raise ValueError(f"answers.jsonl has {len(answers.items)} questions, config.json says {config['items']}")
-    if prod(shape) > LARGEST_GRID:
-        raise ValueError(f"config.json: a grid of {prod(shape)} answers is more than a report can hold")
-    names = list(answers.items)
-    order = sorted(range(len(names)), key=names.__getitem__)
-    rank = np.argsort(np.array(order, dtype=np.int64))
-    scores, states = answers.filled(shape, rank)
+    shape = (len(methods), len(conditions), len(seeds))
+    compares = {condition.level is None for condition in conditions} == {True, False}
+    verdicts = read_verdicts(folder, judge) if config["judged"] else Verdicts(None, {}, Counter())
+    items: dict[str, tuple[tuple[str, ...], NDArray[np.float64], NDArray[np.int8]]] = {}  # kinds, scores, states
+    kept: dict[_Index, list[tuple[str, NDArray[np.int32]]]] = {}
+    errors: Counter[str] = Counter()
+    tokens = np.zeros((3, len(methods)))  # read, unpruned, answers
+    for number, record in read_records(path, AnswerRecord):
+        where = location(path, number)
+        named = {"method": identity(record.method), "corruption": record.corruption, "seed": record.seed}
+        for name, value in named.items():
+            if value not in axes[name]:
+                raise ValueError(f"{where}: {name} {excerpt(value)} is not in config.json")
+        cell = tuple(axes[name][value] for name, value in named.items())
+        if record.item not in items:
+            if (len(items) + 1) * math.prod(shape) > LARGEST_GRID:
+                raise ValueError(f"config.json: a grid of more than {LARGEST_GRID} answers cannot be reported")
+            unique = tuple(dict.fromkeys(record.kinds))
+            items[record.item] = (unique, np.full(shape, np.nan), np.full(shape, MISSING, dtype=np.int8))
+        _, scores, states = items[record.item]
+        if states[cell] != MISSING:
+            name = excerpt(record.item)
+            raise ValueError(f"{where}: {name} was answered with this method, corruption and seed before")
+        states[cell], scores[cell] = _score(where, record, verdicts.scores)
+        if record.error is not None:
+            errors[record.error] += 1
+            continue
+        if record.visual_tokens is not None and record.unpruned_tokens is not None:  # imported records have none
+            tokens[:, cell[0]] += (record.visual_tokens, record.unpruned_tokens, 1)
+        if compares and methods[cell[0]].keep is not None:
+            kept.setdefault(cell, []).append((record.item, np.array(record.kept, np.int32)))
+    if len(items) > config["items"]:
+        raise ValueError(f"answers.jsonl has {len(items)} questions, config.json says {config['items']}")
+    names = sorted(items)
+    rank = {name: i for i, name in enumerate(names)}
+    scores, states = (
+        np.ascontiguousarray(np.moveaxis(np.array([items[name][i] for name in names], kind).reshape(-1, *shape), 0, -1))
+        for i, kind in ((1, np.float64), (2, np.int8))
+    )
+    read, unpruned = np.divide(tokens[:2], tokens[2], out=np.full((2, len(methods)), np.nan), where=tokens[2] > 0)
     return Run(
         config=config,
         judge=verdicts.judge,
         methods=methods,
         conditions=conditions,
         seeds=seeds,
-        items=tuple(names[i] for i in order),
-        kinds=tuple(answers.items[names[i]] for i in order),
+        items=tuple(names),
+        kinds=tuple(items[name][0] for name in names),
         scores=scores,
         states=states,
-        kept={cell: tokens.packed(rank) for cell, tokens in answers.kept.items()},
-        errors=answers.errors,
+        kept={cell: _packed(answers, rank) for cell, answers in kept.items()},
+        errors=errors,
         judge_errors=verdicts.errors,
-        visual_tokens=answers.mean_tokens(0, len(methods)),
-        unpruned_tokens=answers.mean_tokens(1, len(methods)),
+        visual_tokens=read,
+        unpruned_tokens=unpruned,
     )
 
 
-class _KeptReader:
-    """Collector of kept tokens, in two bytes each unless an image has more tokens than that."""
-
-    def __init__(self) -> None:
-        self.items, self.counts, self.tokens = array("q"), array("q"), array("h")
-
-    def append(self, item: int, kept: list[int]) -> None:
-        if kept and max(kept) > LARGEST_SHORT and self.tokens.typecode == "h":
-            self.tokens = array("i", self.tokens)
-        self.tokens.extend(array(self.tokens.typecode, kept))
-        self.items.append(item)
-        self.counts.append(len(kept))
-
-    def packed(self, rank: NDArray[np.int64]) -> KeptIndices:
-        tokens = np.frombuffer(self.tokens, dtype=self.tokens.typecode) if self.tokens else np.empty(0, np.int16)
-        return KeptIndices(rank[np.array(self.items, np.int64)], np.array(self.counts, np.int64), tokens)
+def _packed(answers: Sequence[tuple[str, NDArray[np.int32]]], rank: Mapping[str, int]) -> KeptIndices:
+    items = np.array([rank[item] for item, _ in answers], np.int64)
+    counts = np.array([len(own) for _, own in answers], np.int64)
+    return KeptIndices(items, counts, np.concatenate([own for _, own in answers]))
 
 
-class _Answers:
-    """Records of answers.jsonl in columns: indices of method, condition, seed and item, state and score.
+def _score(where: str, record: AnswerRecord, verdicts: Mapping[Pair, float]) -> tuple[int, float]:
+    if record.error is not None:
+        return FAILED, np.nan
+    if record.text is None:
+        raise ValueError(f"{where}: text must be a string where there is no error, got None")
+    if record.kept is None:
+        raise ValueError(f"{where}: kept must be a list of int where there is no error, got None")
+    if record.kept and (min(record.kept) < -1 or max(record.kept) > LARGEST_INDEX):
+        raise ValueError(f"{where}: kept must be token indices from 0 (or -1 for CLS), got {excerpt(record.kept)}")
+    score = verdicts.get((record.item, record.text)) if record.score is None else record.score
+    if score is not None and not 0 <= score <= 1:
+        raise ValueError(f"{where}: score must be a number from 0 to 1 or null, got {excerpt(score)}")
+    return (UNJUDGED, np.nan) if score is None else (SCORED, score)
 
-    `axes` are the indices of methods, corruptions and seeds as records name them; `compared` are the methods whose kept
-    tokens are compared between clean and corrupted images.
+
+@dataclass(frozen=True)
+class Verdicts:
+    """Verdicts of one judge. `scores` are means over the rounds that worked; a pair that failed in all is not there.
+
+    `errors` counts how often each error occurred.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        axes: Mapping[str, Mapping[Any, int]],
-        compared: frozenset[int],
-        verdicts: Mapping[Pair, float],
-    ) -> None:
-        self.path = path
-        self.items: dict[str, tuple[str, ...]] = {}
-        self.kept: dict[_Index, _KeptReader] = {}
-        self._columns: tuple[array[Any], ...] = (*(array("i") for _ in range(4)), array("b"), array("d"))
-        self.errors: Counter[str] = Counter()
-        self._tokens: dict[int, list[int]] = {}
-        numbers: dict[str, int] = {}
-        kinds: dict[str, str] = {}
-        for line, record in read_records(path, AnswerRecord):
-            named = {"method": identity(record.method), "corruption": record.corruption, "seed": record.seed}
-            try:
-                method, condition, seed = (axes[name][value] for name, value in named.items())
-                state, score = self._score(record, verdicts)
-            except KeyError:
-                name, value = next((name, value) for name, value in named.items() if value not in axes[name])
-                where = location(path, line)
-                raise ValueError(f"{where}: {name} {excerpt(value)} is not in config.json") from None
-            except ValueError as error:
-                raise ValueError(f"{location(path, line)}: {error}") from None
-            item = numbers.setdefault(record.item, len(numbers))
-            if record.item not in self.items:
-                unique = dict.fromkeys(record.kinds)
-                self.items[record.item] = tuple(kinds.setdefault(kind, kind) for kind in unique)
-            for column, entry in zip(self._columns, (method, condition, seed, item, state, score), strict=True):
-                column.append(entry)
-            if record.error is not None:
-                self.errors[record.error] += 1
-                continue
-            if record.visual_tokens is not None and record.unpruned_tokens is not None:  # imported records have none
-                sums = self._tokens.setdefault(method, [0, 0, 0])
-                for i, entry in enumerate((record.visual_tokens, record.unpruned_tokens, 1)):
-                    sums[i] += entry
-            if method in compared:
-                self.kept.setdefault((method, condition, seed), _KeptReader()).append(item, record.kept or [])
+    judge: str | None
+    scores: dict[Pair, float]
+    errors: Counter[str]
 
-    def _score(self, record: AnswerRecord, verdicts: Mapping[Pair, float]) -> tuple[int, float]:
-        """Return the state and the score of an answer, and check its fields."""
-        if record.error is not None:
-            return FAILED, np.nan
-        if record.text is None:
-            raise ValueError("text must be a string where there is no error, got None")
-        if record.kept is None:
-            raise ValueError("kept must be a list of int where there is no error, got None")
-        if record.kept and (min(record.kept) < -1 or max(record.kept) > LARGEST_INDEX):
-            raise ValueError(f"kept must be token indices from 0 (or -1 for CLS), got {excerpt(record.kept)}")
-        score = verdicts.get((record.item, record.text)) if record.score is None else record.score
-        if score is not None and not 0 <= score <= 1:
-            raise ValueError(f"score must be a number from 0 to 1 or null, got {excerpt(score)}")
-        return (UNJUDGED, np.nan) if score is None else (SCORED, score)
 
-    def mean_tokens(self, which: int, methods: int) -> NDArray[np.float64]:
-        """Return the mean over each method's answers of the tokens that were read (0), or would be unpruned (1)."""
-        sums = [self._tokens.get(method) for method in range(methods)]
-        return np.array([np.nan if one is None else one[which] / one[2] for one in sums])
+def stored_verdicts(path: Path) -> Iterator[VerdictRecord]:
+    """Yield the records of `verdicts.jsonl`, if there is such a file."""
+    for number, verdict in read_records(path, VerdictRecord) if path.exists() else ():
+        if verdict.score is not None and not 0 <= verdict.score <= 1:
+            where = location(path, number)
+            raise ValueError(f"{where}: score must be a number from 0 to 1 or null, got {verdict.score!r}")
+        yield verdict
 
-    def filled(self, shape: tuple[int, ...], rank: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int8]]:
-        """Return scores and states in arrays of this shape; `rank` is the index of each item there."""
-        scores, states = np.full(shape, np.nan), np.full(shape, MISSING, dtype=np.int8)
-        if self._columns[0]:
-            method, condition, seed, item, state, score = (np.frombuffer(c, dtype=c.typecode) for c in self._columns)
-            flat = np.ravel_multi_index((method, condition, seed, rank[item]), shape)
-            self._check_unique(flat, item)
-            scores.reshape(-1)[flat], states.reshape(-1)[flat] = score, state
-        return scores, states
 
-    def _check_unique(self, flat: NDArray[np.int64], item: NDArray[np.int32]) -> None:
-        """Refuse a second answer to the same question with the same method, corruption and seed."""
-        order = np.argsort(flat, kind="stable")
-        repeated = order[1:][flat[order[1:]] == flat[order[:-1]]]
-        if len(repeated):
-            first = int(repeated.min())
-            name = list(self.items)[item[first]]
-            where = location(self.path, first + 1)
-            raise ValueError(f"{where}: {excerpt(name)} was answered with this method, corruption and seed before")
+def read_verdicts(folder: Path, judge: str | None = None) -> Verdicts:
+    """Read the verdicts of a judge, which must be named if there are several.
+
+    Within a round the last score counts; a failure counts only where there is no score.
+    """
+    path = Path(folder) / "verdicts.jsonl"
+    latest: dict[str, dict[tuple[int, str, str], float | str]] = {}
+    for verdict in stored_verdicts(path):
+        marks, key = latest.setdefault(verdict.judge, {}), (verdict.round, verdict.item, verdict.text)
+        if verdict.score is not None:
+            marks[key] = verdict.score
+        else:
+            marks.setdefault(key, verdict.error or "no score")
+    judges = ", ".join(sorted(latest))
+    if judge is None and len(latest) > 1:
+        raise ValueError(f"{str(path)!r} has verdicts of several judges: choose one of {judges}")
+    if judge is not None and latest and judge not in latest:
+        raise ValueError(f"judge must be one of {judges} for {str(path)!r}, got {judge!r}")
+    chosen = judge if judge is not None else next(iter(latest), None)
+    scores: dict[Pair, list[float]] = {}
+    errors: Counter[str] = Counter()
+    for (_, item, text), outcome in latest.get(chosen or "", {}).items():
+        if isinstance(outcome, str):
+            errors[outcome] += 1
+        else:
+            scores.setdefault((item, text), []).append(outcome)
+    return Verdicts(chosen, {pair: math.fsum(marks) / len(marks) for pair, marks in scores.items()}, errors)
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -383,7 +350,7 @@ def _condition(text: str) -> Condition:
         value = float(level)
     except ValueError:
         value = np.nan
-    if not name or not isfinite(value):
+    if not name or not math.isfinite(value):
         raise ValueError(f"corruptions of config.json must be clean or NAME:LEVEL, got {excerpt(text)}")
     return Condition(name, value)
 

@@ -1,24 +1,48 @@
-"""Run the grid: every question with every method under every corruption, resumable at any point."""
+"""Run the grid: every question with every method under every corruption, resumable at any point.
+
+The work comes in units: some questions under one corruption. Their images pass the vision tower once, and every method
+prunes the result. An engine answers the units; a `Worker` holds the loaded model.
+"""
 
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
+
+import torch
+from PIL import Image
 
 import clustrs
 from clustrs import validation
-from clustrs.evaluation.config import Config, grid
-from clustrs.evaluation.engines import Engine, get_engine, open_task, units
-from clustrs.evaluation.store import AnswerRecord, RunFolder, identity, key_of
-from clustrs.evaluation.tasks import Task, file_checksum, fingerprint, image_checksum, image_checksums
-from clustrs.models.load import local_files
-from clustrs.validation import EngineName
+from clustrs.corruptions.images import check_size
+from clustrs.evaluation.config import Config, parse_corruption
+from clustrs.evaluation.store import AnswerRecord, Key, RunFolder, identity, key_of, new_record
+from clustrs.evaluation.tasks import (
+    Item,
+    Task,
+    file_checksum,
+    fingerprint,
+    get_task,
+    has_half_characters,
+    image_checksum,
+)
+from clustrs.models import load, shared_encoding
+from clustrs.models.ask import chat_prompt
+from clustrs.models.load import apply_image_padding
+from clustrs.pruners import Pruner, from_dict
+from clustrs.validation import EngineName, excerpt
 
-MAX_FAILURES = 50
-"""Failures of one method in a row after which a run stops: more than single images must be wrong."""
+MAX_FAILURES = 50  # failures of one method in a row after which a run stops: more than single images must be wrong
+LONGEST_ERROR = 300
+MODEL_FILES = (".safetensors", ".bin", ".json", ".txt", ".model", ".jinja")
+"""Suffixes of weights, configurations, tokenizers and chat templates."""
+LARGE = 1 << 30  # bytes whose hashing takes seconds and is announced
+Failures = dict[str, str]  # errors by question id
 
 
 @dataclass(frozen=True)
@@ -30,74 +54,10 @@ class RunSummary:
     reused: int
 
 
-def run_metadata(config: Config, task: Task, progress: bool = True) -> dict[str, Any]:
-    """Return what is stored with the configuration and must not change when the run is resumed."""
-    import torch
-    import transformers
-
-    return {
-        "items": len(task.items),
-        "fingerprint": fingerprint(task),
-        "judged": task.judged,
-        "scale": task.scale,
-        "max_new_tokens": config.max_new_tokens or task.max_new_tokens,
-        "clustrs": clustrs.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "model_files": model_checksums(local_files(config.model), progress),
-    }
-
-
-class Forecast:
-    """Forecast of a run: the number of answers, and the time once a first batch was timed."""
-
-    def __init__(self, config: Config, questions: int, reused: int, tell: Callable[[str], None]) -> None:
-        self.tell, self.batches = tell, len(config.methods)
-        self.seen, self.fresh, self.start = 0, 0, 0.0
-        self.left = self.batches * len(grid(config)) * questions - reused
-        counts = {"method": self.batches, "corruption": len(config.corruptions), "seed": len(config.seeds)}
-        parts = [f"{n} {what}{'s' * (n > 1)}" for what, n in {**counts, "question": questions}.items()]
-        before = f"; {reused:,} are there already" if reused else ""
-        after = ", estimating the time from the first batch" if self.left else ""
-        tell(f"{self.left + reused:,} answers: {' x '.join(parts)}{before}{after}")
-
-    def add(self, count: int) -> None:
-        """Count answers; those of the first call paid for loading the model and are not timed."""
-        self.seen += 1
-        if self.seen == 1:
-            self.start = perf_counter()
-            self.left -= count
-            return
-        self.fresh += count
-        if self.seen == self.batches + 1 and self.left > self.fresh > 0:
-            left = self.left - self.fresh
-            seconds = (perf_counter() - self.start) / self.fresh * left
-            self.tell(f"about {duration(seconds)} for the other {left:,} answers")
-
-
-def duration(seconds: float) -> str:
-    """Format a time, as precise as a forecast is."""
-    for unit, size in (("hour", 3600.0), ("minute", 60.0)):
-        if seconds >= 1.5 * size:
-            return f"{seconds / size:.0f} {unit}s" if seconds >= 10 * size else f"{seconds / size:.1f} {unit}s"
-    return f"{max(1, round(seconds))} seconds"
-
-
-def _count_failures(streaks: Counter[str], record: AnswerRecord, retried: bool, limit: int) -> None:
-    """Stop the run after too many failures of a method in a row; answers that failed before do not count."""
-    method = identity(record.method)
-    streaks[method] = 0 if record.error is None else streaks[method] + (not retried)
-    if streaks[method] >= limit:
-        raise ValueError(
-            f"stopped: {limit} answers of {record.method['name']} in a row failed, the last one with: "
-            f"{record.error}; the same command resumes and asks them again (--max-failures sets how many)"
-        )
-
-
 def run(
     config: Config,
     folder: str | Path,
-    engine: Engine | EngineName = "local",
+    engine: "Engine | EngineName" = "local",
     *,
     retry: bool = True,
     max_failures: int = MAX_FAILURES,
@@ -133,20 +93,35 @@ def run(
         >>> load_run(folder).scores.shape  # methods, corruptions, seeds, questions
         (2, 1, 1, 4)
     """
+    import transformers
     from tqdm import tqdm
 
     validation.integer("max_failures", max_failures, 1)
     chosen = get_engine(engine) if isinstance(engine, str) else engine
     task = open_task(config)
-    total = len(config.methods) * len(grid(config)) * len(task.items)
-    streaks: Counter[str] = Counter()
-    metadata, ids = run_metadata(config, task, progress), [item.id for item in task.items]
-    with RunFolder(Path(folder)).opened(config, metadata, ids, lambda: image_checksums(task), retry) as store:
+    metadata = {
+        "items": len(task.items),
+        "fingerprint": fingerprint(task),
+        "judged": task.judged,
+        "scale": task.scale,
+        "max_new_tokens": config.max_new_tokens or task.max_new_tokens,
+        "clustrs": clustrs.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "model_files": model_checksums(load.local_files(config.model), progress),
+    }
+    streaks: Counter[str] = Counter()  # failures of each method in a row; answers that failed before do not count
+
+    def checksums() -> dict[str, str | None]:
+        return {name: image_checksum(task, name) for name in dict.fromkeys(item.image for item in task.items)}
+
+    with RunFolder(Path(folder)).opened(config, metadata, [item.id for item in task.items], checksums, retry) as store:
         reused = len(store.done)
         left = units(config, task, store.done)
         forecast = Forecast(config, len(task.items), reused, tell or (lambda _: None))
-        bar_options: dict[str, Any] = {"total": total, "initial": reused, "unit": "answer", "dynamic_ncols": True}
-        with tqdm(**bar_options, desc=f"loading {config.model}" if left else None, disable=not progress) as bar:
+        bar_options: dict[str, Any] = {"total": reused + forecast.left, "initial": reused, "dynamic_ncols": True}
+        desc = f"loading {config.model}" if left else None
+        with tqdm(**bar_options, unit="answer", desc=desc, disable=not progress) as bar:
             for records in chosen.run(config, left):
                 fresh = [record for record in records if key_of(record) not in store.done]
                 for record in fresh:
@@ -157,14 +132,51 @@ def run(
                 bar.update(len(fresh))
                 forecast.add(len(fresh))
                 for record in fresh:
-                    _count_failures(streaks, record, key_of(record) in store.retried, max_failures)
+                    method = identity(record.method)
+                    again = key_of(record) in store.retried
+                    streaks[method] = 0 if record.error is None else streaks[method] + (not again)
+                    if streaks[method] >= max_failures:
+                        raise ValueError(
+                            f"stopped: {max_failures} answers of {record.method['name']} in a row failed, the last one "
+                            f"with: {record.error}; the same command resumes and asks them again (--max-failures sets "
+                            "how many)"
+                        )
         return RunSummary(len(store.done), len(store.failed), reused)
 
 
-MODEL_FILES = (".safetensors", ".bin", ".json", ".txt", ".model", ".jinja")
-"""Suffixes of weights, configurations, tokenizers and chat templates."""
-LARGE = 1 << 30
-"""Bytes whose hashing takes seconds and is announced."""
+class Forecast:
+    """Forecast of a run: the number of answers, and the time once a first batch was timed."""
+
+    def __init__(self, config: Config, questions: int, reused: int, tell: Callable[[str], None]) -> None:
+        self.tell, self.batches = tell, len(config.methods)
+        self.seen, self.fresh, self.start = 0, 0, 0.0
+        self.left = self.batches * len(config.corruptions) * len(config.seeds) * questions - reused
+        counts = {"method": self.batches, "corruption": len(config.corruptions), "seed": len(config.seeds)}
+        parts = [f"{n} {what}{'s' * (n > 1)}" for what, n in {**counts, "question": questions}.items()]
+        before = f"; {reused:,} are there already" if reused else ""
+        after = ", estimating the time from the first batch" if self.left else ""
+        tell(f"{self.left + reused:,} answers: {' x '.join(parts)}{before}{after}")
+
+    def add(self, count: int) -> None:
+        """Count answers; those of the first call paid for loading the model and are not timed."""
+        self.seen += 1
+        if self.seen == 1:
+            self.start = perf_counter()
+            self.left -= count
+            return
+        self.fresh += count
+        if self.seen == self.batches + 1 and self.left > self.fresh > 0:
+            left = self.left - self.fresh
+            seconds = (perf_counter() - self.start) / self.fresh * left
+            self.tell(f"about {duration(seconds)} for the other {left:,} answers")
+
+
+def duration(seconds: float) -> str:
+    """Format a time, as precise as a forecast is."""
+    for unit, size in (("hour", 3600.0), ("minute", 60.0)):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.0f} {unit}s" if seconds >= 10 * size else f"{seconds / size:.1f} {unit}s"
+    return f"{max(1, round(seconds))} seconds"
 
 
 def model_checksums(folder: Path, progress: bool = True) -> dict[str, str]:
@@ -182,3 +194,195 @@ def model_checksums(folder: Path, progress: bool = True) -> dict[str, str]:
         return {path.relative_to(folder).as_posix(): file_checksum(path) for path in files}
     except OSError as error:
         raise ValueError(f"model {str(folder)!r} cannot be read: {error.strerror or error}") from None
+
+
+def open_task(config: Config) -> Task:
+    """Open the task of a configuration and check its questions: valid text, unique ids."""
+    task = get_task(config.task, config.data, config.limit, **config.task_options)
+    seen = set()
+    for item in task.items:
+        texts = {"id": item.id, "image": item.image, "question": item.question, "answer": item.answer}
+        for name, value in (*texts.items(), *(("kind", kind) for kind in item.kinds)):
+            if not isinstance(value, str) or has_half_characters(value):
+                raise ValueError(f"task {config.task}: the {name} {excerpt(value)} of a question is not text")
+        if item.id in seen:
+            raise ValueError(f"task {config.task}: two questions have the id {excerpt(item.id)}")
+        seen.add(item.id)
+    if not seen:
+        raise ValueError(f"task {config.task}: there are no questions in it")
+    return task
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Questions under one corruption and the methods to answer them with, by their indices."""
+
+    corruption: str
+    seed: int
+    items: tuple[int, ...]
+    methods: tuple[int, ...]
+
+
+def units(config: Config, task: Task, done: set[Key]) -> list[Unit]:
+    """Return the units that are left; their boundaries do not depend on what is done."""
+    methods = [identity(from_dict(stored).to_dict()) for stored in config.methods]
+    left = []
+    starts = range(0, len(task.items), config.batch_size)
+    for corruption, seed, start in product(config.corruptions, config.seeds, starts):
+        missing = [
+            (item, method)
+            for item in range(start, min(start + config.batch_size, len(task.items)))
+            for method, described in enumerate(methods)
+            if (task.items[item].id, described, corruption, seed) not in done
+        ]
+        if missing:
+            items, requested = (tuple(sorted({pair[i] for pair in missing})) for i in (0, 1))
+            left.append(Unit(corruption, seed, items, requested))
+    return left
+
+
+class Worker:
+    """Task and model that answer units; the model is loaded when the first image is encoded."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.task = open_task(config)
+        self.methods = [from_dict(stored) for stored in config.methods]
+        self.max_new_tokens = config.max_new_tokens or self.task.max_new_tokens
+
+    @cached_property
+    def loaded(self) -> tuple[Any, Any]:
+        model, processor = load.load_model(self.config.model, self.config.load_options())
+        return model, apply_image_padding(processor, self.config.image_padding)
+
+    def run(self, unit: Unit) -> Iterator[list[AnswerRecord]]:
+        """Yield the records of each method of a unit; an error of one question is a failure of that question."""
+        items = [self.task.items[index] for index in unit.items]
+        failures: Failures = {}
+        images = self._images(unit, items, failures)
+        texts: dict[str, str] = {}
+        for item in items:
+            if item.id not in failures:
+                processor = self.loaded[1]
+                try:
+                    texts[item.id] = chat_prompt(processor, item.question, self.config.prompt_template)
+                except Exception as error:  # chat templates raise what they like
+                    failures[item.id] = one_line(error)
+        batch = self._encode([item for item in items if item.id in texts], images, texts, failures)
+        asked = [item for item in items if item.id not in failures]
+        for method in (self.methods[index] for index in unit.methods):
+            replies = self._replies(batch, method, len(asked)) if batch is not None else []
+            answers = dict(zip((item.id for item in asked), replies, strict=True))
+            yield [self._record(unit, method, item, answers.get(item.id) or failures[item.id]) for item in items]
+
+    def _images(self, unit: Unit, items: Sequence[Item], failures: Failures) -> dict[str, Image.Image]:
+        corruption = parse_corruption(unit.corruption)
+        images = {}
+        for name in dict.fromkeys(item.image for item in items):
+            try:
+                image = self.task.open(name)
+                check_size(f"image {name!r}", image.size)
+                images[name] = corruption.apply(image, name, unit.seed) if corruption else image
+            except Exception as error:  # a task may be somebody else's; a corruption may need too much memory
+                failures.update({item.id: one_line(error) for item in items if item.image == name})
+        return images
+
+    def _encode(
+        self, asked: Sequence[Item], images: Mapping[str, Image.Image], texts: Mapping[str, str], failures: Failures
+    ) -> shared_encoding.Batch | None:
+        """Encode all images at once; if that fails, find the questions that fail alone."""
+
+        def encode(items: Sequence[Item]) -> shared_encoding.Batch:
+            names = list(dict.fromkeys(item.image for item in items))
+            numbered = [(names.index(item.image), texts[item.id]) for item in items]
+            shown = [images[name] for name in names]
+            return shared_encoding.encode(*self.loaded, shown, numbered, self.config.crops)
+
+        if not asked:
+            return None
+        try:
+            return encode(asked)
+        except Exception as error:  # processors and towers raise many kinds
+            for item in asked:
+                try:
+                    encode([item])
+                except Exception as alone:
+                    failures[item.id] = one_line(alone)
+            left = [item for item in asked if item.id not in failures]
+            if len(left) == len(asked):
+                refuse_batch(error)
+                raise
+            return encode(left) if left else None
+
+    def _replies(self, batch: shared_encoding.Batch, method: Pruner, count: int) -> list[shared_encoding.Reply | str]:
+        """Return a reply, or an error, for each prompt."""
+        try:
+            options = {name: getattr(self.config, name) for name in ("scope", "crops", "positions", "attention")}
+            return list(shared_encoding.reply(*self.loaded, batch, method, self.max_new_tokens, **options))
+        except Exception as error:
+            if count == 1:
+                return [one_line(error)]
+            refuse_batch(error)
+            alone = [shared_encoding.part(batch, index) for index in range(count)]
+            return [reply for part in alone for reply in self._replies(part, method, 1)]
+
+    def _record(self, unit: Unit, method: Pruner, item: Item, reply: shared_encoding.Reply | str) -> AnswerRecord:
+        if isinstance(reply, str):
+            return failed_record(unit, method, item, reply)
+        text = printable(reply.text)
+        try:
+            score = self.task.score(item, text)
+        except Exception as error:  # a task may be somebody else's
+            return failed_record(unit, method, item, f"the task's score failed: {one_line(error)}")
+        kept = [] if method.name == "none" else reply.image.selection.indices.tolist()
+        tokens = {"kept": kept, "visual_tokens": reply.image.kept, "unpruned_tokens": reply.image.placeholders}
+        return new_record(item, method.to_dict(), unit.corruption, unit.seed, text=text, score=score, **tokens)
+
+
+def failed_record(unit: Unit, method: Pruner, item: Item, error: str) -> AnswerRecord:
+    return new_record(item, method.to_dict(), unit.corruption, unit.seed, error=printable(error))
+
+
+def refuse_batch(error: Exception) -> None:
+    """Stop the run if a batch needs more memory than there is: it can be resumed with a smaller one."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        advice = "pass a smaller --batch-size, the run resumes with it"
+        raise ValueError(f"out of memory: {advice} ({one_line(error)})") from error
+
+
+def one_line(error: Exception) -> str:
+    """Return the message of an exception, short and in one line."""
+    return " ".join(str(error).split())[:LONGEST_ERROR] or type(error).__name__
+
+
+def printable(text: str) -> str:
+    """Escape halves of characters, which UTF-8 files cannot hold."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+class Engine(Protocol):
+    """Contract of an engine: it answers the units of a run."""
+
+    def run(self, config: Config, units: Sequence[Unit]) -> Iterable[list[AnswerRecord]]:
+        """Yield lists of records of the units, in any order, as they come; nothing is loaded if there are no units."""
+        ...
+
+
+class LocalEngine:
+    """Engine that answers the units one after another in this process."""
+
+    def run(self, config: Config, units: Sequence[Unit]) -> Iterator[list[AnswerRecord]]:
+        if units:
+            worker = Worker(config)
+            for unit in units:
+                yield from worker.run(unit)
+
+
+def get_engine(name: EngineName, **options: Any) -> Engine:
+    """Return the engine "local", or "ray" with the options of `RayEngine`."""
+    validation.choice("engine", name, ("local", "ray"))
+    if name == "ray":
+        from clustrs.evaluation.ray_engine import RayEngine
+
+        return RayEngine(**options)
+    return LocalEngine(**options)

@@ -5,7 +5,7 @@
 | `config.json` | the configuration, and metadata such as versions and the model's checksums |
 | `answers.jsonl` | an `AnswerRecord` a line |
 | `images.json` | the checksum of every image |
-| `verdicts.jsonl` | a `VerdictRecord` a line, written by `clustrs.evaluation.verdicts` |
+| `verdicts.jsonl` | a `VerdictRecord` a line, written by `clustrs.evaluation.judge` |
 
 Every line is on the disk before the next batch is answered. A killed process leaves at most a torn last line, which
 readers skip and the next writer cuts off.
@@ -14,7 +14,7 @@ readers skip and the next writer cuts off.
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import UnionType
@@ -25,18 +25,16 @@ from filelock import FileLock, Timeout
 
 from clustrs.corruptions.images import open_regular
 from clustrs.evaluation.config import CHANGEABLE, Config, differences
-from clustrs.evaluation.tasks import Item
+from clustrs.evaluation.tasks import Item, parse_json, read_text
 from clustrs.pruners import from_dict
 from clustrs.validation import excerpt, source_date
 
 BLOCK = 1 << 16
-UNCHECKED = (*CHANGEABLE, "started")
-"""Entries of config.json that may differ when a run is resumed."""
+UNCHECKED = (*CHANGEABLE, "started")  # entries of config.json that may differ when a run is resumed
 SAME_ANSWERS = {"0.1.0", "0.2.0"}
 """Versions of this package that give the same answers: each resumes runs of the others."""
 
-Key = tuple[str, str, str, int]
-"""Identity of an answer: question, method with its parameters, corruption, seed."""
+Key = tuple[str, str, str, int]  # identity of an answer: question, method with its parameters, corruption, seed
 ImageChecksums = dict[str, str | None]
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 
@@ -88,20 +86,11 @@ def identity(value: Any) -> str:
 
 
 def key_of(record: AnswerRecord) -> Key:
-    """Return the identity of an answer."""
     return record.item, identity(record.method), record.corruption, record.seed
 
 
-def parse(content: bytes, where: str) -> dict[str, Any]:
-    """Parse the JSON object of a file or a line; NaN and Infinity are refused."""
-
-    def constant(name: str) -> None:
-        raise ValueError(f"{name} is not a number")
-
-    try:
-        value = json.loads(content.decode("utf-8-sig"), parse_constant=constant)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: not JSON ({excerpt(str(error))})") from None
+def parse(content: str | bytes, where: str) -> dict[str, Any]:
+    value = parse_json(content, where)
     if not isinstance(value, dict):
         raise ValueError(f"{where}: expected an object, got {excerpt(value)}")
     return value
@@ -111,27 +100,16 @@ def require(where: str, record: Mapping[str, Any], key: str, *kinds: type) -> An
     """Return the value under a key, which must be there and of one of these types."""
     value = record.get(key)
     if key not in record or not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+        names = " or ".join(map(_type_name, kinds))
         raise ValueError(f"{where}: {key} must be {names}, got {excerpt(value) if key in record else 'nothing'}")
     return value
 
 
-def read_bytes(path: Path) -> bytes:
-    """Read a regular file."""
-    try:
-        with open_regular(path) as file:
-            return file.read()
-    except OSError as error:
-        raise ValueError(f"{str(path)!r} cannot be read: {error.strerror}") from None
-
-
 def read_object(path: Path) -> dict[str, Any]:
-    """Read a file that holds one JSON object."""
-    return parse(read_bytes(path), repr(str(path)))
+    return parse(read_text(path), repr(str(path)))
 
 
 def location(path: Path, number: int) -> str:
-    """Return a line's place as messages name it."""
     return f"{str(path)!r} line {number}"
 
 
@@ -147,10 +125,8 @@ def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the place and the object of each line."""
     for number, line in raw_lines(path):
-        where = location(path, number)
-        yield where, parse(line, where)
+        yield location(path, number), parse(line, location(path, number))
 
 
 def read_records(path: Path, kind: type[RecordT]) -> Iterator[tuple[int, RecordT]]:
@@ -168,14 +144,11 @@ def _read_slowly(line: bytes, where: str, kind: type[RecordT]) -> RecordT:
     """Explain what is wrong with a line; what only the quick decoder refuses, such as half a character, is read."""
     data = parse(line, where)
     for field in msgspec.structs.fields(kind):
-        name, expected = field.encode_name, _type_name(field.type)
-        if name in data:
-            try:
-                msgspec.convert(data[name], field.type)
-            except (msgspec.ValidationError, RecursionError):
-                raise ValueError(f"{where}: {name} must be {expected}, got {excerpt(data[name])}") from None
-        elif field.required:
-            raise ValueError(f"{where}: {name} must be {expected}, got nothing")
+        found = excerpt(data[field.name]) if field.name in data else "nothing"
+        try:
+            msgspec.convert(data[field.name], field.type)
+        except (KeyError, msgspec.ValidationError, RecursionError):
+            raise ValueError(f"{where}: {field.name} must be {_type_name(field.type)}, got {found}") from None
     return msgspec.convert(data, kind)
 
 
@@ -185,13 +158,10 @@ def _type_name(kind: Any) -> str:
         return " or ".join(map(_type_name, get_args(kind)))
     if get_origin(kind) is list:
         return f"list of {_type_name(get_args(kind)[0])}"
-    if kind is type(None):
-        return "null"
-    return getattr(get_origin(kind) or kind, "__name__", str(kind))
+    return "null" if kind is type(None) else getattr(get_origin(kind) or kind, "__name__", str(kind))
 
 
 def encode_record(record: msgspec.Struct) -> bytes:
-    """Encode a record as a line."""
     try:
         return msgspec.json.encode(record) + b"\n"
     except UnicodeEncodeError:  # half a character, which JSON can only hold escaped
@@ -201,27 +171,35 @@ def encode_record(record: msgspec.Struct) -> bytes:
 def drop_torn_line(file: BinaryIO) -> None:
     """Cut off a last line without a line break, which a killed process left."""
     size = end = file.seek(0, os.SEEK_END)
-    while end > 0:
+    newline = -1
+    while end > 0 and newline < 0:
         start = max(0, end - BLOCK)
         file.seek(start)
         newline = file.read(end - start).rfind(b"\n")
-        if newline >= 0:
-            end = start + newline + 1
-            break
-        end = start
+        end = start + newline + 1
     if end < size:
         file.truncate(end)
     file.seek(end)
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_whole(path: Path, content: str | Iterable[bytes]) -> None:
     """Write a file so that it is there with all its content or not at all."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+        file.writelines([content.encode()] if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
+
+
+@contextmanager
+def locked(lock: Path, name: str) -> Iterator[None]:
+    """Hold a lock; an error if another process does."""
+    try:
+        with FileLock(lock, timeout=0):
+            yield
+    except Timeout:
+        raise ValueError(f"{name}: another process is writing to it") from None
 
 
 def today() -> str:
@@ -240,7 +218,6 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_answers(folder: Path) -> Iterator[AnswerRecord]:
-    """Yield the answers of a run so far."""
     path = Path(folder) / "answers.jsonl"
     if os.path.exists(path):
         for _, record in read_records(path, AnswerRecord):
@@ -276,45 +253,37 @@ class RunFolder:
         `metadata` is stored with the configuration and must not have changed, nor must the images (by their checksums)
         that have answers. Failed answers are dropped to be asked again, unless `retry` is False.
         """
-        with self._writing():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.folder / "lock", timeout=0)
-            try:
-                lock.acquire()
-            except Timeout:
-                raise ValueError(f"run {str(self.folder)!r}: another process is writing to it") from None
-        try:
+        with ExitStack() as stack:
             with self._writing():
+                self.folder.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(locked(self.folder / "lock", f"run {str(self.folder)!r}"))
                 self._check_config(config, metadata)
+                about: set[str] = set()
                 if self.answers.exists():
                     with self.answers.open("r+b") as file:
                         drop_torn_line(file)
-                about = self._read(config, items, retry)
+                    about = self._read(config, items, retry)
                 self._check_images(about, images())
-                self._drop_retried()
+                if self.retried:
+                    both = zip(raw_lines(self.answers), read_records(self.answers, AnswerRecord), strict=True)
+                    kept = (line for (_, line), (_, record) in both if key_of(record) not in self.retried)
+                    write_whole(self.answers, kept)
             yield self
-        finally:
-            lock.release()
 
-    def append(self, records: Iterable[AnswerRecord]) -> None:
+    def append(self, records: Sequence[AnswerRecord]) -> None:
         """Add answers; they are on the disk when this returns."""
-        fresh = list(records)
-        content = b"".join(map(encode_record, fresh))
         with self._writing(), self.answers.open("ab") as file:
-            file.write(content)
+            file.write(b"".join(map(encode_record, records)))
             file.flush()
             os.fsync(file.fileno())
-        for record in fresh:
-            self.done.add(key_of(record))
-            if record.error is not None:
-                self.failed.add(key_of(record))
+        self.done |= {key_of(record) for record in records}
+        self.failed |= {key_of(record) for record in records if record.error is not None}
 
     def note_image(self, name: str, checksum: str | None) -> None:
         """Store the checksum of an image that could not be read when the run began."""
         if checksum is not None and self.images.get(name) is None:
             self.images[name] = checksum
-            with self._writing():
-                self._write_images()
+            self._write_images()
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -327,42 +296,34 @@ class RunFolder:
             raise ValueError(f"run {excerpt(str(self.folder))}: the name has characters that are not text") from None
 
     def _check_config(self, config: Config, metadata: Mapping[str, Any]) -> None:
-        stored = self.folder / "config.json"
+        """Write the configuration of a new run; refuse another one for a run that is there."""
+        stored, run = self.folder / "config.json", f"run {str(self.folder)!r}"
         if stored.exists():
             before = {key: value for key, value in read_config(self.folder).items() if key not in UNCHECKED}
             now = {**config.decisive(), **metadata}
             if {before.get("clustrs"), now.get("clustrs")} <= SAME_ANSWERS:
                 before["clustrs"] = now["clustrs"]
-            changed = differences(before, now)
-            if changed:
-                raise ValueError(
-                    f"run {str(self.folder)!r} was made with another configuration ({'; '.join(changed)}): "
-                    "pass the same options, or another folder with --output"
-                )
+            if changed := "; ".join(differences(before, now)):
+                advice = "pass the same options, or another folder with --output"
+                raise ValueError(f"{run} was made with another configuration ({changed}): {advice}")
         elif self.answers.exists() and self.answers.stat().st_size:
-            raise ValueError(
-                f"run {str(self.folder)!r} has answers but no config.json, cannot verify how they were produced: "
-                "pass another folder with --output"
-            )
+            reason = "has answers but no config.json, cannot verify how they were produced"
+            raise ValueError(f"{run} {reason}: pass another folder with --output")
         else:
             content = {**config.to_json(), **metadata, "started": today()}
             write_whole(stored, json.dumps(content, indent=2) + "\n")
 
     def _read(self, config: Config, items: Sequence[str], retry: bool) -> set[str]:
         """Read the answers so far; returns the names of the images that the kept ones are about."""
-        if not self.answers.exists():
-            return set()
         methods = {identity(from_dict(stored).to_dict()) for stored in config.methods}
         known: tuple[set[Any], ...] = (set(items), methods, set(config.corruptions), set(config.seeds))
         about: set[str] = set()
         for number, record in read_records(self.answers, AnswerRecord):
-            key = key_of(record)
+            key, where = key_of(record), location(self.answers, number)
             for name, value, accepted in zip(("item", "method", "corruption", "seed"), key, known, strict=True):
                 if value not in accepted:
-                    where = location(self.answers, number)
                     raise ValueError(f"{where}: {name} {excerpt(value)} does not belong to this run")
             if key in self.done or key in self.retried:
-                where = location(self.answers, number)
                 raise ValueError(f"{where}: {excerpt(record.item)} was answered with this method and corruption before")
             if record.error is not None and retry:
                 self.retried.add(key)
@@ -375,33 +336,22 @@ class RunFolder:
 
     def _check_images(self, about: set[str], now: ImageChecksums) -> None:
         """Refuse images that changed since they were asked about; one that could not be read has no checksum."""
-        path = self.folder / "images.json"
+        path, run = self.folder / "images.json", f"run {str(self.folder)!r}"
         before = read_object(path) if path.exists() else {}
         if about and not path.exists():
-            raise ValueError(f"run {str(self.folder)!r} has answers but no images.json: pass another folder")
+            raise ValueError(f"{run} has answers but no images.json: pass another folder")
         for name in sorted(about):
             old, new = before.get(name), now.get(name)
             if old is not None and new is not None and old != new:
+                change = f"(was {excerpt(old)}, now {excerpt(new)})"
+                advice = "restore the image, or pass another folder with --output"
                 raise ValueError(
-                    f"run {str(self.folder)!r}: image {excerpt(name)} has changed since it was asked about (was "
-                    f"{excerpt(old)}, now {excerpt(new)}): restore the image, or pass another folder with --output"
+                    f"{run}: image {excerpt(name)} has changed since it was asked about {change}: {advice}"
                 )
         self.images = {name: checksum or before.get(name) for name, checksum in now.items()}
         if self.images != before:
             self._write_images()
 
     def _write_images(self) -> None:
-        write_whole(self.folder / "images.json", json.dumps(self.images, indent=0) + "\n")
-
-    def _drop_retried(self) -> None:
-        """Remove the answers that are asked again from the file, all at once."""
-        if self.retried:
-            decoder = msgspec.json.Decoder(AnswerRecord)
-            partial = self.answers.with_name(self.answers.name + ".partial")
-            with partial.open("wb") as file:
-                for _, line in raw_lines(self.answers):
-                    if key_of(decoder.decode(line)) not in self.retried:
-                        file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, self.answers)
+        with self._writing():
+            write_whole(self.folder / "images.json", json.dumps(self.images, indent=0) + "\n")

@@ -17,12 +17,12 @@ from PIL import Image
 
 from clustrs import validation
 from clustrs.evaluation.config import Config, parse_corruption
-from clustrs.evaluation.engines import Worker
 from clustrs.evaluation.report.comparisons import OURS, judged_on, ranked
 from clustrs.evaluation.report.document import DrawnExample, Shown
 from clustrs.evaluation.report.overview import EXAMPLES_FILE, LATENCY_FILE, PARTS, Latency, encode_examples
 from clustrs.evaluation.report.summary import Summary
 from clustrs.evaluation.results import SCORED, Run, load_run
+from clustrs.evaluation.runner import Worker
 from clustrs.evaluation.store import identity, read_answers, read_config, write_whole
 from clustrs.evaluation.tasks import Item
 from clustrs.models.ask import Answer, as_seen, ask

@@ -1,4 +1,4 @@
-"""Tasks: their contract, the registry, and the checksums of what they ask about.
+"""Tasks: their contract, the registry, the checksums of what they ask about, and the safe reading of their files.
 
 A task is an object with the members of `Task`, made by a function ``load(data, limit, **options)``. Another package
 offers one by an entry point of the group `clustrs.tasks` whose value is that function; a script or notebook registers
@@ -9,6 +9,7 @@ import hashlib
 import inspect
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -22,16 +23,15 @@ from clustrs import validation
 from clustrs.corruptions.images import open_regular
 from clustrs.embedded import EMBEDDED, INSTALL
 from clustrs.plugins import describe, leave_out, load_entry, plugin_entries
+from clustrs.validation import excerpt
 
-GROUP = "clustrs.tasks"
-"""Group of the entry points by which a package offers tasks: `name = "package.module:load"`."""
+GROUP = "clustrs.tasks"  # group of the entry points by which a package offers tasks: `name = "package.module:load"`
 MEMBERS = ("name", "items", "max_new_tokens", "judged", "scale", "open", "score")
 """Members that every task must have, see `Task`."""
 BUILT_IN = ("custom", "mmvet", "scienceqa")
 SAMPLE_TASKS = tuple(sorted({model.task for model in EMBEDDED}))
 """Tasks of the package clustrs-models; no other package can take their names."""
-INFO = "task_info"
-"""Attribute of a task's loading function that holds its `TaskInfo`."""
+INFO = "task_info"  # attribute of a task's loading function that holds its `TaskInfo`
 L = TypeVar("L", bound=Callable[..., Any])
 
 
@@ -139,17 +139,11 @@ class TaskInfo:
 def task_info(*, measures: str, scoring: str, data: str) -> Callable[[L], L]:
     """Decorate the function that loads a task with its description."""
 
-    def describe(load: L) -> L:
+    def decorate(load: L) -> L:
         setattr(load, INFO, TaskInfo(measures, scoring, data))
         return load
 
-    return describe
-
-
-def info_of(load: Callable[..., Any]) -> TaskInfo:
-    """Return the description of a task; without one, the first line of its function's docstring."""
-    found = getattr(load, INFO, None)
-    return found if isinstance(found, TaskInfo) else TaskInfo((load.__doc__ or "").strip().partition("\n")[0])
+    return decorate
 
 
 def normalize_answer(text: str) -> str:
@@ -216,7 +210,7 @@ def get_task(name: str, data: str | os.PathLike[str] | None = None, limit: int |
     Raises:
         ValueError: The task is unknown, an argument is not valid, or the questions cannot be read.
     """
-    build = _loader(name)
+    build, path = _loader(name), None
     if data is not None and not isinstance(data, str | os.PathLike):
         raise ValueError(f"data must be the path of a folder, got {data!r}")
     if limit is not None:
@@ -226,7 +220,14 @@ def get_task(name: str, data: str | os.PathLike[str] | None = None, limit: int |
         if option not in known:
             accepted = f"it has {', '.join(known)}" if known else "it has none"
             raise ValueError(f"task {name} has no option {option!r}{validation.nearest(option, known)}: {accepted}")
-    task = build(None if data is None else _path(data), limit, **options)
+    if data is not None:
+        try:
+            path = Path(data).expanduser()
+            path.exists()
+        except (OSError, RuntimeError) as error:  # a name that is too long, a home that is not known
+            reason = getattr(error, "strerror", error)
+            raise ValueError(f"data must be a folder, got {str(data)!r} ({reason})") from None
+    task = build(path, limit, **options)
     missing = [member for member in MEMBERS if not hasattr(task, member)]
     if missing:
         raise ValueError(f"task {name!r} lacks {', '.join(missing)} (a task must have {', '.join(MEMBERS)})")
@@ -234,11 +235,13 @@ def get_task(name: str, data: str | os.PathLike[str] | None = None, limit: int |
 
 
 def describe_task(name: str) -> TaskInfo:
-    """Describe a task by name; a plugin that fails is described by its error."""
+    """Describe a task, by the first line of its function's docstring if it has no `task_info`; or say what fails."""
     try:
-        return info_of(_loader(name))
+        load = _loader(name)
     except ValueError as error:
         return TaskInfo(f"not available: {error}")
+    found = getattr(load, INFO, None)
+    return found if isinstance(found, TaskInfo) else TaskInfo((load.__doc__ or "").strip().partition("\n")[0])
 
 
 def _offered() -> dict[str, EntryPoint]:
@@ -246,7 +249,7 @@ def _offered() -> dict[str, EntryPoint]:
     offered: dict[str, EntryPoint] = {}
     for point in plugin_entries(GROUP):
         owned = point.name not in SAMPLE_TASKS or (point.dist is not None and point.dist.name == "clustrs-models")
-        if not owned or point.name in BUILT_IN or point.name in _registered or point.name in offered:
+        if not owned or point.name in (*BUILT_IN, *_registered, *offered):
             leave_out(f"{describe(point)}: the name {point.name!r} is taken")
         else:
             offered[point.name] = point
@@ -264,16 +267,6 @@ def _loader(name: str) -> Loader:
     if not callable(build):
         raise ValueError(f"{describe(point)}: expected a function that loads a task, got {build!r}")
     return build
-
-
-def _path(data: str | os.PathLike[str]) -> Path:
-    """Return a path that the system can look up; the task checks what is there."""
-    try:
-        path = Path(data).expanduser()
-        path.exists()
-    except (OSError, RuntimeError) as error:  # a name that is too long, a home that is not known
-        raise ValueError(f"data must be a folder, got {str(data)!r} ({getattr(error, 'strerror', error)})") from None
-    return path
 
 
 def file_checksum(path: Path) -> str:
@@ -300,13 +293,45 @@ def image_checksum(task: Task, name: str) -> str | None:
         if path is not None:
             return file_checksum(path)
         image = task.open(name)
-        digest = hashlib.sha256(f"{image.mode} {image.width} x {image.height} ".encode())
-        digest.update(image.tobytes())
-        return digest.hexdigest()
+        size = f"{image.mode} {image.width} x {image.height} "
+        return hashlib.sha256(size.encode() + image.tobytes()).hexdigest()
     except Exception:  # the error is reported when the image is opened for its questions
         return None
 
 
-def image_checksums(task: Task) -> dict[str, str | None]:
-    """Return the checksum of every image that the task's questions are about."""
-    return {name: image_checksum(task, name) for name in dict.fromkeys(item.image for item in task.items)}
+def has_half_characters(text: str) -> bool:
+    """Check for lone surrogates, which JSON's escapes can hold, but no tokenizer and no UTF-8 file."""
+    return re.search(r"[\ud800-\udfff]", text) is not None
+
+
+def read_text(path: Path) -> str:
+    """Read a regular file that is a text in UTF-8."""
+    try:
+        with open_regular(path) as file:
+            return file.read().decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError(f"{str(path)!r} must be a text in UTF-8") from None
+    except OSError as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {error.strerror or type(error).__name__}") from None
+
+
+def parse_json(text: str | bytes, where: str) -> Any:
+    """Parse JSON from a file that may be wrong in any way; NaN, Infinity and a key that occurs twice are refused."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in made:
+                raise ValueError(f"the key {excerpt(key)} occurs twice")
+            made[key] = value
+        return made
+
+    def constant(name: str) -> None:
+        raise ValueError(f"{name} is not a number")
+
+    try:
+        decoded = text if isinstance(text, str) else text.decode("utf-8-sig")
+        return json.loads(decoded, object_pairs_hook=once, parse_constant=constant)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise ValueError(f"{where}: not JSON ({reason})") from None

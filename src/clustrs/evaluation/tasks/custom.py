@@ -3,22 +3,14 @@
 import re
 import unicodedata
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from string import ascii_uppercase
 
 from clustrs import validation
-from clustrs.evaluation.tasks import Item, task_info
-from clustrs.evaluation.tasks.scienceqa import LETTERS, asked, chosen, with_choices
-from clustrs.evaluation.tasks.sources import (
-    Entry,
-    Folder,
-    Illustrated,
-    ImageSource,
-    entry_of,
-    gather,
-    parse_json,
-    read_text,
-)
+from clustrs.evaluation.tasks import Item, parse_json, read_text, task_info
+from clustrs.evaluation.tasks.scienceqa import LETTERS, asked, chosen
+from clustrs.evaluation.tasks.sources import Entry, Folder, Illustrated, gather
 
 NEW_TOKENS = {"exact": 32, "contains": 128, "choice": 16, "judged": 1024}
 """Ways of scoring, and the length of the longest useful answer with each, in tokens."""
@@ -42,9 +34,8 @@ class Custom(Illustrated):
     """Task of a user's questions, with one way of scoring for all."""
 
     name = "custom"
-    scale = 100.0
 
-    def __init__(self, items: Sequence[Item], images: ImageSource, scoring: str) -> None:
+    def __init__(self, items: Sequence[Item], images: Folder, scoring: str) -> None:
         super().__init__(items, images)
         self.scoring = scoring
         self.max_new_tokens = NEW_TOKENS[scoring]
@@ -56,10 +47,9 @@ class Custom(Illustrated):
             return None
         if self.scoring == "choice":
             return float(chosen(text, item.extra["letters"]) == item.answer)
-        accepted = item.extra["accepted"]
         if self.scoring == "contains":
-            return float(any(occurs(answer, text) for answer in accepted))
-        return float(any(plain(answer) == plain(text) for answer in accepted))
+            return float(any(occurs(answer, text) for answer in item.extra["accepted"]))
+        return float(any(plain(answer) == plain(text) for answer in item.extra["accepted"]))
 
 
 @task_info(
@@ -70,51 +60,37 @@ class Custom(Illustrated):
 def load(data: Path | None, limit: int | None = None, scoring: str = "exact") -> Custom:
     """Load a file of JSON lines, or a folder with a questions.jsonl; the images lie beside it or below."""
     validation.choice("scoring", scoring, NEW_TOKENS)
-    if data is None:
-        raise ValueError("data must be a file of JSON lines, or a folder with a questions.jsonl, got None")
-    path = data / "questions.jsonl" if data.is_dir() else data
-    if not path.is_file():
-        raise ValueError(
-            f"data must be a file of JSON lines or its folder, got {str(data)!r}: there is no file {path.name}"
-        )
-    lines = enumerate(read_text(path).split("\n"), 1)
-    numbered = [(number, f"{path}, line {number}", line) for number, line in lines if line.strip()]
-    records = [(number, entry_of(where, parse_json(line, where))) for number, where, line in numbered]
-    items = gather(str(path), ((entry, from_line(number, entry, scoring)) for number, entry in records))
-    return Custom(items[:limit], Folder(path.parent), scoring)
+    path = None if data is None else data / "questions.jsonl" if data.is_dir() else data
+    if path is None or not path.is_file():
+        found = "None" if path is None else f"{str(data)!r}: there is no file {path.name}"
+        raise ValueError(f"data must be a file of JSON lines, or a folder with a questions.jsonl, got {found}")
+    lines = [(n, f"{path}, line {n}", line) for n, line in enumerate(read_text(path).split("\n"), 1) if line.strip()]
+    entries = ((number, Entry(where, parse_json(line, where))) for number, where, line in lines)
+    return Custom(gather(str(path), entries, partial(from_line, scoring))[:limit], Folder(path.parent), scoring)
 
 
-def from_line(number: int, entry: Entry, scoring: str) -> Item:
+def from_line(scoring: str, number: int, entry: Entry) -> Item:
     """Make the question of a line; without an id, the line number serves."""
+    kinds: tuple[str, ...] = ()
+    if entry.fields.get("kinds") is not None:
+        if entry.fields.get("kind") is not None:
+            raise entry.wrong("kind", "absent where there are kinds")
+        kinds = tuple(dict.fromkeys(entry.texts("kinds"))) if entry.fields["kinds"] != [] else ()
+    elif entry.fields.get("kind") is not None:
+        kinds = (entry.text("kind"),)
     key = f"line-{number}" if entry.fields.get("id") is None else entry.name("id")
-    image, question, kinds = entry.image("image"), entry.text("question"), kinds_of(entry)
+    image, question = entry.image("image"), entry.text("question")
     if scoring == "choice":
         choices = entry.texts("choices")
         if not 2 <= len(choices) <= len(ascii_uppercase):
             raise entry.wrong("choices", f"2 to {len(ascii_uppercase)} strings")
+        answer, own = entry.text("answer"), ascii_uppercase[: len(choices)]
+        meant = [letter for letter, choice in zip(own, choices, strict=True) if answer in (letter, choice)]
+        if len(meant) != 1:
+            raise entry.wrong("answer", f"one letter of {own}, or exactly one of the choices in full")
         letters = tuple(ascii_uppercase[: max(len(choices), len(LETTERS))])
-        answer = right_letter(entry, choices)
-        return Item(key, image, asked(with_choices(question, choices)), answer, kinds, {"letters": letters})
+        return Item(key, image, asked(question, choices), meant[0], kinds, {"letters": letters})
     if "choices" in entry.fields:
         raise ValueError(f"{entry.where}: choices need scoring='choice', got scoring={scoring!r}")
     accepted = entry.texts("answer") if isinstance(entry.fields.get("answer"), list) else (entry.text("answer"),)
     return Item(key, image, question, "<OR>".join(accepted), kinds, {"accepted": accepted})
-
-
-def right_letter(entry: Entry, choices: Sequence[str]) -> str:
-    """Return the letter of the right choice, which is given as a letter or in full."""
-    answer = entry.text("answer")
-    letters = ascii_uppercase[: len(choices)]
-    meant = {letter for letter, choice in zip(letters, choices, strict=True) if answer in (letter, choice)}
-    if len(meant) != 1:
-        raise entry.wrong("answer", f"one letter of {letters}, or exactly one of the choices in full")
-    return meant.pop()
-
-
-def kinds_of(entry: Entry) -> tuple[str, ...]:
-    """Read `kind` or `kinds`."""
-    if entry.fields.get("kinds") is None:
-        return () if entry.fields.get("kind") is None else (entry.text("kind"),)
-    if entry.fields.get("kind") is not None:
-        raise entry.wrong("kind", "absent where there are kinds")
-    return entry.kinds("kinds") if entry.fields["kinds"] != [] else ()

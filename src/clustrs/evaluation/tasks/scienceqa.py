@@ -7,19 +7,7 @@ from string import ascii_uppercase
 
 from clustrs import validation
 from clustrs.evaluation.tasks import Item, task_info
-from clustrs.evaluation.tasks.sources import (
-    Entry,
-    Folder,
-    Hub,
-    Illustrated,
-    entry_of,
-    gather,
-    hub_rows,
-    is_text,
-    official_file,
-    parse_json,
-    read_text,
-)
+from clustrs.evaluation.tasks.sources import Entry, Folder, Hub, Illustrated, gather, is_text, read_official
 
 LETTERS = tuple("ABCDE")
 INSTRUCTION = "Answer with the option's letter from the given choices directly."
@@ -31,20 +19,13 @@ ADVICE = (
 )
 
 
-def with_choices(question: str, choices: Sequence[str]) -> str:
-    """Append a line for each choice to a question."""
-    return "\n".join(
-        [question, *(f"{letter}. {choice}" for letter, choice in zip(ascii_uppercase, choices, strict=False))]
-    )
-
-
-def asked(text: str) -> str:
-    """Return what LLaVA sends for a text: without its placeholder, with the instruction."""
-    return f"{bare(text)}\n{INSTRUCTION}"
+def asked(question: str, choices: Sequence[str] = ()) -> str:
+    """Return what LLaVA sends for a question: without the image's placeholder, with choices and the instruction."""
+    lines = [question, *(f"{letter}. {choice}" for letter, choice in zip(ascii_uppercase, choices, strict=False))]
+    return bare("\n".join(lines)) + "\n" + INSTRUCTION
 
 
 def bare(text: str) -> str:
-    """Remove the placeholder of the image."""
     return text.replace("<image>", "").strip()
 
 
@@ -68,7 +49,6 @@ class ScienceQA(Illustrated):
     name = "scienceqa"
     max_new_tokens = 16
     judged = False
-    scale = 100.0
     without_image: frozenset[str] = frozenset()
     """Ids in the official file that have no image and are not part of this task."""
 
@@ -87,65 +67,46 @@ def load(data: Path | None, limit: int | None = None, present: bool = False, hub
     not in the folder."""
     validation.choice("present", present, [True, False])
     if data is None:
-        return from_hub(hub or HUB, limit)
-    if hub is not None:
-        raise ValueError(f"pass either hub or data, got hub={hub!r} and data={str(data)!r}")
-    path = official_file(data, "llava_test_CQM-A.json", ADVICE)
-    entries = parse_json(read_text(path), str(path))
-    if not isinstance(entries, list):
+        dataset = Hub(hub or HUB, CONFIG, ADVICE, from_row)
+        return ScienceQA(dataset.items[:limit], dataset)
+    path, content = read_official(data, "llava_test_CQM-A.json", hub, ADVICE)
+    if not isinstance(content, list):
         raise ValueError(f"{path} must be a list of questions: {ADVICE}")
-    records = [entry_of(f"{path}, entry {number}", entry) for number, entry in enumerate(entries, 1)]
-    illustrated = [entry for entry in records if entry.fields.get("image") is not None]
-    items = gather(str(path), ((entry, from_file(entry)) for entry in illustrated))
+    entries = [(number, Entry(f"{path}, entry {number}", entry)) for number, entry in enumerate(content, 1)]
+    illustrated = [pair for pair in entries if pair[1].fields.get("image") is not None]
+    items = gather(path, illustrated, from_file)
     folder = Folder(data / "images" / "test" if (data / "images" / "test").is_dir() else data / "images")
     if present:
         items = [item for item in items if folder.has(item.image)]
         if not items:
             raise ValueError(f"present=True, but no image is in {folder.path}: {ADVICE}")
     task = ScienceQA(items[:limit], folder)
-    bare_ids = (entry.fields.get("id") for entry in records if entry.fields.get("image") is None)
-    task.without_image = frozenset(str(name) for name in bare_ids if name is not None)
+    without = (entry.fields.get("id") for _, entry in entries if entry.fields.get("image") is None)
+    task.without_image = frozenset(str(name) for name in without if name is not None)
     return task
 
 
-def from_file(entry: Entry) -> Item:
-    """Make a question from an entry of LLaVA's file: a human's turn, and the letter."""
+def from_file(_: int, entry: Entry) -> Item:
+    """Make a question from an entry of LLaVA's file: a human's turn, which ends with the choices, and the letter."""
     turns = entry.fields.get("conversations")
     if not (isinstance(turns, list) and len(turns) == 2 and all(isinstance(turn, dict) for turn in turns)):
         raise entry.wrong("conversations", "two turns, the question and the answer")
     text, answer = (Entry(entry.where, turn).text("value") for turn in turns)
-    number = count_choices(text)
-    if answer not in LETTERS[:number]:
-        raise entry.wrong(
-            "conversations", "a question that ends with choices (A. ..., B. ...) and one of their letters"
-        )
-    return Item(entry.name("id"), entry.image("image"), asked(text), answer, (f"{number} choices",))
-
-
-def count_choices(text: str) -> int:
-    """Count the lines at the end of a question that are choices, from A on."""
-    lines = bare(text).split("\n")
+    begins = [line[:3] for line in bare(text).split("\n")]
     for number in range(len(LETTERS), 1, -1):
-        last = lines[-number:]
-        if [line[:3] for line in last] == [f"{letter}. " for letter in LETTERS[:number]]:
-            return number
-    return 0
+        if begins[-number:] == [f"{letter}. " for letter in LETTERS[:number]] and answer in LETTERS[:number]:
+            return Item(entry.name("id"), entry.image("image"), asked(text), answer, (f"{number} choices",))
+    raise entry.wrong("conversations", "a question that ends with choices (A. ..., B. ...) and one of their letters")
 
 
-def from_hub(hub: str, limit: int | None) -> ScienceQA:
-    """Load a dataset of the hub; its rows have no ids and get their indices."""
-    rows, records = hub_rows(hub, CONFIG, ADVICE)
-    items = gather(hub, ((entry, from_row(f"row-{index:04}", entry)) for index, entry in enumerate(records)))
-    return ScienceQA(items[:limit], Hub(rows, {item.image: index for index, item in enumerate(items)}))
-
-
-def from_row(key: str, entry: Entry) -> Item:
-    """Make a question from a row of the hub, in the words of LLaVA's file."""
+def from_row(index: int, entry: Entry) -> Item:
+    """Make a question from a row of the hub, which has no id, in the words of LLaVA's file."""
+    key = f"row-{index:04}"
     choices, answer, hint = entry.texts("choices"), entry.fields.get("answer"), entry.fields.get("hint")
     if not 2 <= len(choices) <= len(LETTERS):
         raise entry.wrong("choices", f"2 to {len(LETTERS)} strings")
     if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < len(choices):
         raise entry.wrong("answer", "the number of a choice, counted from 0")
     context = f"Context: {hint}\n" if is_text(hint) else ""
-    text = with_choices(context + entry.text("question"), choices)
-    return Item(key, key, asked(text), LETTERS[answer], (f"{len(choices)} choices",))
+    question = asked(context + entry.text("question"), choices)
+    return Item(key, key, question, LETTERS[answer], (f"{len(choices)} choices",))

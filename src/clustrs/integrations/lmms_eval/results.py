@@ -156,7 +156,7 @@ def write_run(folder: Path, cells: Sequence[ResultCell], metric: str | None, tel
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / "answers.jsonl", b"".join(map(encode_record, records)))
+        write_whole(folder / "answers.jsonl", map(encode_record, records))
         write_whole(folder / "config.json", json.dumps(config, indent=2) + "\n")
     except OSError as error:
         raise ValueError(f"{str(folder)!r} cannot be written: {error.strerror}") from None

@@ -64,8 +64,8 @@ def choose_levels(
     folder: Path | None,
 ) -> ChosenLevels:
     """Measure the curve of each corruption in `folder` (None: a temporary one), and read the levels off it."""
-    from clustrs.evaluation.engines import open_task
     from clustrs.evaluation.levels import ladder, measure_curves
+    from clustrs.evaluation.runner import open_task
 
     nothing: dict[str, tuple[float, ...]] = dict.fromkeys(corruptions, ())
     if not losses:
