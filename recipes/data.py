@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from clustrs_models.drawing import COLORS, LARGEST, MOST, PATCH, SHAPES, SMALLEST, Drawing, Scene, draw, sample
-from clustrs_models.scenes import KINDS, Question, by_answer, draw_questions, generator_for, lists, pairs
+from clustrs_models.photographs import Question, by_answer, generator_for
+from clustrs_models.scenes import KINDS, draw_questions, lists, pairs
 
 IGNORED = -100
 USUAL = 700.0

@@ -82,7 +82,7 @@ def attention(model: Any, processor: Any, tests: list[SceneExample]) -> dict[str
 def coverage(scene: Any) -> Any:
     """The part of each patch that objects cover."""
     from clustrs_models.drawing import draw
-    from clustrs_models.scenes import generator_for
+    from clustrs_models.photographs import generator_for
 
     return draw(scene, generator_for(0)).coverage.sum(0)
 

@@ -10,8 +10,7 @@ from numpy.random import Generator
 from safetensors import safe_open
 from torch import Tensor
 
-from clustrs_models.photographs import KINDS, QUESTION_KINDS, Kind, every
-from clustrs_models.scenes import Question, by_answer, generator_for
+from clustrs_models.photographs import KINDS, QUESTION_KINDS, Kind, Question, by_answer, every, generator_for
 from recipes.data import IGNORED, blocks, pad
 
 PADDING = {"ids": 0, "segments": -1, "positions": 0, "targets": IGNORED, "kinds": -1}

@@ -11,8 +11,7 @@ from numpy.random import Generator
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from clustrs_models.photographs import KINDS, SIDE, Kind, Photo, collage, draw_kinds, list_photos, square
-from clustrs_models.scenes import generator_for
+from clustrs_models.photographs import KINDS, SIDE, Kind, Photo, collage, draw_kinds, generator_for, list_photos, square
 from recipes.data import corrupted
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

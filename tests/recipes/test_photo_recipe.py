@@ -16,8 +16,17 @@ from safetensors.torch import load_file
 from clustrs import ClustRS
 from clustrs.models.ask import chat_prompt
 from clustrs.models.load import load_model
-from clustrs_models.photographs import KINDS, PHOTOS, QUESTION_KINDS, SIDE, draw_kinds, every, list_photos
-from clustrs_models.scenes import Question, generator_for
+from clustrs_models.photographs import (
+    KINDS,
+    PHOTOS,
+    QUESTION_KINDS,
+    SIDE,
+    Question,
+    draw_kinds,
+    every,
+    generator_for,
+    list_photos,
+)
 from recipes.data import IGNORED, blocks, pad, split
 from recipes.photo import card, data, features, language, measure, models, tower, train
 from recipes.photo.images import TrainingImages, halves, kind_indices, pixel_values

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from clustrs.models.ask import chat_prompt
 from clustrs_models.drawing import Scene, Thing, draw, sample
-from clustrs_models.scenes import Question, draw_questions, generator_for, lists
+from clustrs_models.photographs import Question, generator_for
+from clustrs_models.scenes import draw_questions, lists
 from recipes import data, language, models, tower, train
 
 ASKED = [

@@ -20,12 +20,12 @@ from clustrs_models.photographs import (
     draw_kinds,
     every,
     examples,
+    generator_for,
     is_test,
     list_photos,
     square,
     with_article,
 )
-from clustrs_models.scenes import generator_for
 
 BY_NAME = {kind.name: kind for kind in KINDS}
 

@@ -11,12 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from numpy.random import Generator
+from numpy.random import Generator, SeedSequence, default_rng
 from PIL import Image
 
 from clustrs.corruptions.images import open_image
 from clustrs.evaluation.tasks import Item, normalize_answer, task_info
-from clustrs_models.scenes import Question, by_answer, generator_for
 
 PHOTOS = Path(__file__).parent / "photos"
 """The folder with the photographs of this package, one folder per kind."""
@@ -24,6 +23,28 @@ SEED = 2026
 """Of the split; see `is_test`."""
 TEST_SHARE = 0.25
 """The share of each kind's photographs that training never sees."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """Question about a photograph or a drawn scene, with an answer of one word."""
+
+    kind: str
+    text: str
+    answer: str
+
+
+def by_answer(questions: Sequence[Question]) -> dict[str, dict[str, list[Question]]]:
+    """Group questions by kind, then by answer."""
+    table: dict[str, dict[str, list[Question]]] = {}
+    for question in questions:
+        table.setdefault(question.kind, {}).setdefault(question.answer, []).append(question)
+    return table
+
+
+def generator_for(*key: int) -> Generator:
+    """A random stream of its own for each key."""
+    return default_rng(SeedSequence(key))
 
 
 @dataclass(frozen=True)

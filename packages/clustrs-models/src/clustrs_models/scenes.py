@@ -7,12 +7,13 @@ from itertools import permutations
 from pathlib import Path
 
 import numpy as np
-from numpy.random import Generator, SeedSequence, default_rng
+from numpy.random import Generator
 from numpy.typing import NDArray
 from PIL import Image
 
 from clustrs.evaluation.tasks import Item, normalize_answer, task_info
 from clustrs_models.drawing import COLORS, SHAPES, Drawing, Scene, Thing, draw, sample
+from clustrs_models.photographs import Question, by_answer, generator_for
 
 KINDS = ("colour", "shape", "count", "count of a colour", "presence", "place", "digit", "size")
 IMAGES, EACH = 250, 6
@@ -21,13 +22,6 @@ APART = 20.0
 """Smallest distance of two centers, in pixels, in the direction of a question."""
 RATIO = 1.5
 """Areas must differ by this factor to be compared."""
-
-
-@dataclass(frozen=True)
-class Question:
-    kind: str
-    text: str
-    answer: str
 
 
 def only(things: Sequence[Thing], **properties: str) -> Thing | None:
@@ -81,14 +75,6 @@ def every(scene: Scene) -> list[Question]:
     return questions + presence(things) + pairs(things)
 
 
-def by_answer(questions: Sequence[Question]) -> dict[str, dict[str, list[Question]]]:
-    """Group questions by kind, then by answer."""
-    table: dict[str, dict[str, list[Question]]] = {}
-    for question in questions:
-        table.setdefault(question.kind, {}).setdefault(question.answer, []).append(question)
-    return table
-
-
 def draw_questions(scene: Scene, count: int, generator: Generator) -> list[Question]:
     """Random questions: the kind first, then one of the answers it can have here, then the question."""
     table = by_answer(every(scene))
@@ -122,11 +108,6 @@ class SceneExample:
     number: int
     drawing: Drawing
     questions: tuple[Question, ...]
-
-
-def generator_for(*key: int) -> Generator:
-    """A random stream of its own for each key."""
-    return default_rng(SeedSequence(key))
 
 
 def choose(scene: Scene, count: int, kinds: Counter[str], answers: Counter[tuple[str, str]]) -> list[Question]:

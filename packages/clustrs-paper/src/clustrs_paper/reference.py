@@ -1,5 +1,6 @@
 """The paper's numbers beside a run's: which table the run reproduces, and the rows that only this table has."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ from clustrs.evaluation import metrics
 from clustrs.evaluation.report.summary import Reference, Summary
 from clustrs.evaluation.results import Method, Run
 from clustrs.tables import Row, Table, Value
-from clustrs_paper.tables import MAIN, MODELS, TITLE, PaperReference, find_reference, paper_model, variant
+from clustrs_paper.tables import MAIN, MODELS, TASKS, TITLE, PaperReference, find_reference, paper_model, variant
 
 WITHOUT_RRS = {"shrink": False}
 """C+H, what the ablation's gain is measured against."""
@@ -19,6 +20,8 @@ def paper_reference(run: Run, compare_with: str | None = None) -> Reference | No
     """Return what the paper has on a run's cells; `compare_with` names another of its models than the run's."""
     if compare_with is not None and paper_model(compare_with) is None:
         raise ValueError(f"compare_with={compare_with!r}: the paper has numbers for {', '.join(MODELS)}")
+    if re.sub(r"[^a-z]", "", run.config["task"].lower()) not in TASKS:
+        return None
     model = run.config["model"] if compare_with is None else compare_with
     cells = [(described(m), m.keep, c.name, c.level) for m in run.methods for c in run.conditions]
     found = find_reference(run.config["task"], model, cells, run.config.get("reproduces"))
