@@ -11,15 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clustrs.evaluation.store import (
-    AnswerRecord,
-    VerdictRecord,
-    identity,
-    location,
-    read_config,
-    read_records,
-    require,
-)
+from clustrs.evaluation.store import AnswerRecord, VerdictRecord, identity, location, read_config, read_records, require
 from clustrs.pruners import variant_labels
 from clustrs.validation import excerpt
 
