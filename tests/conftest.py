@@ -73,6 +73,15 @@ def load_family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tup
 
 
 @pytest.fixture
+def as_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Methods attach as they were published unless a test says otherwise: what pruning by hand is compared with."""
+    from clustrs.pruners.base import Pruner
+
+    for name, value in (("positions", "compact"), ("attention", "plain")):
+        monkeypatch.setitem(Pruner.attach.__kwdefaults__, name, value)
+
+
+@pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """The command line: what it returns, and what it prints to either stream."""
     from clustrs.cli import main

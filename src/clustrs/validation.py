@@ -17,10 +17,10 @@ Scope = Literal["image", "crop"]
 """One budget for the whole image, or one for each of its crops."""
 Crops = Literal["all", "base"]
 """All crops of an image, or the base crop alone."""
-Positions = Literal["compact", "original"]
-"""Positions of kept tokens: without gaps, or those they had."""
-Attention = Literal["plain", "proportional"]
-"""Attention to kept tokens: each counts once, or as often as the tokens it stands for."""
+Positions = Literal["auto", "compact", "original"]
+"""Positions of kept tokens: what fits the family, without gaps, or those they had."""
+Attention = Literal["auto", "plain", "proportional"]
+"""Attention to kept tokens: each counts once (plain), or as often as the tokens it stands for (auto: if possible)."""
 Deepstack = Literal["raw", "shrunk"]
 """Deepstack features of kept tokens: as they are, or shrunk as the tokens are."""
 PromptTemplate = Literal["checkpoint", "vicuna_v1"]

@@ -381,7 +381,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["--seed", "x"], "--seed must be an integer from 0 to 9223372036854775807, got 'x'"),
     (["--scope", "all"], "--scope must be one of image, crop, got 'all'"),
     (["--crops", "first"], "--crops must be one of all, base, got 'first'"),
-    (["--positions", "none"], "--positions must be one of compact, original, got 'none'"),
+    (["--positions", "none"], "--positions must be one of auto, compact, original, got 'none'"),
     (["--max-new-tokens", "0"], "--max-new-tokens must be an integer from 1 to 2147483647"),
     (["--show", "kept.xyz"], "drawing must be a file name that ends in .png, .pdf, .svg, got 'kept.xyz'"),
     (["--nonsense"], "no such option: --nonsense (see clustrs ask --help)"),

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -202,17 +203,39 @@ def test_another_version_is_refused_by_name(
         run(config(original), finished, progress=False)
 
 
-def test_a_run_of_the_previous_release_is_resumed(original: Path, finished: Path, tmp_path: Path) -> None:
-    """0.2 gives the answers of 0.1, so a run may begin with the one and end with the other."""
-    folder = shutil.copytree(finished, tmp_path / "run")
+def test_a_run_of_the_previous_release_is_resumed(original: Path, tmp_path: Path) -> None:
+    """0.2 gives the answers of 0.1, so a run may begin with the one and end with the other: 0.1 had plain attention."""
+    before = replace(config(original), positions="compact", attention="plain")
+    folder = tmp_path / "run"
+    run(before, folder, progress=False)
     stored = json.loads((folder / "config.json").read_text())
+    assert "chosen" not in stored
+    del stored["attention"]
     (folder / "config.json").write_text(json.dumps({**stored, "clustrs": "0.1.0"}))
+    assert Config.from_json(read_config(folder)) == before
     lines = (folder / "answers.jsonl").read_text().splitlines(keepends=True)
     (folder / "answers.jsonl").write_text("".join(lines[:-3]))
-    summary = run(config(original), folder, progress=False)
+    summary = run(before, folder, progress=False)
     assert (summary.answers, summary.reused) == (len(lines), len(lines) - 3)
     assert sorted((folder / "answers.jsonl").read_text().splitlines(keepends=True)) == sorted(lines)
     assert read_config(folder)["clustrs"] == "0.1.0"
+    with pytest.raises(ValueError, match=r'attention: was "plain", now "auto"; .*positions: was "compact", now "auto"'):
+        run(config(original), folder, progress=False)
+
+
+def test_what_auto_chose_is_stored_and_used(original: Path, finished: Path, tmp_path: Path) -> None:
+    stored = read_config(finished)
+    chosen = {"positions": "original", "attention": "proportional"}
+    assert (stored["positions"], stored["attention"], stored["chosen"]) == ("auto", "auto", chosen)
+    run(replace(config(original), **chosen), tmp_path / "named", progress=False)
+    assert answers(tmp_path / "named") == answers(finished)
+    other = json.dumps({**stored, "chosen": {**chosen, "positions": "compact"}})
+    changed = shutil.copytree(finished, tmp_path / "changed")
+    (changed / "config.json").write_text(other)
+    with pytest.raises(ValueError, match='chosen/positions: was "compact", now "original"'):
+        run(config(original), changed, progress=False)
+    flash = runner.choose_auto(replace(config(original), attn="flash_attention_2", positions="compact"))
+    assert flash == {"chosen": {"attention": "plain"}}
 
 
 def test_a_folder_without_its_configuration_is_not_adopted(original: Path, finished: Path, tmp_path: Path) -> None:

@@ -68,7 +68,8 @@ def test_attaching_twice(load: Load) -> None:
     [
         ({"scope": "images"}, "scope must be one of 'image', 'crop', got 'images'"),
         ({"crops": "none"}, "crops must be one of 'all', 'base', got 'none'"),
-        ({"positions": "old"}, "positions must be one of 'compact', 'original', got 'old'"),
+        ({"attention": "flash"}, "attention must be one of 'auto', 'plain', 'proportional', got 'flash'"),
+        ({"positions": "old"}, "positions must be one of 'auto', 'compact', 'original', got 'old'"),
     ],
 )
 def test_options(load: Load, options: dict[str, Any], words: str) -> None:

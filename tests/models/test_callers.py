@@ -20,6 +20,8 @@ from transformers import (
 
 from clustrs import ClustRS, NoPruning
 
+pytestmark = pytest.mark.usefixtures("as_published")
+
 EACH = pytest.mark.parametrize("family", BUILDERS)
 TEXTS = ["IMAGE what is it?", "IMAGE and why, if one may ask?"]
 LoadFamily = Callable[[str], tuple[Any, Any]]

@@ -16,6 +16,8 @@ from transformers import modeling_utils, pipeline
 
 from clustrs import ClustRS, DivPrune, Random
 
+pytestmark = pytest.mark.usefixtures("as_published")
+
 TEXT = "<s>user: <image> what is it?"
 GREEDY: dict[str, Any] = {"do_sample": False, "suppress_tokens": [4, 5]}
 """Untrained models like to say <image>, which nobody could ask about afterwards."""
@@ -385,7 +387,7 @@ def test_repr(load: Load) -> None:
     handle = DivPrune(keep=7).attach(model, scope="crop")
     assert repr(handle) == (
         "<Handle: DivPrune(keep=7) attached to LlavaForConditionalGeneration, "
-        "scope='crop', crops='all', positions='compact'>"
+        "scope='crop', crops='all', positions='compact', attention='plain'>"
     )
     handle.remove()
     assert "removed from" in repr(handle)

@@ -9,6 +9,8 @@ from tiny_models import FAMILIES, GRID, PATCHES, TOWERS, Load, make_image, prepa
 
 from clustrs import get_method, list_methods
 
+pytestmark = pytest.mark.usefixtures("as_published")
+
 KINDS = [(family, tower) for family in FAMILIES for tower in TOWERS]
 PRUNING = [name for name in list_methods() if name != "none"]
 

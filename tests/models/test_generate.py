@@ -12,6 +12,8 @@ from transformers import GenerationConfig, TextIteratorStreamer, pipeline
 
 from clustrs import ClustRS, get_method
 
+pytestmark = pytest.mark.usefixtures("as_published")
+
 WAYS: list[dict[str, Any]] = [
     {"do_sample": False},
     {"do_sample": False, "num_beams": 3},

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import BUILDERS, family_inputs, make_image
+from tiny_models import BUILDERS, Load, family_inputs, make_image, prepare
 from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.masking_utils import sdpa_mask
@@ -110,7 +111,7 @@ def test_one_key_with_log_n_is_n_keys(load_family: LoadFamily, family: str) -> N
                     **inputs, max_new_tokens=4, do_sample=False, return_dict_in_generate=True, output_logits=True
                 )
             assert all(size is not None and int(size.max()) > 1 for size in sizes)
-            plain = {"positions": positions}
+            plain = {"positions": positions, "attention": "plain"}
             Copies.counts = count_columns(model, inputs, [size for size in sizes if size is not None], method, plain)
             with method(model, **plain), oracle(model):
                 expected = model(**inputs).logits
@@ -131,9 +132,93 @@ def test_all_tokens_are_bit_identical(load_family: LoadFamily, family: str) -> N
     real = inputs["attention_mask"] != 0
     expected = model(**inputs).logits[real]
     for method in (NoPruning(), ClustRS(keep=1.0)):
-        with method(model, **BOTH):
-            assert torch.equal(model(**inputs).logits[real], expected)
+        for options in (BOTH, {}):
+            with method(model, **options):
+                assert torch.equal(model(**inputs).logits[real], expected)
     assert torch.equal(model(**inputs).logits[real], expected)
+
+
+@torch.no_grad()
+def test_beams_and_several_images(load: Load) -> None:
+    """Beams of a padded batch whose prompts have two images and one, against the oracle's."""
+    model, processor = load()
+    images = [make_image(seed=seed) for seed in range(3)]
+    inputs = prepare(processor, ["<s>a <image> or <image>, which?", "<s><image> it?"], [images[:2], images[2:]])
+    options: dict[str, Any] = {
+        "num_beams": 3,
+        "max_new_tokens": 5,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+    }
+    with ClusterMeans(keep=5)(model, **BOTH) as handle:
+        made = model.generate(**inputs, **options, num_return_sequences=3)
+        sizes = [image.selection.sizes for image in handle.last]
+    plain = {"positions": "original", "attention": "plain"}
+    Copies.counts = count_columns(model, inputs, [size for size in sizes if size is not None], ClusterMeans(5), plain)
+    with ClusterMeans(keep=5)(model, **plain), oracle(model):
+        expected = model.generate(**inputs, **options, num_return_sequences=3)
+    assert len(sizes) == 3
+    assert torch.equal(made.sequences, expected.sequences)
+    torch.testing.assert_close(made.sequences_scores, expected.sequences_scores, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen3_vl", "gemma3"])
+@torch.no_grad()
+def test_static_cache(load_family: LoadFamily, family: str) -> None:
+    """The logits of every step are those with a growing cache; Gemma 3 has layers with a window."""
+    model, processor = load_family(family)
+    inputs = family_inputs(model, processor, TEXTS, [make_image(), make_image(60, 40, 1)])
+    inputs.pop("labels", None)
+    options: dict[str, Any] = {
+        "max_new_tokens": 5,
+        "do_sample": False,
+        "return_dict_in_generate": True,
+        "output_logits": True,
+    }
+    with ClustRS(keep=5)(model, **BOTH):
+        expected = model.generate(**inputs, **options)
+        made = model.generate(**inputs, **options, cache_implementation="static")
+    for ours, theirs in zip(made.logits, expected.logits, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "flex_attention"])
+@torch.no_grad()
+def test_attention_implementations(load: Load, implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefill of a padded batch, and decoding, as with SDPA; flex uncompiled: its kernel breaks on a CPU."""
+    monkeypatch.setattr("transformers.integrations.flex_attention.compile_friendly_flex_attention", plain_flex)
+    monkeypatch.setattr("clustrs.models.attach.CORRUPT_BIAS", set())
+    model, processor = load()
+    inputs = prepare(processor, ["<s>a <image> or what?", "<s><image> it?"], [[make_image()], [make_image(60, 40, 1)]])
+    options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True}
+    with ClustRS(keep=5)(model, **BOTH):
+        expected = model.generate(**inputs, **options, output_logits=True)
+    other, _ = load(attn_implementation={"text_config": implementation})
+    assert other.get_decoder().config._attn_implementation == implementation
+    with ClustRS(keep=5)(other) as handle:
+        made = other.generate(**inputs, **options, output_logits=True)
+    assert handle.attention == "proportional"
+    for ours, theirs in zip(made.logits, expected.logits, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def plain_flex(query: Tensor, key: Tensor, value: Tensor, training: bool = False, **options: Any) -> Any:
+    return flex_attention(query, key, value, **options)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_compiled(load: Load) -> None:
+    model, processor = load()
+    inputs = prepare(processor, ["<s>user: <image> what is this?"], [[make_image()]])
+    with ClustRS(keep=5)(model, **BOTH):
+        expected = model(**inputs).logits
+        compiled = torch.compile(model, fullgraph=True)(**inputs).logits
+    with ClustRS(keep=5)(model, positions="original", attention="plain"):
+        plain = model(**inputs).logits
+    torch._dynamo.reset()
+    torch.testing.assert_close(compiled, expected, rtol=1e-4, atol=1e-4)
+    assert (plain - expected).abs().max() > 1e-2
 
 
 @torch.no_grad()
@@ -172,12 +257,47 @@ def test_a_second_turn_is_the_longer_prompt(load_family: LoadFamily, family: str
         whole = model.generate(**{**inputs, **longer}, max_new_tokens=2, **options)
     for ours, theirs in zip(second.logits, whole.logits, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-    with ClustRS(keep=5)(model), pytest.raises(ValueError, match="past_key_values needs attention='proportional'"):
+    plain = ClustRS(keep=5)(model, attention="plain")
+    with plain, pytest.raises(ValueError, match="past_key_values needs attention='proportional'"):
         model.generate(input_ids=ids, past_key_values=cache, max_new_tokens=2, **options)
 
 
-def test_flash_attention_is_refused(load_family: LoadFamily) -> None:
+@EACH
+@torch.no_grad()
+def test_auto_says_what_it_chose(load_family: LoadFamily, family: str) -> None:
+    """The default: positions as the family declares them, proportional attention; the same logits as if asked for."""
+    model, processor = load_family(family)
+    inputs = family_inputs(model, processor, TEXTS[:1], [make_image()])
+    with ClustRS(keep=5)(model) as handle:
+        logits = model(**inputs).logits
+    chosen = {"positions": handle.positions, "attention": handle.attention}
+    assert chosen == {"positions": type(handle.adapter).auto_positions, "attention": "proportional"}
+    with ClustRS(keep=5)(model, **chosen):
+        assert torch.equal(model(**inputs).logits, logits)
+
+
+def test_positions_of_a_family_are_its_own(load_family: LoadFamily) -> None:
+    model, _ = load_family("qwen3_vl")
+    with ClustRS(keep=5)(model, positions="compact") as handle:
+        assert handle.positions == "original"
+
+
+@pytest.mark.parametrize("name", ["flash_attention_2", "flex_attention"])
+def test_attention_without_a_bias(load_family: LoadFamily, name: str) -> None:
+    """Asked for by name it is refused; the automatic choice is plain, and the handle says so."""
     model, _ = load_family("llava")
-    model.get_decoder().config._attn_implementation = "flash_attention_2"
-    with pytest.raises(ValueError, match="attention must be 'plain' with attn_implementation='flash_attention_2'"):
+    model.get_decoder().config._attn_implementation = name
+    with pytest.raises(ValueError, match=f"must be 'plain' or 'auto' with attn_implementation='{name}' on cpu"):
         ClustRS(keep=5)(model, attention="proportional")
+    with ClustRS(keep=5)(model) as handle:
+        assert handle.attention == "plain"
+        assert "attention='plain'" in repr(handle)
+
+
+def test_a_language_model_without_known_layers(load_family: LoadFamily, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = load_family("llava")
+    monkeypatch.setattr("clustrs.models.proportional.PROJECTIONS", ("c_attn",))
+    with pytest.raises(ValueError, match="attention must be 'plain' for a LlamaModel, whose attention layers are not"):
+        ClustRS(keep=5)(model)
+    with ClustRS(keep=5)(model, attention="plain") as handle:
+        assert handle.attention == "plain"

@@ -182,6 +182,17 @@ def video_inputs(config: Any, sizes: Sequence[tuple[int, int, int]], timestamps:
     }
 
 
+def plane_by_hand(plane: Tensor, selection: Selection) -> Tensor:
+    """The kept tokens' rows of a plane of deepstack features; where a token is a mean, the same mean of the rows."""
+    rows = plane[selection.indices].clone()
+    if selection.merged is not None and selection.shares is not None:
+        assert selection.labels is not None
+        for j in selection.merged.nonzero()[:, 0].tolist():
+            members = (selection.labels == j).nonzero()[:, 0].tolist()
+            rows[j] = torch.stack([selection.shares[i].double() * plane[i].double() for i in members]).sum(0)
+    return rows
+
+
 class Oracle:
     """One prompt, alone and without padding, pruned by hand from what eager attention and the tower report."""
 
@@ -322,7 +333,7 @@ class Oracle:
         from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
 
         planes = [
-            [part["planes"][i][s.indices] for part, s in zip(self.parts, selections, strict=True)]
+            [plane_by_hand(part["planes"][i], s) for part, s in zip(self.parts, selections, strict=True)]
             for i in range(len(self.parts[0]["planes"]))
         ]
         return BaseModelOutputWithDeepstackFeatures(

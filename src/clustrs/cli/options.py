@@ -237,8 +237,8 @@ DTYPE = "type of the weights (default: float32 on a CPU, the checkpoint's own el
 ATTN = "attention implementation: sdpa, eager, flash_attention_2 ... (default: chosen by transformers)"
 QUANTIZE = "quantize to {} bits (needs bitsandbytes or torchao)"
 MAP = "spread the model over devices: auto, balanced ... (needs accelerate)"
-POSITIONS = "positions of kept tokens: without gaps, or their own"
-ATTENTION = "a kept token counts once, or as often as the tokens it stands for"
+POSITIONS = "positions of kept tokens: without gaps, their own, or what fits the family"
+ATTENTION = "a kept token counts once, or as often as the tokens it stands for (auto: where attention takes a bias)"
 
 
 def prompting(
@@ -264,7 +264,7 @@ def attaching(
         Scope, option("one budget for the image, or for each crop", panel=PRUNING, choices=Scope)
     ] = "image",
     crops: CropsOption = "all",
-    positions: Annotated[Positions, option(POSITIONS, panel=PRUNING, choices=Positions)] = "compact",
-    attention: Annotated[Attention, option(ATTENTION, panel=PRUNING, choices=Attention)] = "plain",
+    positions: Annotated[Positions, option(POSITIONS, panel=PRUNING, choices=Positions)] = "auto",
+    attention: Annotated[Attention, option(ATTENTION, panel=PRUNING, choices=Attention)] = "auto",
 ) -> None:
     """Options of attaching a method, for `takes`."""

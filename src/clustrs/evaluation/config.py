@@ -46,8 +46,8 @@ class Config(LoadOptions):
         max_new_tokens: Length of the longest answer; None for the task's own.
         scope: Tokens that compete with each other: those of an image or of a crop.
         crops: Crops of an image that the model reads.
-        positions: Positions of the kept tokens.
-        attention: Attention to the kept tokens.
+        positions: Positions of the kept tokens, as in `attach`; a run stores what "auto" chose.
+        attention: Attention to the kept tokens, likewise.
         prompt_template: Template of the prompt.
         image_padding: Padding of the images.
         reproduces: Published table that reports compare the run with; None for the one that fits best.
@@ -75,8 +75,8 @@ class Config(LoadOptions):
     max_new_tokens: Count | None = None
     scope: Scope = "image"
     crops: Crops = "all"
-    positions: Positions = "compact"
-    attention: Attention = "plain"
+    positions: Positions = "auto"
+    attention: Attention = "auto"
     prompt_template: PromptTemplate = "checkpoint"
     image_padding: ImagePadding = "checkpoint"
     reproduces: str | None = None
@@ -109,9 +109,9 @@ class Config(LoadOptions):
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Config":
-        """Read the configuration in a run's config.json, without the metadata stored with it."""
-        known = {f.name for f in fields(cls)}
-        return cls(**{key: value for key, value in stored.items() if key in known})
+        """Read the configuration in a run's config.json, without its metadata; older ones may lack an option."""
+        known, before = {f.name for f in fields(cls)}, {"positions": "compact", "attention": "plain"}
+        return cls(**before | {key: value for key, value in stored.items() if key in known})
 
 
 def convert(name: str, value: Any, hint: Any) -> Any:

@@ -7,7 +7,7 @@ prunes the result. An engine answers the units; a `Worker` holds the loaded mode
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -21,7 +21,7 @@ import clustrs
 from clustrs import validation
 from clustrs.corruptions.images import check_size
 from clustrs.evaluation.config import Config, parse_corruption
-from clustrs.evaluation.store import AnswerRecord, Key, RunFolder, identity, key_of, new_record
+from clustrs.evaluation.store import AnswerRecord, Key, RunFolder, identity, key_of, new_record, read_object
 from clustrs.evaluation.tasks import (
     Item,
     Task,
@@ -32,7 +32,9 @@ from clustrs.evaluation.tasks import (
     image_checksum,
 )
 from clustrs.models import load, shared_encoding
+from clustrs.models.adapters import adapter_class
 from clustrs.models.ask import chat_prompt
+from clustrs.models.attach import resolve_auto
 from clustrs.models.load import apply_image_padding
 from clustrs.pruners import Pruner, from_dict
 from clustrs.validation import EngineName, excerpt
@@ -97,9 +99,9 @@ def run(
     from tqdm import tqdm
 
     validation.integer("max_failures", max_failures, 1)
-    chosen = get_engine(engine) if isinstance(engine, str) else engine
+    worker = get_engine(engine) if isinstance(engine, str) else engine
     task = open_task(config)
-    metadata = {
+    metadata: dict[str, Any] = {
         "items": len(task.items),
         "fingerprint": fingerprint(task),
         "judged": task.judged,
@@ -109,7 +111,9 @@ def run(
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "model_files": model_checksums(load.local_files(config.model), progress),
+        **choose_auto(config),
     }
+    settled = replace(config, **metadata.get("chosen", {}))
     streaks: Counter[str] = Counter()  # failures of each method in a row; answers that failed before do not count
 
     def checksums() -> dict[str, str | None]:
@@ -122,7 +126,7 @@ def run(
         bar_options: dict[str, Any] = {"total": reused + forecast.left, "initial": reused, "dynamic_ncols": True}
         desc = f"loading {config.model}" if left else None
         with tqdm(**bar_options, unit="answer", desc=desc, disable=not progress) as bar:
-            for records in chosen.run(config, left):
+            for records in worker.run(settled, left):
                 fresh = [record for record in records if key_of(record) not in store.done]
                 for record in fresh:
                     if record.error is None and store.images.get(record.image) is None:
@@ -177,6 +181,18 @@ def duration(seconds: float) -> str:
         if seconds >= 1.5 * size:
             return f"{seconds / size:.0f} {unit}s" if seconds >= 10 * size else f"{seconds / size:.1f} {unit}s"
     return f"{max(1, round(seconds))} seconds"
+
+
+def choose_auto(config: Config) -> dict[str, Any]:
+    """Return what "auto" chooses for the model, as `chosen`; nothing where the configuration leaves no choice."""
+    names = ("positions", "attention")
+    left = [name for name in names if getattr(config, name) == "auto"]
+    if not left:
+        return {}
+    family = adapter_class(str(read_object(load.local_files(config.model) / "config.json").get("model_type")))
+    device = load.resolve_device(config.device).type
+    settled = resolve_auto(family, config.attn, device, config.positions, config.attention)
+    return {"chosen": {name: value for name, value in zip(names, settled, strict=True) if name in left}}
 
 
 def model_checksums(folder: Path, progress: bool = True) -> dict[str, str]:

@@ -300,6 +300,7 @@ class RunFolder:
         stored, run = self.folder / "config.json", f"run {str(self.folder)!r}"
         if stored.exists():
             before = {key: value for key, value in read_config(self.folder).items() if key not in UNCHECKED}
+            before = {"attention": "plain", **before}  # which older runs do not say
             now = {**config.decisive(), **metadata}
             if {before.get("clustrs"), now.get("clustrs")} <= SAME_ANSWERS:
                 before["clustrs"] = now["clustrs"]

@@ -76,8 +76,8 @@ def ask(
     *,
     scope: Scope = "image",
     crops: Crops = "all",
-    positions: Positions = "compact",
-    attention: Attention = "plain",
+    positions: Positions = "auto",
+    attention: Attention = "auto",
     prompt_template: PromptTemplate = "checkpoint",
 ) -> Answer:
     """Answer a question about an image, greedily, with the visual tokens that `method` keeps.

@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from clustrs import validation
 from clustrs.models import prompt as prompts
 from clustrs.models import proportional, scoring, turns
 from clustrs.models.adapters import VisualTokens, get_adapter
-from clustrs.models.adapters.base import Modality
+from clustrs.models.adapters.base import Adapter, Modality
 from clustrs.models.prompt import Compaction, PrunedImage, checked_ids, compact, compact_arguments, given_as
 from clustrs.models.scoring import StageTimer
 from clustrs.models.select import ImageSelection, prune_images
@@ -30,6 +30,8 @@ from clustrs.pruners.base import Pruner
 from clustrs.validation import Attention, Crops, Deepstack, Positions, Scope
 
 MARK = "_clustrs_handle"
+CORRUPT_BIAS = {("flex_attention", "cpu")}
+"""Implementations and devices where a bias breaks torch's kernel (2.13: memory is corrupted)."""
 MODALITIES: tuple[Modality, ...] = ("image", "video")
 
 
@@ -58,6 +60,23 @@ def unwrap(model: Any) -> Any:
             model = model.model
         else:
             return model
+
+
+def resolve_auto(
+    family: type[Adapter], implementation: str | None, device: str, positions: Positions, attention: Attention
+) -> tuple[Literal["compact", "original"], Literal["plain", "proportional"]]:
+    """Return the positions and the attention to use in a family, by the attention implementation and type of device."""
+    if family.positions is not Adapter.positions:
+        positions = "original"
+    name = implementation or "sdpa"
+    takes_bias = not ("flash" in name or "paged" in name or (name, device) in CORRUPT_BIAS)
+    if attention == "proportional" and not takes_bias:
+        raise ValueError(
+            f"attention must be 'plain' or 'auto' with attn_implementation={name!r} on {device}, which has no bias for "
+            "keys (proportional attention needs sdpa, eager, or flex_attention on an accelerator)"
+        )
+    automatic: Literal["plain", "proportional"] = "proportional" if takes_bias else "plain"
+    return family.auto_positions if positions == "auto" else positions, automatic if attention == "auto" else attention
 
 
 class Wrapper:
@@ -99,10 +118,13 @@ class Handle:
         model: A transformers model, or a pipeline, PEFT model or other wrapper around one.
         scope: "image" has one budget for all crops of an image, "crop" one for each.
         crops: "base" feeds the whole image alone, where a family has crops.
-        positions: "compact" counts positions without gaps, "original" keeps each survivor's own.
+        positions: "compact" counts positions without gaps, "original" keeps each survivor's own, "auto" as it fits.
+        attention: "proportional" lets a survivor count as the tokens it stands for, "auto" where that is possible.
         deepstack: "shrunk" shrinks further feature planes as the tokens are, where a family has them.
 
     Attributes:
+        positions: Positions in use, "compact" or "original"; families that compute their own (M-RoPE) keep them.
+        attention: Attention in use, "plain" or "proportional".
         last: Selections of the last call of this thread, one `ImageSelection` for each image.
         seconds: Seconds of vision tower, scoring and selection in that call.
 
@@ -127,18 +149,20 @@ class Handle:
         scope: Scope,
         crops: Crops,
         positions: Positions,
-        attention: Attention = "plain",
-        deepstack: Deepstack = "raw",
+        attention: Attention,
+        deepstack: Deepstack,
     ) -> None:
         validation.choice("scope", scope, ("image", "crop"))
         validation.choice("crops", crops, ("all", "base"))
-        validation.choice("positions", positions, ("compact", "original"))
-        validation.choice("attention", attention, ("plain", "proportional"))
+        validation.choice("positions", positions, get_args(Positions))
+        validation.choice("attention", attention, get_args(Attention))
         validation.choice("deepstack", deepstack, ("raw", "shrunk"))
-        self.method, self.scope, self.crops, self.positions = method, scope, crops, positions
-        self.attention, self.deepstack = attention, deepstack
+        self.method, self.scope, self.crops, self.deepstack = method, scope, crops, deepstack
         self.model = unwrap(model)
         self.adapter = get_adapter(self.model)
+        decoder = self.model.get_decoder()
+        where = getattr(decoder.config, "_attn_implementation", None), next(decoder.parameters()).device.type
+        self.positions, self.attention = resolve_auto(type(self.adapter), *where, positions, attention)
         if deepstack == "shrunk" and not self.adapter.has_planes:
             kind = self.adapter.config.model_type
             raise ValueError(
@@ -153,9 +177,7 @@ class Handle:
         self._layer = self.adapter.scoring_layer()
         scoring.hook(self._layer)
         self._hooks: list[Any] = []
-        if attention == "proportional":
-            decoder = self.model.get_decoder()
-            proportional.check_implementation(getattr(decoder.config, "_attn_implementation", None))
+        if self.attention == "proportional":
             self._hooks = proportional.hook(decoder)
         self._before: list[tuple[Any, str, Any, Any]] = []
         wrapped = [(self.inner, "forward")]
@@ -199,7 +221,7 @@ class Handle:
 
     def __repr__(self) -> str:
         state = "attached to" if self.attached else "removed from"
-        options = f"scope={self.scope!r}, crops={self.crops!r}, positions={self.positions!r}"
+        options = ", ".join(f"{name}={getattr(self, name)!r}" for name in ("scope", "crops", "positions", "attention"))
         return f"<Handle: {self.method!r} {state} {type(self.model).__name__}, {options}>"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -367,7 +389,9 @@ class Handle:
         if encoded is None:
             encoded = self.adapter.encode(arguments, timer, self.crops)
         with timer.time("selection"):
-            kept, last = prune_images(self.method, encoded, self.scope, self.deepstack, sizes=bool(self._hooks))
+            kept, last = prune_images(
+                self.method, encoded, self.scope, self.deepstack, sizes=self.attention == "proportional"
+            )
         groups: dict[Modality, list[PrunedImage]] = {}
         for image, tokens in zip(encoded, kept, strict=True):
             groups.setdefault(image.modality, []).append(tokens)
@@ -432,7 +456,7 @@ class Handle:
         """Return what the cache of a call holds, on the device of the new tokens; None if its prompt was not pruned."""
         cache = arguments.get("past_key_values")
         turn = None if cache is None else turns.recall(cache)
-        if turn is not None and turn.compaction.log_sizes is not None and not self._hooks:
+        if turn is not None and turn.compaction.log_sizes is not None and self.attention == "plain":
             raise ValueError(
                 "past_key_values needs attention='proportional', with which its prompt was read, got 'plain'"
             )

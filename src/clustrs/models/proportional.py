@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+PROJECTIONS = ("q_proj", "qkv_proj")
+"""Attributes by which softmax attention is told from other layers that have an index."""
 CACHED_MASKS = 4
 """Masks kept during a forward pass: layers of one kind share one."""
 
@@ -103,25 +105,16 @@ def active(bias: KeyBias) -> Iterator[None]:
 
 def attention_layers(language_model: nn.Module) -> list[nn.Module]:
     """Return the layers with softmax attention."""
-    projections = ("q_proj", "qkv_proj")
-    found = [m for m in language_model.modules() if hasattr(m, "layer_idx") and any(hasattr(m, p) for p in projections)]
+    found = [m for m in language_model.modules() if hasattr(m, "layer_idx") and any(hasattr(m, p) for p in PROJECTIONS)]
     if not found:
-        raise ValueError(f"{type(language_model).__name__} has no attention layers that proportional attention knows")
+        kind = type(language_model).__name__
+        raise ValueError(f"attention must be 'plain' for a {kind}, whose attention layers are not known")
     return found
 
 
 def hook(language_model: nn.Module) -> list[Any]:
     """Hook the attention layers of a language model; returns the hooks, to be removed."""
     return [one.register_forward_pre_hook(_add_bias, with_kwargs=True) for one in attention_layers(language_model)]
-
-
-def check_implementation(name: str | None) -> None:
-    """Raise ValueError for an attention implementation that takes no bias."""
-    if name is not None and ("flash" in name or "paged" in name):
-        raise ValueError(
-            f"attention must be 'plain' with attn_implementation={name!r}, which has no bias for keys "
-            "(proportional attention needs sdpa, eager or flex_attention)"
-        )
 
 
 def _add_bias(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -81,9 +81,7 @@ def _pruned(image: VisualTokens, selection: Selection, everything: bool, deepsta
         order = image.runs[indices].argsort(stable=True)
         tokens, indices, sizes = tokens[order], indices[order], None if sizes is None else sizes[order]
     slots, own = take_slots(indices, image.candidates + image.first_slot, image.slots)
-    planes = None if image.planes is None else image.planes[:, image.candidates[indices.clamp(min=0)]]
-    if image.planes is not None and deepstack == "shrunk":
-        planes = shrink_planes(image.planes[:, image.candidates], selection)
+    planes = None if image.planes is None else plane_rows(image.planes[:, image.candidates], selection, deepstack)
     return PrunedImage(tokens, slots, own, image.slots, planes, sizes)
 
 
@@ -197,15 +195,20 @@ def _joined(parts: list[tuple[Tensor | None, Selection]], n: int) -> Selection:
     )
 
 
-def shrink_planes(planes: Tensor, selection: Selection) -> Tensor:
-    """The rows [L, k, D] of the kept tokens in further planes [L, N, D] of features, shrunk as the tokens were: with
-    their factors, towards the means of the same clusters with the same weights. What no method shrinks stays."""
-    kept = planes[:, selection.indices.clamp(min=0)]
-    if selection.alpha is None:
+def plane_rows(planes: Tensor, selection: Selection, deepstack: Deepstack = "raw") -> Tensor:
+    """Return the rows [L, k, D] of the kept tokens in further planes [L, N, D] of features.
+
+    Where a method says how its means are weighted, a token that is a mean has the mean of its members' rows, with the
+    same weights. "shrunk": other rows are shrunk as the tokens were, with their factors towards those means.
+    """
+    kept, alpha = planes[:, selection.indices.clamp(min=0)], selection.alpha if deepstack == "shrunk" else None
+    if selection.merged is not None and selection.shares is not None:
+        alpha = (~selection.merged).float()
+    if alpha is None:
         return kept
     if selection.shares is None or selection.labels is None:
-        raise ValueError("deepstack='shrunk': the method does not say how its centres are weighted; give 'raw'")
+        raise ValueError("deepstack must be 'raw' for a method that does not say how its centers are weighted")
     weighted = planes.float() * selection.shares[:, None]
     means = torch.zeros_like(kept, dtype=weighted.dtype).index_add_(1, selection.labels, weighted)
-    alpha = selection.alpha[:, None].to(weighted.dtype)
+    alpha = alpha[:, None].to(weighted.dtype)
     return (alpha * kept + (1 - alpha) * means).to(planes.dtype)

@@ -183,8 +183,8 @@ class Pruner:
         *,
         scope: Scope = "image",
         crops: Crops = "all",
-        positions: Positions = "compact",
-        attention: Attention = "plain",
+        positions: Positions = "auto",
+        attention: Attention = "auto",
         deepstack: Deepstack = "raw",
     ) -> "Handle":
         """Prune in a transformers model from now on.
@@ -193,20 +193,22 @@ class Pruner:
             model: A vision-language model of a supported family.
             scope: One budget for a whole "image", or one for each "crop".
             crops: "all" crops of an image, or the "base" crop alone.
-            positions: "compact" (without gaps), or "original" (each survivor keeps its own).
-            attention: "plain", or "proportional": a survivor that stands for n tokens counts as n keys.
+            positions: "compact" (without gaps), "original" (each survivor keeps its own), or "auto": what fits the
+                family (`Adapter.auto_positions`).
+            attention: "plain", "proportional" (a survivor that stands for n tokens counts as n keys), or "auto":
+                proportional unless the attention implementation has no bias (FlashAttention).
             deepstack: Features that a family feeds into later layers: "raw", or "shrunk" as the tokens are.
 
         Returns:
-            A handle; its `remove()`, or leaving a `with` block, restores the model.
+            A handle; its `remove()`, or leaving a `with` block, restores the model. It says what "auto" chose.
 
         Raises:
             ValueError: The model's family is not supported, or an option is unknown.
         """
         from clustrs.models.attach import Handle
 
-        options: dict[str, Any] = {"scope": scope, "crops": crops, "positions": positions, "deepstack": deepstack}
-        return Handle(self, model, attention=attention, **options)
+        placed: dict[str, Any] = {"positions": positions, "attention": attention}
+        return Handle(self, model, scope=scope, crops=crops, deepstack=deepstack, **placed)
 
     def __call__(self, model: Any, **options: Any) -> "Handle":
         """Attach to a model for a `with` block; see `attach`."""

@@ -203,7 +203,7 @@ def attach(model: Any, method: Pruner | str | Mapping[str, Any], **options: Any)
     Args:
         model: A vision-language model of a supported family; see `list_model_types`.
         method: A method, or its name and parameters: "clustrs keep=16", {"name": "clustrs", "keep": 16}.
-        **options: scope, crops, positions, deepstack; see `Pruner.attach`.
+        **options: scope, crops, positions, attention, deepstack; see `Pruner.attach`.
 
     Returns:
         A handle; its `remove()`, or leaving a `with` block, restores the model.

@@ -23,6 +23,7 @@ from vllm.model_executor.models.qwen3_vl import (
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from clustrs.models.scoring import attention_scores
+from clustrs.models.select import plane_rows
 from clustrs.pruners.inputs import Layout, PrunerInputs
 from clustrs.serving import pruning
 from clustrs.serving.pruning import PrunedInfo, PrunedProcessor, mean_over_ranks, pruned_method
@@ -172,7 +173,7 @@ class PrunedQwen(nn.Module):
         selection = self.method.select(inputs, check=False)
         kept = selection.indices
         cells = pruning.cell_channels(layout.y[kept], layout.x[kept], rows.dtype)
-        return torch.cat([selection.tokens, later[kept], cells], -1)
+        return torch.cat([selection.tokens, plane_rows(later[None], selection)[0], cells], -1)
 
     def _pool(self, patches: Tensor, grid: Grid) -> Tensor:
         """One value per token [N, ...] in raster order, over all heads, from each rank's [1, patches, ...]."""

@@ -12,6 +12,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from clustrs import ClustRS, FasterVLM, NoPruning, Pruner, get_method, list_methods
 
+pytestmark = pytest.mark.usefixtures("as_published")
+
 CROPS = 3
 """Crops of the wide image: itself and two halves."""
 SCAN: dict[str, Any] = {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 20}

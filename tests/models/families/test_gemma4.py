@@ -23,6 +23,8 @@ from clustrs.models.ask import as_seen, ask
 from clustrs.models.load import load_model
 from clustrs.models.processors import load_processor
 
+pytestmark = pytest.mark.usefixtures("as_published")
+
 Load = Callable[..., tuple[Any, Any]]
 VARIANTS = list(gemma4.VARIANTS)
 PRUNING = [name for name in list_methods() if name != "none"]

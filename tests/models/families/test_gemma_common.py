@@ -34,7 +34,7 @@ WAYS: list[dict[str, Any]] = [
     {"do_sample": True, "temperature": 2.0},
     {"cache_implementation": "static"},
 ]
-pytestmark = pytest.mark.parametrize("kind", KINDS)
+pytestmark = [pytest.mark.parametrize("kind", KINDS), pytest.mark.usefixtures("as_published")]
 
 
 def one_image(processor: Any, kind: str, **shape: int) -> dict[str, Any]:

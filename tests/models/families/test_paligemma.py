@@ -11,7 +11,7 @@ from clustrs import ClustRS
 from clustrs.models.ask import chat_prompt
 
 KINDS = ("paligemma", "paligemma2")
-pytestmark = pytest.mark.parametrize("kind", KINDS)
+pytestmark = [pytest.mark.parametrize("kind", KINDS), pytest.mark.usefixtures("as_published")]
 
 
 def trained_on(processor: Any) -> dict[str, Any]:

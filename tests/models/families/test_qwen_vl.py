@@ -11,7 +11,7 @@ from drawn_cells import Marked, lit_cells
 from PIL import Image
 from tiny_models import make_image, prepare
 from tiny_models import qwen as qwen_models
-from tiny_models.qwen import FAMILIES, TOKEN, Oracle, bright_square, video_inputs
+from tiny_models.qwen import FAMILIES, TOKEN, Oracle, bright_square, plane_by_hand, video_inputs
 from torch import Tensor
 from transformers import AttentionInterface
 
@@ -19,6 +19,8 @@ from clustrs import ClustRS, NoPruning, get_method, list_methods
 from clustrs.models import shared_encoding
 from clustrs.models.ask import as_seen, ask, chat_prompt
 from clustrs.models.load import load_model
+
+pytestmark = pytest.mark.usefixtures("as_published")
 
 PRUNING = [name for name in list_methods() if name != "none"]
 TEXTS = ["<s>user: <image> what?", "<s>no image here, only words", "<s><image> and <image> differ how?"]
@@ -483,6 +485,25 @@ def test_deepstack_features_shrunk_as_the_tokens_are(load: LoadQwen, family: str
     assert (logits - plain).abs().max() > 1e-2
     for shrunk, whole in zip(handle.last, raw.last, strict=True):
         assert torch.equal(shrunk.selection.tokens, whole.selection.tokens), "the tokens themselves are the same"
+
+
+def test_deepstack_features_of_means_are_means(load: LoadQwen) -> None:
+    """With the weights of the tokens; a rival that does not say its weights has those of the slot, as published."""
+    model, processor = load("qwen3_vl")
+    inputs = two(processor)
+    oracle = Oracle(model, inputs)
+    selections = oracle.select(get_method("clustermeans", keep=4))
+    for part, selection in zip(oracle.parts, selections, strict=True):
+        torch.testing.assert_close(plane_by_hand(part["features"], selection), selection.tokens, atol=1e-5, rtol=1e-5)
+    with torch.no_grad():
+        expected = model(**oracle.compacted(selections)).logits
+        for part in oracle.parts:
+            part["planes"] = [plane.roll(1, 0) for plane in part["planes"]]
+        other = model(**oracle.compacted(selections)).logits
+        with get_method("clustermeans", keep=4)(model):
+            logits = model(**inputs).logits
+    torch.testing.assert_close(logits, expected, atol=3e-4, rtol=1e-4)
+    assert (logits - other).abs().max() > 1e-2
 
 
 def test_what_is_not_shrunk_has_raw_deepstack_features(load: LoadQwen) -> None:

@@ -21,6 +21,8 @@ from clustrs.models.ask import as_seen, ask, chat_prompt
 from clustrs.models.load import load_model
 from clustrs.models.processors import load_processor
 
+pytestmark = pytest.mark.usefixtures("as_published")
+
 Load = Callable[..., Case]
 PRUNING = [name for name in list_methods() if name != "none"]
 WIDE, SMALL = make_image(60, 120), make_image(30, 30, 1)

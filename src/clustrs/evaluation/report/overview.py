@@ -32,6 +32,10 @@ PADDINGS = {
 }
 
 
+PLACES = {"compact": "positions without gaps", "original": "at their own positions"}
+WEIGHTS = {"plain": "each counts once", "proportional": "each counts as often as the tokens it stands for"}
+
+
 def overview(summary: Summary) -> Section:
     """Describe the run in a few sentences; what is missing stands out."""
     run = summary.run
@@ -69,7 +73,12 @@ def protocol_sentence(config: Mapping[str, Any]) -> str:
     """Return a sentence on prompt and images; what an imported or older run does not say is unknown."""
     prompt = PROMPTS.get(str(config.get("prompt_template")), "unknown")
     padding = PADDINGS.get(str(config.get("image_padding")), "fitted in an unknown way")
-    return f"Prompt: {prompt}. Images: {padding}."
+    chosen = config["chosen"] if isinstance(config.get("chosen"), dict) else {}
+    used = {"attention": "plain", **config, **chosen}
+    place, weight = PLACES.get(str(used.get("positions"))), WEIGHTS.get(str(used["attention"]))
+    how = f" (chosen automatically: {', '.join(chosen)})" if chosen else ""
+    kept = f" Kept tokens: {place}, {weight}{how}." if place and weight else ""
+    return f"Prompt: {prompt}. Images: {padding}.{kept}"
 
 
 def _provenance(config: Mapping[str, Any]) -> str:

@@ -32,8 +32,8 @@ class ModelArguments(LoadOptions):
     image_padding: ImagePadding = "checkpoint"
     scope: Scope = "image"
     crops: Crops = "all"
-    positions: Positions = "compact"
-    attention: Attention = "plain"
+    positions: Positions = "auto"
+    attention: Attention = "auto"
 
     def to_json(self) -> dict[str, Any]:
         """Return all settings and the version of clustrs, as results store them."""

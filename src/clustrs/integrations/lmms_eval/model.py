@@ -45,7 +45,9 @@ class SimpleModel(lmms):
     def batch_sizes(self) -> dict[str, Any]:
         """Return the settings for the result file; lmms-eval stores nothing else about a model."""
         versions = {name: metadata.version(name) for name in ("torch", "transformers", "lmms_eval")}
-        return {"settings": {**self.arguments.to_json(), **versions, "tasks": self.tally.to_json()}}
+        chosen = {name: getattr(self.engine.handle, name) for name in ("positions", "attention")}
+        settings = {**self.arguments.to_json(), "chosen": chosen, **versions, "tasks": self.tally.to_json()}
+        return {"settings": settings}
 
     def clean(self) -> None:
         """Free the model: lmms-eval may start a judge on the same device when the answers are there."""

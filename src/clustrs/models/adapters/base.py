@@ -151,6 +151,8 @@ class Adapter:
     """Further arguments of `forward` that only the vision part reads; they are removed once images are encoded."""
     first_position: ClassVar[int] = 0
     """First position id that `forward` assigns when it is given none."""
+    auto_positions: ClassVar[Literal["compact", "original"]] = "original"
+    """Positions that "auto" chooses. By default each survivor's own: none is at a place that the model never saw."""
     has_planes: ClassVar[bool] = False
     """True if later layers of the language model add further features (`VisualTokens.planes`)."""
     tokens_per_image: ClassVar[str] = "not stated"

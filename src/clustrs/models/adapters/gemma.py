@@ -30,6 +30,7 @@ class PaliGemmaAdapter(Adapter):
     """PaliGemma, on Gemma or Gemma 2. Token types, which mark the prefix, follow the compacted prompt."""
 
     model_types = ("paligemma",)
+    auto_positions = "original"  # a checkpoint has one resolution, so every image had the same number of tokens
     tokens_per_image = "256, 1024 or 4096 (224, 448 or 896 px)"
     tested = "PaliGemma and PaliGemma 2; several images, batches"
     pixel_arguments = ("pixel_values", "pixel_values_videos")
@@ -106,6 +107,7 @@ class Gemma3Adapter(PaliGemmaAdapter):
     """
 
     model_types = ("gemma3",)
+    auto_positions = "original"  # every crop had 256 tokens in training
     tokens_per_image = "256 per crop"
     tested = "several images, batches, pan-and-scan"
     vision_kwargs: ClassVar[tuple[str, ...]] = ("num_crops",)

@@ -34,6 +34,7 @@ class Gemma4Adapter(Adapter):
     """Gemma 4 with a vision tower: E2B, E4B, 26B-A4B, 31B."""
 
     model_types = ("gemma4",)
+    auto_positions = "compact"  # trained on budgets of 70 to 1120 tokens, prompts of many lengths; as LLaVA-OneVision
     tokens_per_image = "up to a budget of 70, 140, 280, 560 or 1120"
     tested = "several images, batches, video, sound"
     takes_video = "yes"

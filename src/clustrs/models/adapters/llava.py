@@ -46,6 +46,7 @@ class LlavaAdapter(Adapter):
     """LLaVA-1.5, with a CLIP, SigLIP or DINOv2 tower."""
 
     model_types = ("llava",)
+    auto_positions = "original"  # every image had 576 tokens in training; measured on mini-llava and photo-llava
     tokens_per_image = "576 (CLIP ViT-L/14 at 336 px)"
     tested = "CLIP, SigLIP and DINOv2 towers; several images, batches"
     vision_kwargs: ClassVar[tuple[str, ...]] = ("image_sizes", "vision_feature_layer", "vision_feature_select_strategy")
@@ -131,6 +132,7 @@ class LlavaNextAdapter(LlavaAdapter):
     """LLaVA-NeXT."""
 
     model_types = ("llava_next",)
+    auto_positions = "compact"  # trained on prompts of many lengths; measured on mini-onevision
     tokens_per_image = "576 per crop, without padding"
     tested = "CLIP, SigLIP and DINOv2 towers; several images, batches, crops"
     vision_kwargs: ClassVar[tuple[str, ...]] = (*LlavaAdapter.vision_kwargs, "batch_num_images")

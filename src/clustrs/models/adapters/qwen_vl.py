@@ -30,6 +30,7 @@ class QwenAdapter(Adapter):
     pixel_arguments = ("pixel_values", "pixel_values_videos")
     vision_kwargs: ClassVar[tuple[str, ...]] = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
     takes_grid = True
+    auto_positions = "original"  # M-RoPE: a position says where in the image a token lies
 
     @property
     def unit(self) -> int:

@@ -150,6 +150,7 @@ class InternVLAdapter(TiledAdapter):
     """InternVL 2.5, 3 and 3.5, in the `-hf` form of their checkpoints."""
 
     model_types = ("internvl",)
+    auto_positions = "compact"  # trained on 1 to 12 tiles, prompts of many lengths; as LLaVA-OneVision
     tokens_per_image = "256 per tile (448 px)"
     tested = "several images, batches, tiles; a frame of a video is an image"
     takes_video = "frames as images"
@@ -232,6 +233,7 @@ class Idefics3Adapter(TiledAdapter):
     """Idefics3 and SmolVLM, also SmolVLM2."""
 
     model_types = ("idefics3", "smolvlm")
+    auto_positions = "original"  # every tile had the same number of tokens after its marker in training
     tokens_per_image = "(side / patch)^2 / scale^2 per crop"
     tested = "several images, batches, crops; a frame of a video is an image"
     takes_video = "frames as images"

@@ -47,6 +47,8 @@ def evaluation_config(config: ImageStudyConfig | TaskStudyConfig) -> "Config":
         model=config.model,
         methods=expand_methods(["none"], ()),
         data=config.data,
+        positions="compact",
+        attention="plain",
         prompt_template=config.prompt_template,
         image_padding=config.image_padding,
         **config.given(),

@@ -119,7 +119,7 @@ def answer(model: Any, inputs: Mapping[str, Any], method: "Pruner", length: int,
         stamps.append(now(model.device))
         return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
 
-    with method(model, crops=crops) as handle, timing(), torch.inference_mode():
+    with method(model, crops=crops, positions="compact", attention="plain") as handle, timing(), torch.inference_mode():
         start = now(model.device)
         model.generate(
             **inputs,
