@@ -46,11 +46,15 @@ $(STAMP): $(DEPENDENCIES)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(PACKAGES) --editable '.[dev]'
 	@touch $@
 
-demo: setup ## Measure every method on noisy images with the embedded model: a table, a report and a drawing.
-	$(BIN)/clustrs eval --config demo --output out/demo
-	$(BIN)/clustrs report out/demo --images 3
+demo: setup ## Measure what pruning costs with and without place and weight: a table, a report and a drawing.
+	$(BIN)/clustrs eval --config demo --output out/demo > /dev/null
+	$(BIN)/clustrs eval --config demo --positions compact --attention plain --methods clustrs divprune visionzip tome random \
+		--output out/demo-as-published > /dev/null
+	$(BIN)/clustrs report out/demo --images 3 --latency 4 > /dev/null
+	@$(BIN)/python -m tools.demo out/demo out/demo-as-published
 	$(BIN)/clustrs compare sample:photo-1 "Which of these is a building?" --corrupt gaussian:0.05 \
-		--methods none clustrs fastervlm random --show out/demo/kept.png
+		--methods none clustermeans clustrs random --show out/demo/kept.png
+	@echo 'report: out/demo/report.html'
 
 test: setup ## Run all tests, in parallel.
 	$(PYTEST)
@@ -133,10 +137,10 @@ docs: setup ## Build the documentation as a site, in site/.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo 'site/index.html'
 
-evidence: setup ## Write docs/evidence.md and the README's first table from the results in docs/results/evidence.
+evidence: setup ## Write docs/evidence.md and the tables of place and weight from the results in docs/results.
 	$(BIN)/python -m clustrs_paper.evidence page
 
-matrix: setup ## Write the table of families, and where each runs, into README.md and docs/deploy.md.
+matrix: setup ## Write the table of families, and where each runs, into README.md.
 	$(BIN)/python -m tools.matrix
 
 bench: setup ## Time the selections, and whole models end to end.

@@ -1,4 +1,4 @@
-"""Write the support matrix (families, and where each runs) into README.md and docs/deploy.md: `make matrix`."""
+"""Write the support matrix (families, and where each runs) into README.md: `make matrix`."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from clustrs.cli.catalog import support_matrix
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = (ROOT / "README.md", ROOT / "docs" / "deploy.md")
+PAGES = (ROOT / "README.md",)
 PLACE = re.compile(r"(<!-- matrix -->\n).*?(<!-- end -->)", re.S)
 
 

@@ -10,15 +10,14 @@ import yaml
 
 from clustrs.cli import main as clustrs
 from clustrs.evaluation.results import load_run
+from clustrs_paper.evidence import place_and_weight
 from clustrs_paper.evidence.page import (
     DETAILS_PAGE,
     MODELS,
     PAGE,
-    README,
     build,
     build_details,
     filled,
-    first_table,
     stored_models,
 )
 from clustrs_paper.evidence.results import STORED, compact_rows, read_rows, write_rows
@@ -29,7 +28,8 @@ QUESTIONS = {"grid": 300, "parameters": 300}
 STUDIES = {"stability": "40", "denoising": "24", "geometry": "40"}
 """Number of images of each study."""
 PAPER_LEVELS = {"stability": ("0", "0.1", "0.5", "1", "2", "3"), "denoising": ("0.1", "0.5", "1", "2", "3")}
-PARTS = ("levels", "grid", "parameters", *STUDIES, "overhead")
+PLACE_AND_WEIGHT = "place-and-weight"
+PARTS = ("levels", "grid", "parameters", *STUDIES, PLACE_AND_WEIGHT, "overhead")
 
 
 def chosen_levels(rows: Sequence[dict[str, str]]) -> dict[str, str]:
@@ -59,6 +59,14 @@ def measure(model: str, part: str, folder: Path, extra: Sequence[str], questions
     output = ["--output", str(folder / part)]
     if part == "levels":
         return clustrs(["study", "levels", *shared, *output, "--losses", *map(str, LOSSES)])
+    if part == PLACE_AND_WEIGHT:
+        for setting in place_and_weight.SETTINGS:
+            target = folder / part / place_and_weight.run_folder(setting)
+            options = place_and_weight.eval_options(model, setting)
+            code = clustrs(["eval", *shared, *options, "--output", str(target)])
+            if code:
+                return code
+        return 0
     if part in QUESTIONS:
         listed = corruptions(part, chosen_levels(read_rows(folder / "levels" / "levels.csv")))
         options = [
@@ -88,6 +96,10 @@ def store(model: str, folder: Path) -> None:
                 write_rows(target, compact_rows(load_run(folder / part)))
                 if part == "grid":
                     shutil.copy(folder / part / "report.md", STORED / f"{model}-report.md")
+        elif part == PLACE_AND_WEIGHT:
+            rows = place_and_weight.stored_rows(folder / part)
+            if rows:
+                write_rows(place_and_weight.STORED / f"{model}.csv", rows)
         elif (folder / part / f"{part}.csv").exists():
             write_rows(target, read_rows(folder / part / f"{part}.csv"))
 
@@ -104,8 +116,12 @@ def main() -> int:
         models = stored_models()
         PAGE.write_text(build(models), encoding="utf-8")
         DETAILS_PAGE.write_text(build_details(models), encoding="utf-8")
-        README.write_text(filled(README.read_text(encoding="utf-8"), first_table()), encoding="utf-8")
-        print(PAGE, DETAILS_PAGE, README, sep="\n")
+        for path, name, block in place_and_weight.blocks():
+            path.write_text(filled(path.read_text(encoding="utf-8"), block, name), encoding="utf-8")
+        for model in MODELS:
+            if place_and_weight.load(model):
+                target = place_and_weight.STORED / f"{model}-report.md"
+                target.write_text(place_and_weight.report(model), encoding="utf-8")
         return 0
     if given.model is None:
         parser.error(f"{given.command}: which model? {', '.join(MODELS)}")

@@ -1,16 +1,13 @@
-"""The evidence page (docs/evidence.md) and the first table of the README, from the stored results."""
+"""The evidence page (docs/evidence.md) from the stored results, and the places of tables in other pages."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
-from clustrs.embedded import DEFAULT
-from clustrs.evaluation.metrics import Estimate, estimates
-from clustrs.evaluation.results import Condition
+from clustrs.evaluation.metrics import Estimate
+from clustrs_paper.evidence import place_and_weight
 from clustrs_paper.evidence.checks import HOLDS, MISSING, OPEN, SAME, TOO_SMALL, Check, Claim, Verdict, combine, judge
 from clustrs_paper.evidence.claims import CLAIMS
-from clustrs_paper.evidence.results import BLIND, UNPRUNED, Answers, Stored, load
+from clustrs_paper.evidence.results import BLIND, LABELS, UNPRUNED, Answers, Stored, load, table
 
 PAGE = Path(__file__).parents[5] / "docs" / "evidence.md"
 DETAILS_PAGE = PAGE.parent / "results" / "evidence" / "claims.md"
@@ -28,7 +25,7 @@ MEASURES = {
     "salience_ratio": "the same with salience",
     "word_norm": "norm of a word embedding",
 }
-KEY_CLAIMS = (4, 10, 13)
+KEY_CLAIMS = (4,)
 """Numbers of the claims that the page itself shows in full."""
 HEAD = f"""\
 # Evidence
@@ -65,19 +62,12 @@ All numbers behind the [evidence page](../../evidence.md), written by `make evid
 def build(models: Sequence[Stored]) -> str:
     """Build docs/evidence.md: the rules, every verdict, and the key claims in full."""
     key = [section(CLAIMS[number - 1], models) for number in KEY_CLAIMS]
-    return "\n".join([HEAD, overview(models), *key, questions(models), again()])
+    return "\n".join([HEAD, overview(models), changed_verdicts(models), *key, questions(models), again()])
 
 
 def build_details(models: Sequence[Stored]) -> str:
     """Build the page with every number of every claim, the geometry of the models, and the scores by corruption."""
     return "\n".join([DETAILS, *(section(claim, models) for claim in CLAIMS), geometry(models), conditions(models)])
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> str:
-    """A Markdown table; the last `numbers` columns are aligned to the right."""
-    marks = "|" + ":--|" * (len(head) - numbers) + "--:|" * numbers
-    first, *others = ("| " + " | ".join(row) + " |" for row in (head, *rows))
-    return "\n".join([first, marks, *others]) + "\n"
 
 
 def claim_verdict(claim: Claim, stored: Stored) -> Verdict | None:
@@ -111,6 +101,29 @@ def overview(models: Sequence[Stored]) -> str:
         for number, claim in enumerate(CLAIMS, start=1)
     ]
     return "## Verdicts\n\n" + table(["claim", "what the paper says", *(m.model for m in models)], rows)
+
+
+def changed_verdicts(models: Sequence[Stored]) -> str:
+    """Build the table of the claims that place and weight change: the verdict without and with them."""
+    grids = {m.model: place_and_weight.load(m.model) for m in models}
+    rows = []
+    for number, claim in enumerate(CLAIMS, start=1):
+        cells = []
+        for model, settings in grids.items():
+            pair = [Stored(model, settings.get(s)) for s in (place_and_weight.PUBLISHED, place_and_weight.BOTH)]
+            measured = claim.checks and all(check.measure(one) is not None for check in claim.checks for one in pair)
+            before, after = (verdict_text(claim, one) if measured else "" for one in pair)
+            cells.append(f"{before}; with both: {after}" if before != after else "")
+        if any(cells):
+            rows.append([f"{number} {claim.title}", *cells])
+    text = """\
+## With place and weight
+
+The verdicts above are those of the paper's setting: positions run on without gaps, and every token is one key. Where
+[original positions and proportional attention](place-and-weight.md) change one, both are here, on its questions:
+
+"""
+    return text + table(["claim", *grids], rows)
 
 
 def anchor(number: int, claim: Claim) -> str:
@@ -221,23 +234,6 @@ def conditions(models: Sequence[Stored]) -> str:
     return "\n".join(lines)
 
 
-LABELS = {
-    "none": "all tokens",
-    "clustrs": "ClustRS",
-    "clustrs shrink=false": "ClustRS without shrinkage",
-    "clustrs distance=euclidean shrink=false": "Euclidean clustering alone",
-    "divprune": "DivPrune",
-    "visionzip": "VisionZip",
-    "vispruner": "VisPruner",
-    "fastervlm": "FasterVLM",
-    "denoise inner={'name': 'fastervlm', 'keep': 16}": "FasterVLM with shrinkage",
-    "tome": "ToMe",
-    "grid": "grid",
-    "random": "random",
-}
-"""Names of methods in tables, in the order in which they stand there; others follow under their own names."""
-
-
 def shown_methods(grid: Answers, keep: int = 16) -> dict[str, str]:
     """Return every method that a run measured at a budget, the unpruned model first, with its name for tables."""
     measured = dict.fromkeys(method for method, budget, _ in grid.right if budget in (None, keep))
@@ -259,45 +255,8 @@ def stored_models() -> list[Stored]:
     return [load(model) for model in MODELS]
 
 
-README = Path(__file__).parents[5] / "README.md"
-KEEP = 16
-BEGIN, END = "<!-- evidence -->\n", "<!-- end -->"
-COLUMNS = ("clean", "gaussian 1", "gaussian 2", "salt_pepper 1")
-"""Groups of `Term`, of one condition each."""
-NAMES = {"clean": "clean", "gaussian": "Gaussian noise", "salt_pepper": "salt and pepper"}
-
-
-def heading(condition: Condition) -> str:
-    level = "" if condition.level is None else f" {condition.level_text}"
-    return f"{NAMES[condition.name]}{level}"
-
-
-def score(grid: Answers, method: str, condition: Condition) -> str:
-    """A mean in per cent, with its interval."""
-    right = grid.right[method, None if method == UNPRUNED else KEEP, condition]
-    found = estimates(100 * right[None].astype(np.float64))[0]
-    assert found.mean is not None
-    assert found.low is not None
-    assert found.high is not None
-    return f"{found.mean:.1f} ({found.low:.1f} to {found.high:.1f})"
-
-
-def first_table(model: str = DEFAULT) -> str:
-    """Build the table of all methods with 16 tokens: clean, and at levels of noise that the model bears."""
-    grid = load(model).grid
-    if grid is None:
-        raise ValueError(f"nothing is stored of {model}: python -m clustrs_paper.evidence run {model}")
-    conditions = [condition for name in COLUMNS for condition in grid.group(name)]
-    rows = [
-        [f"**{label}**" if method == "clustrs" else label, *(score(grid, method, c) for c in conditions)]
-        for method, label in shown_methods(grid, KEEP).items()
-    ]
-    words = f"Right answers in per cent, with 95 % intervals, of {model} on {grid.questions} questions of the task"
-    head = [f"{KEEP} visual tokens", *map(heading, conditions)]
-    return f"{words} `{grid.task}`:\n\n{table(head, rows)}"
-
-
-def filled(text: str, block: str) -> str:
-    """The README with the table in its place."""
-    before, rest = text.split(BEGIN, 1)
-    return f"{before}{BEGIN}{block}{END}{rest.split(END, 1)[1]}"
+def filled(text: str, block: str, name: str = "evidence") -> str:
+    """Return a page with the block between the comments `<!-- name -->` and `<!-- end -->` replaced."""
+    begin, end = f"<!-- {name} -->\n", "<!-- end -->"
+    before, rest = text.split(begin, 1)
+    return f"{before}{begin}{block}{end}{rest.split(end, 1)[1]}"

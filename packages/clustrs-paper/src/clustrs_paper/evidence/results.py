@@ -182,3 +182,28 @@ def load(model: str, folder: Path = STORED) -> Stored:
     tables = {name: read_rows(folder / f"{model}-{name}.csv") for name in TABLES}
     report = f"{model}-report.md"
     return Stored(model, grid, parameters, tables, report if (folder / report).exists() else None)
+
+
+LABELS = {
+    "none": "all tokens",
+    "clustrs": "ClustRS",
+    "clustrs shrink=false": "ClustRS without shrinkage",
+    "clustrs distance=euclidean shrink=false": "Euclidean clustering alone",
+    "divprune": "DivPrune",
+    "visionzip": "VisionZip",
+    "vispruner": "VisPruner",
+    "fastervlm": "FasterVLM",
+    "denoise inner={'name': 'fastervlm', 'keep': 16}": "FasterVLM with shrinkage",
+    "tome": "ToMe",
+    "clustermeans": "ClusterMeans",
+    "grid": "grid",
+    "random": "random",
+}
+"""Names of methods in tables, in the order in which they stand there; others follow under their own names."""
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> str:
+    """A Markdown table; the last `numbers` columns are aligned to the right."""
+    marks = "|" + ":--|" * (len(head) - numbers) + "--:|" * numbers
+    first, *others = ("| " + " | ".join(row) + " |" for row in (head, *rows))
+    return "\n".join([first, marks, *others]) + "\n"

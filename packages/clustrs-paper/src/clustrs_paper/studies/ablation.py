@@ -1,15 +1,13 @@
 """Ablation: clustering, with the Huber distance (C+H), and with the shrinkage (ClustRS), over noise and budgets."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clustrs import palette
 from clustrs_paper.studies.result import (
     PAPER,
     StudyPart,
-    StudyResult,
     count_clear,
     draw_panel,
     pyplot,
@@ -20,8 +18,8 @@ from clustrs_paper.studies.result import (
 from clustrs_paper.studies.settings import GridStudyConfig, LossSettings, resolve_corruptions
 
 if TYPE_CHECKING:
-    from clustrs.corruptions import Corruption
     from clustrs_paper.studies.grids import Grid
+    from clustrs_paper.studies.result import StudyResult
 
 LEVELS = (0.5, 1.0, 2.0, 3.0)
 """Of Gaussian noise, in the paper's ablation."""
@@ -53,28 +51,20 @@ class AblationConfig(LossSettings, GridStudyConfig):
     levels: tuple[float, ...] | None = None
 
 
-def run(config: AblationConfig) -> StudyResult:
+def run(config: AblationConfig) -> "StudyResult":
     """Answer what is left of the grids, and compare the variants question by question."""
-    from clustrs_paper.studies.curves import choose_levels, requested_losses
+    from clustrs_paper.studies.curves import run_with_chosen_levels
 
     default = LEVELS if config.corruption == "gaussian" else None
-    corruptions = resolve_corruptions(config.corruption, config.levels, default)
-    folder = Path(config.folder)
-    losses = requested_losses(config.losses, config.levels is not None)
-    chosen = choose_levels(config, [config.corruption], losses, config.curve_questions, folder / "curve")
-    parts = [part("ablation", config, corruptions)]
-    levels = chosen.levels[config.corruption]
-    if levels:
-        own = replace(config, folder=folder / "chosen")
-        parts.append(part("ablation-chosen", own, resolve_corruptions(config.corruption, levels)))
-    return StudyResult((*parts[:-1], replace(parts[-1], findings=f"{parts[-1].findings}\n{chosen.text}".rstrip())))
+    corruptions = [str(one) for one in resolve_corruptions(config.corruption, config.levels, default)]
+    return run_with_chosen_levels("ablation", part, config, corruptions, [config.corruption], config.levels is not None)
 
 
-def part(name: str, config: AblationConfig, corruptions: "Sequence[Corruption]") -> StudyPart:
+def part(name: str, config: AblationConfig, corruptions: Sequence[str]) -> StudyPart:
     """The ablation under some corruptions."""
     from clustrs_paper.studies.grids import QUESTIONS, measure
 
-    grid = measure(config, list(VARIANTS.values()), [str(corruption) for corruption in corruptions], QUESTIONS)
+    grid = measure(config, list(VARIANTS.values()), corruptions, QUESTIONS)
     rows = table(grid)
     return StudyPart(name, draw(rows, grid.about), rows, findings(rows, grid.about))
 

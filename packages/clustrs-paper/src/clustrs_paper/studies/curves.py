@@ -1,19 +1,22 @@
 """Levels from the unpruned model's curve, beside the paper's: where the model at hand still answers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from clustrs_paper.studies.result import StudyPart, StudyResult
 from clustrs_paper.studies.settings import ImageStudyConfig, TaskStudyConfig, resolve_corruptions
 
 if TYPE_CHECKING:
     from clustrs.corruptions import Corruption
     from clustrs.evaluation.config import Config
     from clustrs.evaluation.levels import Curve
+    from clustrs_paper.studies.ablation import AblationConfig
     from clustrs_paper.studies.denoising import DenoisingConfig
+    from clustrs_paper.studies.sensitivity import SensitivityConfig
     from clustrs_paper.studies.stability import StabilityConfig
 
 LOSSES = (0.1, 0.35)
@@ -119,3 +122,28 @@ def study_corruptions(
         return given, chosen.text
     descending = given[0].level > given[-1].level
     return [levels[level] for level in sorted(levels, reverse=descending)], chosen.text
+
+
+def run_with_chosen_levels(
+    name: str,
+    part: "Callable[[str, Any, Sequence[str]], StudyPart]",
+    config: "AblationConfig | SensitivityConfig",
+    corruptions: Sequence[str],
+    chosen_of: Sequence[str],
+    levels_given: bool,
+    before: Sequence[str] = (),
+) -> StudyResult:
+    """Run a study under its corruptions, and again at the levels of `chosen_of` that cost the model its losses.
+
+    The second has a run of its own in the folder `chosen`; the conditions `before` come first there.
+    """
+    from clustrs.corruptions import Corruption
+
+    folder = Path(config.folder)
+    losses = requested_losses(config.losses, levels_given)
+    chosen = choose_levels(config, chosen_of, losses, config.curve_questions, folder / "curve")
+    parts = [part(name, config, corruptions)]
+    levels = [str(Corruption(one, level)) for one in chosen_of for level in chosen.levels[one]]
+    if levels:
+        parts.append(part(f"{name}-chosen", replace(config, folder=folder / "chosen"), [*before, *levels]))
+    return StudyResult((*parts[:-1], replace(parts[-1], findings=f"{parts[-1].findings}\n{chosen.text}".rstrip())))

@@ -1,15 +1,13 @@
 """Sensitivity: how much the Huber threshold, the clip interval of alpha and the kind of centroid matter."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from clustrs import palette
 from clustrs_paper.studies.result import (
     PAPER,
     StudyPart,
-    StudyResult,
     count_clear,
     draw_panel,
     pyplot,
@@ -21,6 +19,7 @@ from clustrs_paper.studies.settings import GridStudyConfig, Keep, LossSettings
 
 if TYPE_CHECKING:
     from clustrs_paper.studies.grids import Grid
+    from clustrs_paper.studies.result import StudyResult
 
 CONDITIONS = ("clean", "gaussian:0.5", "gaussian:2", "salt_pepper:0.1")
 """Of the paper's sensitivity tables."""
@@ -57,21 +56,14 @@ class SensitivityConfig(LossSettings, GridStudyConfig):
     parameters: tuple[Parameter, ...] = ("tau", "clip", "centroid")
 
 
-def run(config: SensitivityConfig) -> StudyResult:
+def run(config: SensitivityConfig) -> "StudyResult":
     """Answer what is left of the grids, and compare every value with the default question by question."""
-    from clustrs.corruptions import Corruption
     from clustrs.evaluation.config import expand_corruptions
-    from clustrs_paper.studies.curves import choose_levels, requested_losses
+    from clustrs_paper.studies.curves import run_with_chosen_levels
 
-    folder = Path(config.folder)
-    losses = requested_losses(config.losses, config.corruptions is not None)
-    chosen = choose_levels(config, CHOSEN, losses, config.curve_questions, folder / "curve")
-    parts = [part("sensitivity", config, expand_corruptions(config.corruptions or CONDITIONS))]
-    levels = [str(Corruption(name, level)) for name in CHOSEN for level in chosen.levels[name]]
-    if levels:
-        own = replace(config, folder=folder / "chosen")
-        parts.append(part("sensitivity-chosen", own, ["clean", *levels]))
-    return StudyResult((*parts[:-1], replace(parts[-1], findings=f"{parts[-1].findings}\n{chosen.text}".rstrip())))
+    corruptions = expand_corruptions(config.corruptions or CONDITIONS)
+    given = config.corruptions is not None
+    return run_with_chosen_levels("sensitivity", part, config, corruptions, CHOSEN, given, before=["clean"])
 
 
 def part(name: str, config: SensitivityConfig, corruptions: Sequence[str]) -> StudyPart:

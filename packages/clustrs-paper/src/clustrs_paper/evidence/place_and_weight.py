@@ -1,0 +1,273 @@
+"""Place and weight: scores with compact or original positions and with plain or proportional attention.
+
+Settings are picked on the questions of even index (ids sorted), and every number is of the others.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clustrs.embedded import DEFAULT
+from clustrs.evaluation.metrics import Values, estimates, retention
+from clustrs.evaluation.results import Condition, load_run
+from clustrs_paper.evidence import results
+from clustrs_paper.evidence.results import LABELS, UNPRUNED, Answers, compact_rows, read_answers, read_rows, table
+
+STORED = results.STORED.parent / "place-and-weight"
+PUBLISHED, PLACE, WEIGHT, BOTH = "as published", "place", "weight", "both"
+SETTINGS = {
+    PUBLISHED: ("compact", "plain"),
+    PLACE: ("original", "plain"),
+    WEIGHT: ("compact", "proportional"),
+    BOTH: ("original", "proportional"),
+}
+"""Positions and attention of each setting; the second and the third show what either part does alone."""
+METHODS = (
+    UNPRUNED,
+    "random",
+    "grid",
+    "clustrs",
+    "clustermeans",
+    "divprune",
+    "fastervlm",
+    "tome",
+    "visionzip",
+    "vispruner",
+)
+FEW = (UNPRUNED, "clustrs", "clustermeans", "divprune", "tome")
+BUDGETS, FEW_BUDGETS, SHOWN_BUDGETS = (8, 16, 64, 144), (16, 64), (16, 64, 144)
+QUESTIONS = {"mini-llava": 160, "mini-onevision": 120, "photo-llava": 300}
+NOISE = {
+    "mini-llava": ("gaussian:0.18", "gaussian:0.38", "salt_pepper:0.1", "salt_pepper:0.28"),
+    "mini-onevision": ("gaussian:0.21", "gaussian:0.33", "salt_pepper:0.13", "salt_pepper:0.28"),
+    "photo-llava": ("gaussian:0.1", "gaussian:0.24", "salt_pepper:0.021", "salt_pepper:0.07"),
+}
+"""Levels at which the unpruned model loses about 10 and 35 % of its clean score."""
+CROPS = {"mini-onevision": "base"}
+CLEAN = Condition("clean")
+OURS = {"clustermeans": "**ClusterMeans** (ours)", "clustrs": "ClustRS (the paper)"}
+Settings = Mapping[str, Answers]
+
+
+def run_folder(setting: str) -> str:
+    return "-".join(SETTINGS[setting])
+
+
+def eval_options(model: str, setting: str) -> list[str]:
+    """Return the options of `clustrs eval` for a model in a setting: everything for the first and the last of them."""
+    positions, attention = SETTINGS[setting]
+    whole = setting in (PUBLISHED, BOTH)
+    options = ["--limit", str(QUESTIONS[model]), "--methods", *(METHODS if whole else FEW)]
+    options += ["--keep", *map(str, BUDGETS if whole else FEW_BUDGETS), "--positions", positions]
+    options += ["--attention", attention, "--corrupt", "clean", *NOISE[model][: None if whole else 1]]
+    return [*options, *(["--crops", CROPS[model]] if model in CROPS else [])]
+
+
+def stored_rows(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of the complete runs of a model: means, intervals and shares of the held-out questions."""
+    rows: list[dict[str, Any]] = []
+    for setting, (positions, attention) in SETTINGS.items():
+        path = folder / run_folder(setting)
+        if not (path / "answers.jsonl").exists():
+            continue
+        run = load_run(path)
+        if (run.config.get("positions"), run.config.get("attention")) != (positions, attention):
+            raise ValueError(f"{str(path)!r} must be a run with {positions} positions and {attention} attention")
+        own = compact_rows(run)
+        grid = read_answers(own)
+        assert grid is not None
+        for row in own:
+            condition = Condition(row["corruption"], float(row["level"]) if row["level"] else None)
+            values = held_out(grid, row["method"], row["keep"] or None, [condition])
+            found, share = estimates(values[None])[0], share_kept(grid, values, [condition])
+            numbers = {"mean": found.mean, "low": found.low, "high": found.high, "share": share}
+            head = {"task": row["task"], "model": row["model"], "positions": positions, "attention": attention}
+            texts = {name: "" if value is None else f"{value:.3f}" for name, value in numbers.items()}
+            rows.append({**head, **{name: row[name] for name in ROW}, **texts, "right": row["right"]})
+    return rows
+
+
+ROW = ("method", "keep", "corruption", "level", "questions")
+
+
+def load(model: str, folder: Path = STORED) -> Settings:
+    """Load what is stored of a model, by setting."""
+    rows = read_rows(folder / f"{model}.csv")
+    parts = {s: [row for row in rows if (row["positions"], row["attention"]) == SETTINGS[s]] for s in SETTINGS}
+    return {s: answers for s, own in parts.items() if (answers := read_answers(own)) is not None}
+
+
+def noise_of(grid: Answers) -> list[Condition]:
+    return [condition for condition in grid.conditions if condition != CLEAN]
+
+
+def held_out(grid: Answers, method: str, keep: int | None, conditions: Sequence[Condition], half: int = 1) -> Values:
+    """Return the scores [items] of a half of the questions, in per cent, averaged over conditions."""
+    budget = None if method == UNPRUNED else keep
+    cells = [grid.right[method, budget, condition][half::2] for condition in conditions]
+    values: Values = np.stack(cells).astype(np.float64).mean(axis=0)
+    return 100 * values
+
+
+def share_kept(grid: Answers, values: Values, conditions: Sequence[Condition]) -> float | None:
+    """Return the per cent of the unpruned model's score that some values are."""
+    share = retention(values, held_out(grid, UNPRUNED, None, conditions))
+    return None if share is None else 100 * share
+
+
+def picked(settings: Settings) -> str:
+    """Return the setting that is best on the picking half: mean over what was measured in all four."""
+    means = {}
+    for setting, grid in settings.items():
+        conditions = [condition for condition in grid.conditions if condition in shared_conditions(settings)]
+        cells = [held_out(grid, m, k, conditions, half=0) for m in FEW[1:] for k in FEW_BUDGETS]
+        means[setting] = float(np.mean(cells))
+    return max(means, key=means.__getitem__)
+
+
+def shared_conditions(settings: Settings) -> list[Condition]:
+    first, *others = settings.values()
+    return [condition for condition in first.conditions if all(condition in grid.conditions for grid in others)]
+
+
+def interval(values: Values) -> str:
+    found = estimates(values[None])[0]
+    return f"{found.mean:.1f} ({found.low:.1f} to {found.high:.1f})"
+
+
+def reach(values: Values) -> float:
+    """Return half of the 95 % interval of a mean."""
+    found = estimates(values[None])[0]
+    return 0.0 if found.low is None or found.high is None else (found.high - found.low) / 2
+
+
+def short(values: Values) -> str:
+    return f"{values.mean():.1f} \N{PLUS-MINUS SIGN}{reach(values):.1f}"
+
+
+def parts_table(models: Sequence[str], folder: Path = STORED) -> str:
+    """Build the table of what either part gives: ClustRS in the four settings, and ClusterMeans with both."""
+    rows = []
+    for model in models:
+        settings = load(model, folder)
+        if set(settings) != set(SETTINGS):
+            continue
+        best = picked(settings)
+        for condition in shared_conditions(settings):
+            for keep in FEW_BUDGETS:
+                cells = [("clustrs", s) for s in SETTINGS] + [("clustermeans", BOTH)]
+                texts = [short(held_out(settings[s], m, keep, [condition])) for m, s in cells]
+                texts = [f"**{text}**" if s == best else text for text, (_, s) in zip(texts, cells, strict=True)]
+                whole = held_out(settings[BOTH], UNPRUNED, None, [condition]).mean()
+                rows.append([f"{model}, {condition}", str(keep), f"{whole:.1f}", *texts])
+    head = ["", "k", "all tokens", *(f"ClustRS, {s}" for s in SETTINGS), f"ClusterMeans, {BOTH}"]
+    return table(head, rows, numbers=len(head) - 1)
+
+
+def label(method: str) -> str:
+    return OURS.get(method, LABELS.get(method, method))
+
+
+def pruning_methods(grid: Answers) -> list[str]:
+    """Return the methods that prune: ours first, then in the order of all tables."""
+    measured = {method for method, *_ in grid.right if method != UNPRUNED}
+    return sorted(measured, key=lambda m: (m not in OURS, list(OURS).index(m) if m in OURS else list(LABELS).index(m)))
+
+
+def first_table(model: str = DEFAULT, folder: Path = STORED) -> str:
+    """Build the README's first table: every method, clean and noisy, as published and with place and weight."""
+    settings = load(model, folder)
+    rows, halves = [], []
+    for setting, words in ((BOTH, "place and weight"), (PUBLISHED, "as published")):
+        grid = settings[setting]
+        groups = [(keep, conditions) for keep in SHOWN_BUDGETS for conditions in ([CLEAN], noise_of(grid))]
+        if setting == BOTH:
+            whole = [held_out(grid, UNPRUNED, None, conditions) for _, conditions in groups]
+            rows.append(["all tokens", "", *(f"{values.mean():.1f}" for values in whole)])
+        for method in pruning_methods(grid):
+            cells = []
+            for keep, conditions in groups:
+                values = held_out(grid, method, keep, conditions)
+                halves.append(reach(values))
+                cells.append(f"{values.mean():.1f} ({share_kept(grid, values, conditions):.0f}%)")
+            unpublished = method == "clustermeans" and setting == PUBLISHED
+            rows.append([label(method), "compact, plain" if unpublished else words, *cells])
+    grid = settings[BOTH]
+    clean, noisy = (
+        share_kept(grid, held_out(grid, "clustermeans", 16, conditions), conditions)
+        for conditions in ([CLEAN], noise_of(grid))
+    )
+    n = len(held_out(grid, UNPRUNED, None, [CLEAN]))
+    text = f"""\
+With 16 of 576 visual tokens {model} keeps {clean:.0f} % of its unpruned score on clean images, {noisy:.0f} % on noisy
+ones: with ClusterMeans, original positions and proportional attention. Right answers in per cent (of the unpruned
+model) on {n} questions of the task `{grid.task}` on which no setting was picked; 95 % intervals reach at most
+{max(halves):.0f} points to either side. Noisy: mean of two levels each of Gaussian noise and of salt and pepper.
+ClusterMeans, place and weight are ours; ClustRS is the paper's.
+"""
+    head = ["", "", *(f"k = {keep}, {words}" for keep in SHOWN_BUDGETS for words in ("clean", "noisy"))]
+    return f"{text}\n{table(head, rows, numbers=2 * len(SHOWN_BUDGETS))}"
+
+
+def means_table(model: str = DEFAULT, folder: Path = STORED) -> str:
+    """Build the table of ClustRS and ClusterMeans at every budget, as published and with both."""
+    settings = load(model, folder)
+    cells = [(m, s) for m in OURS for s in (PUBLISHED, BOTH)]
+    rows = [
+        [f"k = {keep}, {words}", *(short(held_out(settings[s], m, keep, c)) for m, s in cells)]
+        for words, c in (("clean", [CLEAN]), ("noisy", noise_of(settings[BOTH])))
+        for keep in BUDGETS
+    ]
+    return table(["", *(f"{LABELS[m]}, {s}" for m, s in cells)], rows, numbers=len(cells))
+
+
+def blocks() -> list[tuple[Path, str, str]]:
+    """Return the tables of other pages: the page, the name of the table's place there, and the table."""
+    docs = STORED.parents[1]
+    return [
+        (docs.parent / "README.md", "evidence", first_table()),
+        (docs / "place-and-weight.md", "parts", parts_table(list(QUESTIONS))),
+        (docs / "methods" / "clustermeans.md", "measured", means_table()),
+    ]
+
+
+def report(model: str, folder: Path = STORED) -> str:
+    """Build the report of a model: the parts, and every method in every cell of the two full settings."""
+    settings = load(model, folder)
+    any_grid = next(iter(settings.values()))
+    n = len(held_out(any_grid, UNPRUNED, None, [CLEAN]))
+    lines = [
+        f"# Place and weight: {model}\n",
+        f"Task {any_grid.task}. Right answers in per cent with 95 % intervals, and per cent of the unpruned model, on "
+        f"the {n} held-out questions of {any_grid.questions}. Written by `make evidence`.\n",
+    ]
+    if set(settings) == set(SETTINGS):
+        best = picked(settings)
+        words = f"{best} ({' positions, '.join(SETTINGS[best])} attention)"
+        lines += ["## Parts\n", f"Picked on the other {any_grid.questions - n} questions: {words}; bold.\n"]
+        lines.append(parts_table([model], folder))
+    for setting in (PUBLISHED, BOTH):
+        if setting not in settings:
+            continue
+        grid = settings[setting]
+        noise = noise_of(grid)
+        columns = {"clean": [CLEAN], **{str(c): [c] for c in noise}, "mean of the noisy": noise}
+        rows = []
+        for method in [UNPRUNED, *pruning_methods(grid)]:
+            budgets = [None] if method == UNPRUNED else sorted({k for m, k, _ in grid.right if m == method and k})
+            for keep in budgets:
+                cells = []
+                for conditions in columns.values():
+                    values = held_out(grid, method, keep, conditions)
+                    cells.append(f"{interval(values)}, {share_kept(grid, values, conditions):.0f} %")
+                rows.append([label(method), "all" if keep is None else str(keep), *cells])
+        words = " positions, ".join(SETTINGS[setting])
+        lines += [f"## {setting.capitalize()}: {words} attention\n", table(["", "k", *columns], rows, len(columns))]
+    commands = [
+        f"    clustrs eval --model {model} {' '.join(eval_options(model, s))} --output out/{model}-{run_folder(s)}"
+        for s in settings
+    ]
+    lines += ["## Repeating it\n", "\n".join(commands)]
+    return "\n".join(lines) + "\n"
