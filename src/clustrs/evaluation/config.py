@@ -151,7 +151,7 @@ def expand_methods(
         [16, 0.25]
     """
     results: list[dict[str, Any]] = []
-    every = sorted(list_methods(), key=lambda name: name != "none")
+    every: list[str | Mapping[str, Any]] = [*sorted(list_methods(), key=lambda name: name != "none")]
     for spec in (spec for one in given for spec in (every if one == "all" else [one])):
         if not isinstance(spec, str | Mapping):
             got = validation.excerpt(spec)

@@ -27,7 +27,6 @@ from clustrs.evaluation.store import (
     VerdictRecord,
     encode_record,
     identity,
-    location,
     new_record,
     parse,
     read_answers,
@@ -41,7 +40,16 @@ from clustrs.validation import excerpt
 
 FORMATS = ("mmvet", "llava")
 LONGEST_NAME = 120
-NOT_KNOWN = ("data", "limit", "batch_size", "max_new_tokens", "scope", "crops", "positions", "attention")
+NOT_KNOWN: tuple[str, ...] = (
+    "data",
+    "limit",
+    "batch_size",
+    "max_new_tokens",
+    "scope",
+    "crops",
+    "positions",
+    "attention",
+)
 NOT_KNOWN += ("prompt_template", "image_padding")
 """Options that only the maker of predictions knows."""
 
@@ -164,7 +172,7 @@ def import_predictions(path: Path, format: str) -> dict[str, str]:
     else:
         for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
-                where = location(path, number)
+                where = f"{name} line {number}"
                 record = parse(line, where)
                 item, answer = require(where, record, "question_id", str, int), require(where, record, "text", str)
                 found.append((where, f"v1_{item}" if isinstance(item, int) else item, answer))
@@ -201,9 +209,9 @@ def import_run(
             result = {"text": text, "score": task.score(item, text), "kept": []}
         records.append(new_record(item, method, "clean", 0, **result))
     aside = len(predictions.keys() - known)
-    config = {"task": task.name, "model": name, "methods": [method], "corruptions": ["clean"], "seeds": [0]}
-    config |= {**dict.fromkeys(NOT_KNOWN), "judged": task.judged, "scale": task.scale, "items": len(task.items)}
-    config |= {"fingerprint": fingerprint(task), "clustrs": __version__, "set_aside": aside}
+    config: dict[str, Any] = {"task": task.name, "model": name, "methods": [method], "corruptions": ["clean"]}
+    config |= {"seeds": [0], **dict.fromkeys(NOT_KNOWN), "judged": task.judged, "scale": task.scale}
+    config |= {"items": len(task.items), "fingerprint": fingerprint(task), "clustrs": __version__, "set_aside": aside}
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ValueError(f"{str(folder)!r} is there already: choose a new folder for the run")
@@ -297,8 +305,7 @@ def totals(grades: Grades, items: Sequence[Item]) -> Totals:
     combined = {"_".join(group[0].kinds): group for group in together.values()}
 
     def run_means(group: Sequence[Item]) -> NDArray[np.float64]:
-        summed: NDArray[np.float64] = sum(np.array(grades.scores[item.id]) for item in group)
-        return summed / len(group) * 100
+        return sum((np.array(grades.scores[item.id]) for item in group), np.zeros(1)) / len(group) * 100
 
     def rounded(value: Any) -> float:
         return float(np.round(value, 1))

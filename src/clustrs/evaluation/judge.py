@@ -141,17 +141,14 @@ class Judge:
         while True:
             raw = await self._request(content, left)
             left -= raw.retries_taken + 1
-            wrong: str | None = None
             try:
                 text = json.loads(raw.content)["choices"][0]["message"]["content"]
+                score = read_score(text)
+                wrong = f"the reply is not a number from 0 to 1 and nothing else: {without_thinking(text)}"
             except (ValueError, LookupError, TypeError, RecursionError):
-                wrong = f"the reply is not a chat completion: {raw.content.decode(errors='replace')}"
-            else:
-                score = read_score(text) if isinstance(text, str) else None
-                if score is not None:
-                    return score
-                rule = "the reply is not a number from 0 to 1 and nothing else"
-                wrong = f"{rule}: {without_thinking(text)}" if isinstance(text, str) else "the reply has no text"
+                score, wrong = None, f"the reply is not a chat completion: {raw.content.decode(errors='replace')}"
+            if score is not None:
+                return score
             if left < 0:
                 raise self._error(wrong, JudgeError, self.retries + 1)
             await asyncio.sleep(pause)
@@ -180,13 +177,13 @@ class Judge:
     def _client(self) -> "openai.AsyncOpenAI":
         import openai
 
-        absent = openai.Omit()
         headers: dict[str, Any] = {"User-Agent": f"clustrs/{__version__}", "Accept-Encoding": "identity"}
+        headers |= dict.fromkeys(("OpenAI-Organization", "OpenAI-Project"), openai.Omit())
         return openai.AsyncOpenAI(
             api_key=self.key or "none",
             base_url=self.url,
             timeout=self.timeout,
-            default_headers={**headers, "OpenAI-Organization": absent, "OpenAI-Project": absent},
+            default_headers=headers,
             http_client=bounded_client(self.timeout, trust_env=not is_this_machine(self.url)),
         )
 

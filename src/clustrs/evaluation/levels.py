@@ -15,7 +15,7 @@ import numpy as np
 from clustrs.corruptions import Corruption, corruption_rule
 from clustrs.evaluation import metrics
 from clustrs.evaluation.config import CLEAN, Config, expand_methods
-from clustrs.evaluation.results import Run, load_run
+from clustrs.evaluation.results import load_run
 from clustrs.evaluation.runner import open_task
 from clustrs.evaluation.runner import run as run_evaluation
 
@@ -120,28 +120,26 @@ def measure_curves(
         raise ValueError(f"task {config.task!r} needs a judge to score its answers (write levels instead of losses)")
     run_evaluation(curve_config(config, ladders, questions), folder, progress=progress)
     run = load_run(folder)
-    return {name: read_curve(run, name, levels) for name, levels in ladders.items()}
-
-
-def read_curve(run: Run, name: str, levels: Sequence[float]) -> Curve:
-    """Read the curve of one corruption from a run that has clean images and these levels without pruning."""
     by_condition = {(c.name, c.level): run.scores[0, i] for i, c in enumerate(run.conditions)}
     clean = by_condition[CLEAN, None]
-    noisy = np.stack([by_condition[name, level] for level in levels])
     (unharmed,) = metrics.estimates(metrics.question_means(clean[None]))
     if not unharmed.mean or unharmed.n < 2:
         raise ValueError(
-            f"model {run.config['model']!r} has none of {run.config['items']} questions of the task "
-            f"{run.config['task']!r} right on clean images, so nothing can be lost (write levels instead of losses)"
+            f"model {config.model!r} has none of {run.config['items']} questions of the task {config.task!r} right on "
+            "clean images, so nothing can be lost (write levels instead of losses)"
         )
-    scores = metrics.estimates(metrics.question_means(noisy))
-    losses = metrics.differences(np.broadcast_to(clean, noisy.shape), noisy)
-    rungs = []
-    for level, score, loss in zip(levels, scores, losses, strict=True):
-        numbers = [score.mean, score.low, score.high, loss.mean, loss.low, loss.high]
-        known = [float("nan") if value is None else value for value in numbers]
-        rungs.append(Rung(level, score.n, *known[:3], *(value / unharmed.mean for value in known[3:])))
-    return Curve(name, unharmed.mean, tuple(rungs))
+    curves = {}
+    for name, levels in ladders.items():
+        noisy = np.stack([by_condition[name, level] for level in levels])
+        scores = metrics.estimates(metrics.question_means(noisy))
+        losses = metrics.differences(np.broadcast_to(clean, noisy.shape), noisy)
+        rungs = []
+        for level, score, loss in zip(levels, scores, losses, strict=True):
+            numbers = [score.mean, score.low, score.high, loss.mean, loss.low, loss.high]
+            known = [float("nan") if value is None else value for value in numbers]
+            rungs.append(Rung(level, score.n, *known[:3], *(value / unharmed.mean for value in known[3:])))
+        curves[name] = Curve(name, unharmed.mean, tuple(rungs))
+    return curves
 
 
 def parse_loss(text: str) -> tuple[str, float]:

@@ -11,14 +11,14 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from clustrs.evaluation.results import KeptIndices
+from clustrs.evaluation.results import KeptTokens
 
 Values = NDArray[np.float64]
 
 RESAMPLES = 2000
 LOW, HIGH = 2.5, 97.5  # percentiles that bound an interval of 95 %
 CORRECT = 0.5  # lowest score of an answer that counts as correct
-CHUNK = 2_000_000  # number of drawn questions, scores or tokens that are held at a time
+CHUNK = 2_000_000  # number of drawn questions that are held at a time
 
 
 @dataclass(frozen=True)
@@ -164,22 +164,17 @@ def flip_rate(clean: Values, corrupted: Values) -> float | None:
     return mean(question_means(flips))
 
 
-def kept_overlap(clean: Sequence[KeptIndices], corrupted: Sequence[KeptIndices], items: int) -> float | None:
+def kept_overlap(clean: Sequence[KeptTokens], corrupted: Sequence[KeptTokens], items: int) -> float | None:
     """Compute the fraction of tokens kept in a clean image that are kept in the corrupted one, too: |A and B| / |A|.
 
-    One `KeptIndices` per seed, in the same order; the mean is over questions. None if no question has tokens in both.
+    One `KeptTokens` per seed, in the same order; the mean is over questions. None if no question has tokens in both.
     """
     shares = np.full((len(clean), items), np.nan)
-    for row, *pair in zip(shares, clean, corrupted, strict=True):
-        first, again = (_token_sets(kept) for kept in pair)
+    for row, first, again in zip(shares, clean, corrupted, strict=True):
         for item in first.keys() & again.keys():
-            row[item] = len(first[item] & again[item]) / len(first[item]) if first[item] else np.nan
+            tokens = set(first[item].tolist())
+            row[item] = len(tokens & set(again[item].tolist())) / len(tokens) if tokens else np.nan
     return mean(question_means(shares)) if clean else None
-
-
-def _token_sets(kept: KeptIndices) -> dict[int, set[int]]:
-    tokens, ends = kept.tokens.tolist(), np.cumsum(kept.counts).tolist()
-    return {item: set(tokens[a:b]) for item, a, b in zip(kept.items.tolist(), [0, *ends], ends, strict=False)}
 
 
 def kind_estimates(
@@ -187,23 +182,18 @@ def kind_estimates(
 ) -> dict[str, list[Estimate]]:
     """Compute `estimates` of the rows [rows, items] for each kind of question (or those in `names`), sorted by name.
 
-    A question counts under each of its kinds. Memory does not grow with the number of kinds.
+    A question counts under each of its kinds.
     """
     members: dict[str, list[int]] = {}
     for item, own in enumerate(kinds):
         for kind in own:
             if names is None or kind in names:
                 members.setdefault(kind, []).append(item)
-    ordered = sorted(members)
-    step = max(1, CHUNK // max(1, values.size))
-    results: dict[str, list[Estimate]] = {}
-    for start in range(0, len(ordered), step):
-        part = ordered[start : start + step]
-        masked = np.full((len(part), *values.shape), np.nan)
-        for kind, rows in zip(part, masked, strict=True):
-            rows[:, members[kind]] = values[:, members[kind]]
-        flat = estimates(masked)
-        results |= {kind: flat[i * len(values) : (i + 1) * len(values)] for i, kind in enumerate(part)}
+    results = {}
+    for kind, own_items in sorted(members.items()):
+        masked = np.full_like(values, np.nan)
+        masked[:, own_items] = values[:, own_items]
+        results[kind] = estimates(masked)
     return results
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clustrs.evaluation.config import Config
-from clustrs.evaluation.runner import Unit, Worker, failed_record, one_line, open_task
+from clustrs.evaluation.runner import Engine, Unit, Worker, failed_record, one_line, open_task
 from clustrs.evaluation.store import AnswerRecord
 from clustrs.models.load import quiet_transformers
 from clustrs.pruners import from_dict
@@ -32,7 +32,7 @@ class RemoteWorker:
 
 
 @dataclass(frozen=True)
-class RayEngine:
+class RayEngine(Engine):
     """Engine that spreads units over a cluster at `address` (or "auto"); without one, Ray starts on this machine."""
 
     address: str | None = None

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clustrs.evaluation.store import AnswerRecord, VerdictRecord, identity, location, read_config, read_records, require
+from clustrs.evaluation.store import AnswerRecord, VerdictRecord, identity, read_config, read_records, require
 from clustrs.pruners import variant_labels
 from clustrs.validation import excerpt
 
@@ -22,6 +22,7 @@ LARGEST_INDEX = 2**31 - 1
 DESCENDING = ("jpeg",)  # corruptions whose lower levels are more severe
 
 Pair = tuple[str, str]  # id of a question and the text that is judged
+KeptTokens = Mapping[int, NDArray[np.int32]]  # tokens kept by a method, by the item's index; -1 is the CLS token
 _Index = tuple[int, ...]  # indices of a method, a condition and a seed
 
 
@@ -58,16 +59,6 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class KeptIndices:
-    """Tokens kept by a method under a condition with a seed: of each answer the item and the number of tokens, then
-    the tokens of all answers; -1 is the CLS token."""
-
-    items: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    tokens: NDArray[np.int32]
-
-
-@dataclass(frozen=True)
 class Run:
     """Results of a run, see `load_run`. Arrays are [methods, conditions, seeds, items] unless stated otherwise."""
 
@@ -80,7 +71,7 @@ class Run:
     kinds: tuple[tuple[str, ...], ...]  # of each question
     scores: NDArray[np.float64]  # NaN unless the state is SCORED
     states: NDArray[np.int8]  # MISSING, SCORED, FAILED or UNJUDGED
-    kept: Mapping[_Index, KeptIndices]  # of pruning methods, if the run has clean and corrupted images to compare
+    kept: Mapping[_Index, KeptTokens]  # of pruning methods, if the run has clean and corrupted images to compare
     errors: Mapping[str, int]  # how often each error occurred
     judge_errors: Mapping[str, int]
     visual_tokens: NDArray[np.float64]  # mean number that the language model read of an image [methods], or NaN
@@ -155,28 +146,27 @@ def load_run(folder: Path, judge: str | None = None) -> Run:
 
 
 def _load_run(folder: Path, judge: str | None) -> Run:
-    config, path = _config(folder), folder / "answers.jsonl"
+    config = _config(folder)
     if judge is not None and not config["judged"]:
         raise ValueError(f"judge must be None, the answers of this run need no judge, got {judge!r}")
     methods, seeds = _methods(config["methods"]), tuple(config["seeds"])
-    given = [_condition(text) for text in config["corruptions"]]
-    conditions = _sorted(given)
-    if len({*given}) < len(given) or len({*seeds}) < len(seeds):
+    by_text = _conditions(config["corruptions"])
+    conditions = tuple(by_text.values())
+    if len({*conditions}) < len(config["corruptions"]) or len({*seeds}) < len(seeds):
         raise ValueError("corruptions and seeds of config.json must not repeat")
     axes: dict[str, dict[Any, int]] = {
         "method": {identity(method): i for i, method in enumerate(config["methods"])},
-        "corruption": {text: conditions.index(c) for text, c in zip(config["corruptions"], given, strict=True)},
+        "corruption": {text: i for i, text in enumerate(by_text)},
         "seed": {seed: i for i, seed in enumerate(seeds)},
     }
     shape = (len(methods), len(conditions), len(seeds))
     compares = {condition.level is None for condition in conditions} == {True, False}
     verdicts = read_verdicts(folder, judge) if config["judged"] else Verdicts(None, {}, Counter())
     items: dict[str, tuple[tuple[str, ...], NDArray[np.float64], NDArray[np.int8]]] = {}  # kinds, scores, states
-    kept: dict[_Index, list[tuple[str, NDArray[np.int32]]]] = {}
+    kept: dict[_Index, dict[str, NDArray[np.int32]]] = {}
     errors: Counter[str] = Counter()
     tokens = np.zeros((3, len(methods)))  # read, unpruned, answers
-    for number, record in read_records(path, AnswerRecord):
-        where = location(path, number)
+    for where, record in read_records(folder / "answers.jsonl", AnswerRecord):
         named = {"method": identity(record.method), "corruption": record.corruption, "seed": record.seed}
         for name, value in named.items():
             if value not in axes[name]:
@@ -198,15 +188,14 @@ def _load_run(folder: Path, judge: str | None) -> Run:
         if record.visual_tokens is not None and record.unpruned_tokens is not None:  # imported records have none
             tokens[:, cell[0]] += (record.visual_tokens, record.unpruned_tokens, 1)
         if compares and methods[cell[0]].keep is not None:
-            kept.setdefault(cell, []).append((record.item, np.array(record.kept, np.int32)))
+            kept.setdefault(cell, {})[record.item] = np.array(record.kept, np.int32)
     if len(items) > config["items"]:
         raise ValueError(f"answers.jsonl has {len(items)} questions, config.json says {config['items']}")
     names = sorted(items)
     rank = {name: i for i, name in enumerate(names)}
-    scores, states = (
-        np.ascontiguousarray(np.moveaxis(np.array([items[name][i] for name in names], kind).reshape(-1, *shape), 0, -1))
-        for i, kind in ((1, np.float64), (2, np.int8))
-    )
+    scores, states = np.full((*shape, len(names)), np.nan), np.full((*shape, len(names)), MISSING, np.int8)
+    for i, name in enumerate(names):
+        _, scores[..., i], states[..., i] = items[name]
     read, unpruned = np.divide(tokens[:2], tokens[2], out=np.full((2, len(methods)), np.nan), where=tokens[2] > 0)
     return Run(
         config=config,
@@ -218,18 +207,12 @@ def _load_run(folder: Path, judge: str | None) -> Run:
         kinds=tuple(items[name][0] for name in names),
         scores=scores,
         states=states,
-        kept={cell: _packed(answers, rank) for cell, answers in kept.items()},
+        kept={cell: {rank[name]: tokens for name, tokens in own.items()} for cell, own in kept.items()},
         errors=errors,
         judge_errors=verdicts.errors,
         visual_tokens=read,
         unpruned_tokens=unpruned,
     )
-
-
-def _packed(answers: Sequence[tuple[str, NDArray[np.int32]]], rank: Mapping[str, int]) -> KeptIndices:
-    items = np.array([rank[item] for item, _ in answers], np.int64)
-    counts = np.array([len(own) for _, own in answers], np.int64)
-    return KeptIndices(items, counts, np.concatenate([own for _, own in answers]))
 
 
 def _score(where: str, record: AnswerRecord, verdicts: Mapping[Pair, float]) -> tuple[int, float]:
@@ -261,9 +244,8 @@ class Verdicts:
 
 def stored_verdicts(path: Path) -> Iterator[VerdictRecord]:
     """Yield the records of `verdicts.jsonl`, if there is such a file."""
-    for number, verdict in read_records(path, VerdictRecord) if path.exists() else ():
+    for where, verdict in read_records(path, VerdictRecord) if path.exists() else ():
         if verdict.score is not None and not 0 <= verdict.score <= 1:
-            where = location(path, number)
             raise ValueError(f"{where}: score must be a number from 0 to 1 or null, got {verdict.score!r}")
         yield verdict
 
@@ -334,26 +316,21 @@ def _methods(described: Sequence[Mapping[str, Any]]) -> tuple[Method, ...]:
     return tuple(labelled)
 
 
-def _condition(text: str) -> Condition:
-    if text == "clean":
-        return Condition("clean")
-    name, _, level = text.rpartition(":")
-    try:
-        value = float(level)
-    except ValueError:
-        value = np.nan
-    if not name or not math.isfinite(value):
-        raise ValueError(f"corruptions of config.json must be clean or NAME:LEVEL, got {excerpt(text)}")
-    return Condition(name, value)
+def _conditions(given: Sequence[str]) -> dict[str, Condition]:
+    """Return conditions by how they are written: clean images first, then each corruption from mild to severe."""
+    found: dict[str, Condition] = {}
+    for text in given:
+        name, _, level = text.rpartition(":")
+        try:
+            found[text] = Condition("clean") if text == "clean" else Condition(name, float(level))
+        except ValueError:
+            name = ""
+        if text != "clean" and (not name or not math.isfinite(found[text].level or 0.0)):
+            raise ValueError(f"corruptions of config.json must be clean or NAME:LEVEL, got {excerpt(text)}")
+    families = list(dict.fromkeys(condition.name for condition in found.values()))
 
+    def severity(entry: tuple[str, Condition]) -> tuple[bool, int, float]:
+        name, level = entry[1].name, entry[1].level or 0.0
+        return entry[1].level is not None, families.index(name), -level if name in DESCENDING else level
 
-def _sorted(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
-    """Sort conditions: clean images first, then each corruption from mild to severe."""
-    families = list(dict.fromkeys(condition.name for condition in conditions))
-
-    def severity(condition: Condition) -> tuple[bool, int, float]:
-        level = condition.level or 0.0
-        worse = -level if condition.name in DESCENDING else level
-        return condition.level is not None, families.index(condition.name), worse
-
-    return tuple(sorted(conditions, key=severity))
+    return dict(sorted(found.items(), key=severity))

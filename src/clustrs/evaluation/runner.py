@@ -6,13 +6,13 @@ prunes the result. An engine answers the units; a `Worker` holds the loaded mode
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from PIL import Image
@@ -128,10 +128,7 @@ def run(
         with tqdm(**bar_options, unit="answer", desc=desc, disable=not progress) as bar:
             for records in worker.run(settled, left):
                 fresh = [record for record in records if key_of(record) not in store.done]
-                for record in fresh:
-                    if record.error is None and store.images.get(record.image) is None:
-                        store.note_image(record.image, image_checksum(task, record.image))
-                store.append(fresh)
+                store.append(fresh, lambda name: image_checksum(task, name))
                 bar.set_description("answering", refresh=False)
                 bar.update(len(fresh))
                 forecast.add(len(fresh))
@@ -275,8 +272,15 @@ class Worker:
         """Yield the records of each method of a unit; an error of one question is a failure of that question."""
         items = [self.task.items[index] for index in unit.items]
         failures: Failures = {}
-        images = self._images(unit, items, failures)
-        texts: dict[str, str] = {}
+        images, texts = dict[str, Image.Image](), dict[str, str]()
+        corruption = parse_corruption(unit.corruption)
+        for name in dict.fromkeys(item.image for item in items):
+            try:
+                image = self.task.open(name)
+                check_size(f"image {name!r}", image.size)
+                images[name] = corruption.apply(image, name, unit.seed) if corruption else image
+            except Exception as error:  # a task may be somebody else's; a corruption may need too much memory
+                failures.update({item.id: one_line(error) for item in items if item.image == name})
         for item in items:
             if item.id not in failures:
                 processor = self.loaded[1]
@@ -290,18 +294,6 @@ class Worker:
             replies = self._replies(batch, method, len(asked)) if batch is not None else []
             answers = dict(zip((item.id for item in asked), replies, strict=True))
             yield [self._record(unit, method, item, answers.get(item.id) or failures[item.id]) for item in items]
-
-    def _images(self, unit: Unit, items: Sequence[Item], failures: Failures) -> dict[str, Image.Image]:
-        corruption = parse_corruption(unit.corruption)
-        images = {}
-        for name in dict.fromkeys(item.image for item in items):
-            try:
-                image = self.task.open(name)
-                check_size(f"image {name!r}", image.size)
-                images[name] = corruption.apply(image, name, unit.seed) if corruption else image
-            except Exception as error:  # a task may be somebody else's; a corruption may need too much memory
-                failures.update({item.id: one_line(error) for item in items if item.image == name})
-        return images
 
     def _encode(
         self, asked: Sequence[Item], images: Mapping[str, Image.Image], texts: Mapping[str, str], failures: Failures
@@ -376,18 +368,11 @@ def printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-class Engine(Protocol):
-    """Contract of an engine: it answers the units of a run."""
-
-    def run(self, config: Config, units: Sequence[Unit]) -> Iterable[list[AnswerRecord]]:
-        """Yield lists of records of the units, in any order, as they come; nothing is loaded if there are no units."""
-        ...
-
-
-class LocalEngine:
-    """Engine that answers the units one after another in this process."""
+class Engine:
+    """Engine that answers the units of a run one after another in this process; base class of others."""
 
     def run(self, config: Config, units: Sequence[Unit]) -> Iterator[list[AnswerRecord]]:
+        """Yield lists of records of the units, in any order, as they come; nothing is loaded if there are no units."""
         if units:
             worker = Worker(config)
             for unit in units:
@@ -401,4 +386,4 @@ def get_engine(name: EngineName, **options: Any) -> Engine:
         from clustrs.evaluation.ray_engine import RayEngine
 
         return RayEngine(**options)
-    return LocalEngine(**options)
+    return Engine(**options)

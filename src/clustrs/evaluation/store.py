@@ -109,47 +109,40 @@ def read_object(path: Path) -> dict[str, Any]:
     return parse(read_text(path), repr(str(path)))
 
 
-def location(path: Path, number: int) -> str:
-    return f"{str(path)!r} line {number}"
-
-
-def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the number, from 1, and the bytes of each line but a torn last one, which has no line break."""
+def raw_lines(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield the place, as messages name it, and the bytes of each line but a torn last one, without a line break."""
     try:
         with open_regular(path) as file:
             for number, line in enumerate(file, 1):
                 if line.endswith(b"\n"):
-                    yield number, line
+                    yield f"{str(path)!r} line {number}", line
     except OSError as error:
         raise ValueError(f"{str(path)!r} cannot be read: {error.strerror}") from None
 
 
 def lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, line in raw_lines(path):
-        yield location(path, number), parse(line, location(path, number))
+    return ((where, parse(line, where)) for where, line in raw_lines(path))
 
 
-def read_records(path: Path, kind: type[RecordT]) -> Iterator[tuple[int, RecordT]]:
-    """Yield the number, from 1, and the record of each line; an error names file, line, field and what is expected."""
+def read_records(path: Path, kind: type[RecordT]) -> Iterator[tuple[str, RecordT]]:
+    """Yield the place and the record of each line; an error names file, line, field and what is expected.
+
+    What only the quick decoder refuses, such as half a character, is read.
+    """
     decoder = msgspec.json.Decoder(kind)
-    for number, line in raw_lines(path):
+    for where, line in raw_lines(path):
         try:
-            record = decoder.decode(line)
+            yield where, decoder.decode(line)
+            continue
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            record = _read_slowly(line, location(path, number), kind)
-        yield number, record
-
-
-def _read_slowly(line: bytes, where: str, kind: type[RecordT]) -> RecordT:
-    """Explain what is wrong with a line; what only the quick decoder refuses, such as half a character, is read."""
-    data = parse(line, where)
-    for field in msgspec.structs.fields(kind):
-        found = excerpt(data[field.name]) if field.name in data else "nothing"
-        try:
-            msgspec.convert(data[field.name], field.type)
-        except (KeyError, msgspec.ValidationError, RecursionError):
-            raise ValueError(f"{where}: {field.name} must be {_type_name(field.type)}, got {found}") from None
-    return msgspec.convert(data, kind)
+            data = parse(line, where)
+        for field in msgspec.structs.fields(kind):
+            found = excerpt(data[field.name]) if field.name in data else "nothing"
+            try:
+                msgspec.convert(data[field.name], field.type)
+            except (KeyError, msgspec.ValidationError, RecursionError):
+                raise ValueError(f"{where}: {field.name} must be {_type_name(field.type)}, got {found}") from None
+        yield where, msgspec.convert(data, kind)
 
 
 def _type_name(kind: Any) -> str:
@@ -270,20 +263,17 @@ class RunFolder:
                     write_whole(self.answers, kept)
             yield self
 
-    def append(self, records: Sequence[AnswerRecord]) -> None:
-        """Add answers; they are on the disk when this returns."""
+    def append(self, records: Sequence[AnswerRecord], checksum: Callable[[str], str | None]) -> None:
+        """Add answers, and checksums of their images that could not be read when the run began, to the files."""
+        late = {one.image for one in records if one.error is None and self.images.get(one.image) is None}
+        if late:
+            self._write_images(self.images | {name: checksum(name) for name in sorted(late)})
         with self._writing(), self.answers.open("ab") as file:
             file.write(b"".join(map(encode_record, records)))
             file.flush()
             os.fsync(file.fileno())
         self.done |= {key_of(record) for record in records}
         self.failed |= {key_of(record) for record in records if record.error is not None}
-
-    def note_image(self, name: str, checksum: str | None) -> None:
-        """Store the checksum of an image that could not be read when the run began."""
-        if checksum is not None and self.images.get(name) is None:
-            self.images[name] = checksum
-            self._write_images()
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -319,8 +309,8 @@ class RunFolder:
         methods = {identity(from_dict(stored).to_dict()) for stored in config.methods}
         known: tuple[set[Any], ...] = (set(items), methods, set(config.corruptions), set(config.seeds))
         about: set[str] = set()
-        for number, record in read_records(self.answers, AnswerRecord):
-            key, where = key_of(record), location(self.answers, number)
+        for where, record in read_records(self.answers, AnswerRecord):
+            key = key_of(record)
             for name, value, accepted in zip(("item", "method", "corruption", "seed"), key, known, strict=True):
                 if value not in accepted:
                     raise ValueError(f"{where}: {name} {excerpt(value)} does not belong to this run")
@@ -349,10 +339,11 @@ class RunFolder:
                 raise ValueError(
                     f"{run}: image {excerpt(name)} has changed since it was asked about {change}: {advice}"
                 )
-        self.images = {name: checksum or before.get(name) for name, checksum in now.items()}
-        if self.images != before:
-            self._write_images()
+        self.images = before
+        self._write_images({name: checksum or before.get(name) for name, checksum in now.items()})
 
-    def _write_images(self) -> None:
-        with self._writing():
-            write_whole(self.folder / "images.json", json.dumps(self.images, indent=0) + "\n")
+    def _write_images(self, images: ImageChecksums) -> None:
+        if images != self.images:
+            self.images = images
+            with self._writing():
+                write_whole(self.folder / "images.json", json.dumps(images, indent=0) + "\n")

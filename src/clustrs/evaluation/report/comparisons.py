@@ -170,7 +170,7 @@ def robustness(summary: Summary) -> Section | None:
 
 def _knows_tokens(run: Run) -> bool:
     """Return whether the run says which tokens were kept; imported results do not."""
-    return not run.kept or any(tokens.counts.any() for tokens in run.kept.values())
+    return not run.kept or any(len(tokens) for own in run.kept.values() for tokens in own.values())
 
 
 def _differences(summary: Summary, budget: str) -> Table | None:
