@@ -53,7 +53,7 @@ demo: setup ## Measure what pruning costs with and without place and weight: a t
 	$(BIN)/clustrs report out/demo --images 3 --latency 4 > /dev/null
 	@$(BIN)/python -m tools.demo out/demo out/demo-as-published
 	$(BIN)/clustrs compare sample:photo-1 "Which of these is a building?" --corrupt gaussian:0.05 \
-		--methods none clustermeans clustrs random --show out/demo/kept.png
+		--methods none clustermeans clustrs fastervlm --show out/demo/kept.png
 	@echo 'report: out/demo/report.html'
 
 test: setup ## Run all tests, in parallel.

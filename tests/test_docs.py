@@ -150,25 +150,17 @@ def test_options_named_in_sentences_exist(
             assert options <= set(re.findall(r"--[a-z][a-z0-9-]*", out)), command
 
 
-OTHER_PAGES = ("index", "clustermeans")
-"""ClusterMeans is not in the stored grid; tests/paper/test_place_and_weight.py has its numbers."""
-METHOD_PAGES = {p.stem: p for p in (ROOT / "docs" / "methods").glob("*.md") if p.stem not in OTHER_PAGES}
-
-
-@pytest.mark.parametrize("page", METHOD_PAGES)
-def test_the_numbers_of_a_method_are_those_of_the_stored_run(page: str) -> None:
-    """The rows of its table are the means of photo-llava: clean, two levels of Gaussian noise, salt and pepper."""
+def test_the_numbers_of_denoise_are_those_of_the_stored_run() -> None:
+    """Means of photo-llava; tests/paper/test_place_and_weight.py checks the pages of other methods."""
     columns = [("clean", ""), ("gaussian", "0.11"), ("gaussian", "0.24"), ("salt_pepper", "0.021")]
     with (ROOT / "docs" / "results" / "evidence" / "photo-llava-grid.csv").open() as file:
         rows = list(csv.DictReader(file))
-    shown = re.findall(
-        r"^\| (?:(none|random|grid)(?:, )?)?(?:k = (\d+))? \| ([\d.| ]+) \|$", METHOD_PAGES[page].read_text(), re.M
-    )
-    assert len(shown) == (5 if page == "baselines" else 2)
-    for name, keep, cells in shown:
-        method = name or page
-        names = {method, f"{method} inner={{'name': 'fastervlm', 'keep': {keep}}}"}
-        found = {(r["corruption"], r["level"]): r["mean"] for r in rows if r["method"] in names and r["keep"] == keep}
+    text = (ROOT / "docs" / "methods" / "denoise.md").read_text()
+    shown = re.findall(r"^\| k = (\d+) \| ([\d.| ]+) \|$", text, re.M)
+    assert len(shown) == 2
+    for keep, cells in shown:
+        name = f"denoise inner={{'name': 'fastervlm', 'keep': {keep}}}"
+        found = {(r["corruption"], r["level"]): r["mean"] for r in rows if (r["method"], r["keep"]) == (name, keep)}
         assert cells.split(" | ") == [f"{float(found[column]):.1f}" for column in columns]
 
 

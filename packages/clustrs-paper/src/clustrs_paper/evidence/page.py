@@ -33,8 +33,8 @@ HEAD = f"""\
 Every claim of the paper, and whether it holds on the three embedded models. The paper's numbers are those of
 LLaVA-1.5-7B and LLaVA-OneVision-7B on MM-Vet. The embedded models are small, and results need not carry over to models
 of billions of parameters; but they can be asked enough questions to separate effect from chance. `make evidence` writes
-this page from `docs/results/evidence`; no verdict is set by hand. [All numbers](results/evidence/claims.md) have a file
-of their own.
+this page from `docs/results/evidence`; no verdict is set by hand. [Another page](results/evidence/claims.md) has what
+the paper says in each claim, and all numbers.
 
 ## Rules
 
@@ -95,12 +95,11 @@ def overview(models: Sequence[Stored]) -> str:
     rows = [
         [
             f"[{number}](results/evidence/claims.md#{anchor(number, claim)}) {claim.title}",
-            claim.says,
             *(verdict_text(claim, m) for m in models),
         ]
         for number, claim in enumerate(CLAIMS, start=1)
     ]
-    return "## Verdicts\n\n" + table(["claim", "what the paper says", *(m.model for m in models)], rows)
+    return "## Verdicts\n\n" + table(["claim", *(m.model for m in models)], rows)
 
 
 def changed_verdicts(models: Sequence[Stored]) -> str:

@@ -223,6 +223,29 @@ def means_table(model: str = DEFAULT, folder: Path = STORED) -> str:
     return table(["", *(f"{LABELS[m]}, {s}" for m, s in cells)], rows, numbers=len(cells))
 
 
+def method_text(methods: Sequence[str], model: str = DEFAULT, folder: Path = STORED) -> str:
+    """Return the scores of methods in words, as published and with both."""
+    settings = load(model, folder)
+    n = len(held_out(settings[BOTH], UNPRUNED, None, [CLEAN]))
+    lines = [f"Right answers of {model} in per cent, as published / with place and weight ({n} questions):\n"]
+    for method in methods:
+        cells = []
+        for keep in FEW_BUDGETS:
+            pairs = []
+            for words, conditions in (("clean", [CLEAN]), ("noisy", noise_of(settings[BOTH]))):
+                scores = [held_out(settings[s], method, keep, conditions).mean() for s in (PUBLISHED, BOTH)]
+                pairs.append(f"{scores[0]:.1f} / {scores[1]:.1f} {words}")
+            cells.append(f"k = {keep}: {', '.join(pairs)}")
+        lines.append(f"- {LABELS[method]}, {'; '.join(cells)}.")
+    return "\n".join(lines) + "\n"
+
+
+PAGES = {"baselines": ("random", "grid")} | {
+    m: (m,) for m in METHODS if m not in (UNPRUNED, "random", "grid", "clustermeans")
+}
+"""Pages of methods, and the methods that each shows."""
+
+
 def blocks() -> list[tuple[Path, str, str]]:
     """Return the tables of other pages: the page, the name of the table's place there, and the table."""
     docs = STORED.parents[1]
@@ -230,6 +253,7 @@ def blocks() -> list[tuple[Path, str, str]]:
         (docs.parent / "README.md", "evidence", first_table()),
         (docs / "place-and-weight.md", "parts", parts_table(list(QUESTIONS))),
         (docs / "methods" / "clustermeans.md", "measured", means_table()),
+        *((docs / "methods" / f"{page}.md", "measured", method_text(methods)) for page, methods in PAGES.items()),
     ]
 
 
