@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from clustrs import NoPruning
 from clustrs.corruptions import Corruption
+from clustrs.integrations.lmms_eval.arguments import ModelArguments
 from clustrs.integrations.lmms_eval.engine import PromptBuilder, fingerprint, user_turn
 from clustrs.models.ask import SYSTEM, messages_prompt
 
@@ -36,7 +38,10 @@ class Plain:
 
 
 def builder(corruption: Corruption | None = None, seed: int = 0, image_id: str | None = None) -> PromptBuilder:
-    return PromptBuilder(Templated(), "checkpoint", corruption, seed, image_id)
+    arguments = ModelArguments(
+        pretrained="mini-llava", method=NoPruning(), corrupt=corruption, seed=seed, image_id=image_id
+    )
+    return PromptBuilder(Templated(), arguments)
 
 
 def drawn(value: int) -> Image.Image:

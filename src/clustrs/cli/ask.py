@@ -223,10 +223,7 @@ def answer_json(method: "Pruner", answer: "Answer") -> dict[str, Any]:
     return {
         "method": method.to_dict(),
         "answer": answer.text,
-        "unpruned_tokens": answer.unpruned_tokens,
-        "visual_tokens": answer.visual_tokens,
-        "new_tokens": answer.new_tokens,
-        "unknown_words": list(answer.unknown_words),
+        **{name: getattr(answer, name) for name in ("unpruned_tokens", "visual_tokens", "new_tokens", "unknown_words")},
         "seconds": asdict(answer.seconds),
         "kept": answer.image.selection.indices.tolist(),
     }

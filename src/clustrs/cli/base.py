@@ -20,7 +20,7 @@ from clustrs.plugins import install_hint, leave_out, load_entry, plugin_entries
 from clustrs.tables import Table
 
 NAME = "clustrs"
-MODULES = ("ask", "evaluate", "report", "deploy", "catalog", "doctor")
+MODULES = ("ask", "evaluate", "deploy", "catalog", "doctor")
 """The modules that declare commands, in the order of the help."""
 COMMANDS = "clustrs.commands"
 """Entry points of other packages: a `typer.Typer` or a function each."""

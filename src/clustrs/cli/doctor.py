@@ -4,10 +4,10 @@ import io
 import os
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import asdict, astuple, dataclass
 from functools import cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
+from typing import NamedTuple
 
 from clustrs.cli import base
 from clustrs.cli.base import Command, app
@@ -22,8 +22,7 @@ JUDGE_KEY = "OPENAI_API_KEY"
 distributions = cache(metadata.packages_distributions)
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """Something that is not needed to prune tokens: its modules, how it is installed, and a trial.
 
     The trial is modules to import, or a function that returns a note. What it raises says that the thing is broken.
@@ -35,8 +34,7 @@ class Check:
     trial: tuple[str, ...] | Callable[[], str]
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """Result of a check; the state is "works", "not installed" or "broken"."""
 
     name: str
@@ -55,14 +53,14 @@ def doctor(json: AsJson = False) -> int:
     for check in CHECKS:
         with base.status(f"trying {check.name}"):
             findings.append(examine(check))
-    there = bool(os.environ.get(JUDGE_KEY))  # the key itself is never shown
-    missing = f"clustrs judge reads {JUDGE_KEY}; servers of your own may need none"
-    note = f"{JUDGE_KEY} is there; it was not tried" if there else missing
-    findings.append(Finding("judge key", "set" if there else "not set", "", note))
+    key = ("not set", "", f"clustrs judge reads {JUDGE_KEY}; servers of your own may need none")
+    if os.environ.get(JUDGE_KEY):  # never shown
+        key = ("set", "", f"{JUDGE_KEY} is there; it was not tried")
+    findings.append(Finding("judge key", *key))
     if json:
-        base.print_json([asdict(finding) for finding in findings])
+        base.print_json([finding._asdict() for finding in findings])
     else:
-        base.print_table(["what", "state", "version", "note"], [astuple(finding) for finding in findings])
+        base.print_table(["what", "state", "version", "note"], findings)
     return int(any(finding.state == BROKEN for finding in findings))
 
 

@@ -36,7 +36,8 @@ def takes(*groups: Callable[..., None]) -> Callable[[Function], Function]:
     """Add the parameters of other functions to those of a command, which gets their values in its `**given`."""
 
     def add(command: Function) -> Function:
-        found = [one for function in (command, *groups) for one in inspect.signature(function).parameters.values()]
+        signatures = [inspect.signature(command), *map(inspect.signature, groups)]
+        found = [one for signature in signatures for one in signature.parameters.values()]
         named = [one.replace(kind=one.KEYWORD_ONLY) for one in found if one.kind is not one.VAR_KEYWORD]
         command.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
         return command

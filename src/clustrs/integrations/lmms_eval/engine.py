@@ -4,23 +4,20 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
 
-from clustrs.corruptions import Corruption
 from clustrs.corruptions.images import check_size, open_image, to_rgb
 from clustrs.integrations.lmms_eval.arguments import ModelArguments
 from clustrs.models.ask import messages_prompt
 from clustrs.models.load import apply_image_padding, load_model
-from clustrs.validation import PromptTemplate
 
 Messages = list[dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Prompt:
+class Prompt(NamedTuple):
     """Prompt of a model: text with a placeholder for each image, and the images."""
 
     text: str
@@ -32,10 +29,7 @@ class PromptBuilder:
     """Makes prompts of messages, the same ones for every method and whatever else is in a batch."""
 
     processor: Any
-    template: PromptTemplate
-    corruption: Corruption | None
-    seed: int
-    image_id: str | None
+    arguments: ModelArguments
 
     def build(self, messages: Sequence[Mapping[str, Any]], document: Mapping[str, Any], where: str) -> Prompt:
         """Build a prompt; `where` names the document in errors."""
@@ -43,28 +37,28 @@ class PromptBuilder:
             parts = [part for message in messages for part in message["content"]]
             images = [open_visual(part["url"]) for part in parts if part["type"] == "image"]
             names = self._names(document, images)
-            if self.corruption is not None:
+            if self.arguments.corrupt is not None:
                 pairs = zip(images, names, strict=True)
-                images = [self.corruption.apply(image, name, self.seed) for image, name in pairs]
+                images = [self.arguments.corrupt.apply(image, name, self.arguments.seed) for image, name in pairs]
             placed = place_images(messages, self.processor.image_token)
-            return Prompt(messages_prompt(self.processor, placed, self.template), tuple(images))
+            return Prompt(messages_prompt(self.processor, placed, self.arguments.prompt_template), tuple(images))
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
 
     def _names(self, document: Mapping[str, Any], images: Sequence[Image.Image]) -> list[str]:
         """Name each image. The corruption of an image depends on its name: never on the method or on the batch."""
-        if self.image_id is None:
+        field = self.arguments.image_id
+        if field is None:
             return [fingerprint(image) for image in images]
-        if self.image_id not in document:
-            fields = ", ".join(map(str, document))
-            raise ValueError(f"image_id must be a field of the document ({fields}), got {self.image_id!r}")
-        value = document[self.image_id]
-        names = value if isinstance(value, list) else [value]
+        if field not in document:
+            raise ValueError(
+                f"image_id must be a field of the document ({', '.join(map(str, document))}), got {field!r}"
+            )
+        names = document[field] if isinstance(document[field], list) else [document[field]]
         if len(names) == 1 < len(images):
             names = [f"{names[0]}#{number}" for number in range(len(images))]
         if len(names) != len(images) or not all(isinstance(name, str | int) for name in names):
-            wanted = f"a field with a name for each of {len(images)} images"
-            raise ValueError(f"image_id must be {wanted}, got {self.image_id!r}")
+            raise ValueError(f"image_id must be a field with a name for each of {len(images)} images, got {field!r}")
         return [str(name) for name in names]
 
 
@@ -80,8 +74,7 @@ def open_visual(visual: Any) -> Image.Image:
 
 def fingerprint(image: Image.Image) -> str:
     """Identify an image without a name by its size and its pixels."""
-    content = f"{image.width}x{image.height}:".encode() + image.tobytes()
-    return hashlib.sha256(content).hexdigest()
+    return hashlib.sha256(f"{image.width}x{image.height}:".encode() + image.tobytes()).hexdigest()
 
 
 def place_images(messages: Sequence[Mapping[str, Any]], placeholder: str) -> Messages:
@@ -134,16 +127,14 @@ PARAGRAPH = "\n\n"
 """Stop that lmms-eval adds to `until` when a task has none; like its own models, this one ignores it."""
 
 
-@dataclass(frozen=True)
-class VisualCount:
+class VisualCount(NamedTuple):
     """Visual tokens of a prompt's images, before and after pruning."""
 
     unpruned: int
     kept: int
 
 
-@dataclass(frozen=True)
-class Generated:
+class Generated(NamedTuple):
     """An answer, with the tokens of the pruned prompt and of the answer."""
 
     text: str
@@ -152,8 +143,7 @@ class Generated:
     visual: VisualCount
 
 
-@dataclass(frozen=True)
-class Likelihood:
+class Likelihood(NamedTuple):
     """Mean negative log-likelihood per token of a continuation, and whether greedy decoding produces it."""
 
     loss: float
@@ -167,9 +157,7 @@ class Engine:
     def __init__(self, arguments: ModelArguments) -> None:
         self.model, processor = load_model(arguments.pretrained, arguments.load_options())
         self.processor = apply_image_padding(processor, arguments.image_padding)
-        self.builder = PromptBuilder(
-            self.processor, arguments.prompt_template, arguments.corrupt, arguments.seed, arguments.image_id
-        )
+        self.builder = PromptBuilder(self.processor, arguments)
         options = {name: getattr(arguments, name) for name in ("scope", "crops", "positions", "attention")}
         self.handle = arguments.method(self.model, **options)
 
@@ -236,8 +224,8 @@ def read_generation(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
     """Split a task's generation_kwargs into arguments of `generate` and stop strings."""
     unknown = [name for name in settings if name not in (*PASSED_ON, *STOPS, *NO_CONCERN)]
     if unknown:
-        given = f"{unknown[0]}={settings[unknown[0]]!r}"
-        raise ValueError(f"unknown generation_kwargs entry {given} (accepted: {PASSED_ON})")
+        entry = f"{unknown[0]}={settings[unknown[0]]!r}"
+        raise ValueError(f"unknown generation_kwargs entry {entry} (accepted: {PASSED_ON})")
     options = {name: settings[name] for name in PASSED_ON if settings.get(name) is not None}
     options.setdefault("max_new_tokens", MAX_NEW_TOKENS)
     sampled = bool(options.get("do_sample", options.get("temperature", 0) > 0)) and options.get("temperature", 1) > 0
