@@ -1,9 +1,7 @@
-"""One color and one marker for each method, in every figure, report and page.
+"""One color and one marker for each method, in every figure, report and page; needs neither torch nor matplotlib.
 
 The methods of the paper have fixed colors (Okabe and Ito's, which people with any color vision can tell apart). Every
-other name gets a color that depends on the name alone and stays clear of the fixed ones. What is drawn beside methods
-(parts of a time, budgets, variants) takes its colors from `SERIES`, so that a color has one meaning. Needs neither
-torch nor matplotlib.
+other name gets a color that depends on the name alone and stays clear of the fixed ones.
 """
 
 from colorsys import hls_to_rgb
@@ -33,34 +31,29 @@ def color(name: str) -> str:
     if name in COLORS:
         return COLORS[name]
     digest = sha256(name.encode()).digest()
-    return max((_candidate(digest, i) for i in range(CANDIDATES)), key=_clearance)
+    candidates = []
+    for hue, light in zip(digest[0 : 2 * CANDIDATES : 2], digest[1 : 2 * CANDIDATES : 2], strict=True):
+        parts = hls_to_rgb(hue / 256, 0.3 + 0.3 * light / 256, 0.75)
+        candidates.append("#" + "".join(f"{round(255 * part):02x}" for part in parts))
+    return max(candidates, key=_clearance)
+
+
+def _clearance(candidate: str) -> int:
+    """Return the squared distance to the nearest fixed color."""
+    own, *fixed = (bytes.fromhex(text[1:]) for text in (candidate, *COLORS.values()))
+    return min(sum((a - b) ** 2 for a, b in zip(own, one, strict=True)) for one in fixed)
 
 
 def dark_css(scope: str = "") -> str:
     """Return the style rules of a page that is dark inside `scope`, for elements that have a color as their style's
     `color` or `--method`."""
-    rules = [
+    return "\n".join(
         f'{scope} [style*="{key}: {light}"] {{ {key}: {dark} !important; }}'
         for light, dark in DARK.items()
         for key in ("color", "--method")
-    ]
-    return "\n".join(rules)
+    )
 
 
 def marker(name: str) -> str:
     """Return the marker of a method, as matplotlib names it."""
     return MARKERS.get(name) or OTHER_MARKERS[sha256(name.encode()).digest()[-1] % len(OTHER_MARKERS)]
-
-
-def _candidate(digest: bytes, index: int) -> str:
-    hue, lightness = digest[2 * index] / 256, 0.3 + 0.3 * digest[2 * index + 1] / 256
-    return "#" + "".join(f"{round(255 * part):02x}" for part in hls_to_rgb(hue, lightness, 0.75))
-
-
-def _clearance(candidate: str) -> int:
-    """Return the squared distance to the nearest fixed color."""
-    return min(sum((a - b) ** 2 for a, b in zip(_rgb(candidate), _rgb(c), strict=True)) for c in COLORS.values())
-
-
-def _rgb(text: str) -> tuple[int, int, int]:
-    return int(text[1:3], 16), int(text[3:5], 16), int(text[5:7], 16)

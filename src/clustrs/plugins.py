@@ -1,18 +1,7 @@
-"""Plugins of other packages (entry points), and the commands that install what is missing. Nothing here needs torch.
-
-A package extends ClustRS by entry points, each in one of these groups:
-
-| group | value of the entry point |
-|---|---|
-| `clustrs.pruners` | a `Pruner` class, or a module that registers some |
-| `clustrs.adapters` | an `Adapter` class, or a module that registers some |
-| `clustrs.corruptions` | a module that registers corruptions |
-| `clustrs.tasks` | a function that loads the task of the entry point's name |
-| `clustrs.commands` | a `typer.Typer` (a group of commands) or a function (one command); see `clustrs.cli` |
-| `clustrs.report_sections` | a function that adds a section to a report |
+"""Plugins of other packages, by entry points (docs/extending.md), and the commands that install what is missing.
 
 Loading an entry point runs code of its package, which may do anything. A plugin that fails or calls `sys.exit` is
-named in one line; everything else goes on without it.
+named in one line; everything else goes on without it. Nothing here needs torch.
 """
 
 import sys
@@ -56,14 +45,9 @@ def _entries(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
 
 
 def load_entry(entry: EntryPoint, use: Callable[[Any], object] | None = None) -> Any:
-    """Load an entry point and return its value.
+    """Load an entry point and return its value, after `use`, if given, was called with it (to register it).
 
-    Args:
-        entry: the entry point.
-        use: called with the value, for example to register it; an error of it counts as the plugin's.
-
-    Raises:
-        ValueError: the plugin failed in whatever way, `sys.exit` included; the message is one line and names it.
+    Whatever goes wrong, `sys.exit` included, is a ValueError of one line that names the plugin.
     """
     try:
         value = entry.load()
@@ -78,21 +62,15 @@ def load_entry(entry: EntryPoint, use: Callable[[Any], object] | None = None) ->
 
 
 def load_plugins(group: str, use: Callable[[Any], object] | None = None) -> None:
-    """Load the entry points of a group, once each; one that fails is left out with a `PluginWarning`.
-
-    Args:
-        group: the group, for example "clustrs.pruners".
-        use: called with the value of each entry point.
-    """
+    """Load the entry points of a group, once each; one that fails is left out with a `PluginWarning`."""
     for entry in plugin_entries(group):
         key = (group, entry.name, entry.value)
-        if key in _loaded:
-            continue
-        _loaded.add(key)
-        try:
-            load_entry(entry, use)
-        except ValueError as error:
-            leave_out(str(error))
+        if key not in _loaded:
+            _loaded.add(key)
+            try:
+                load_entry(entry, use)
+            except ValueError as error:
+                leave_out(str(error))
 
 
 def leave_out(reason: str) -> None:

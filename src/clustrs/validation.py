@@ -1,7 +1,4 @@
-"""Checks of parameters, values as users type them, and the options that several rooms share, by name.
-
-Every error names the argument, what is accepted, and what was given. Nothing here needs torch.
-"""
+"""Checks of parameters, values as users type them, and the options that several rooms share. Nothing needs torch."""
 
 import json
 import os
@@ -13,24 +10,15 @@ from difflib import get_close_matches
 from types import NoneType
 from typing import Any, Literal, get_args
 
-Scope = Literal["image", "crop"]
-"""One budget for the whole image, or one for each of its crops."""
-Crops = Literal["all", "base"]
-"""All crops of an image, or the base crop alone."""
-Positions = Literal["auto", "compact", "original"]
-"""Positions of kept tokens: what fits the family, without gaps, or those they had."""
-Attention = Literal["auto", "plain", "proportional"]
-"""Attention to kept tokens: each counts once (plain), or as often as the tokens it stands for (auto: if possible)."""
-Deepstack = Literal["raw", "shrunk"]
-"""Deepstack features of kept tokens: as they are, or shrunk as the tokens are."""
-PromptTemplate = Literal["checkpoint", "vicuna_v1"]
-"""Prompt around a question: the model's own chat template, or LLaVA-1.5's with its system line."""
-ImagePadding = Literal["checkpoint", "square"]
-"""Images that are not square: as the processor treats them, or padded with the mean color."""
-EngineName = Literal["local", "ray"]
-"""Engine that runs an evaluation."""
-Dtype = Literal["auto", "float32", "float16", "bfloat16"]
-"""The type of a model's weights; "auto" is the checkpoint's own."""
+Scope = Literal["image", "crop"]  # one budget for the whole image, or one for each of its crops
+Crops = Literal["all", "base"]  # all crops of an image, or the base crop alone
+Positions = Literal["auto", "compact", "original"]  # of kept tokens: what fits the family, without gaps, as they were
+Attention = Literal["auto", "plain", "proportional"]  # each counts once, or for all it stands for (auto: if possible)
+Deepstack = Literal["raw", "shrunk"]  # deepstack features of kept tokens: as they are, or shrunk as the tokens are
+PromptTemplate = Literal["checkpoint", "vicuna_v1"]  # the model's own chat template, or LLaVA-1.5's and system line
+ImagePadding = Literal["checkpoint", "square"]  # of images that are not square: the processor's, or with the mean color
+EngineName = Literal["local", "ray"]  # engine that runs an evaluation
+Dtype = Literal["auto", "float32", "float16", "bfloat16"]  # type of a model's weights; "auto" is the checkpoint's own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,56 +55,53 @@ def excerpt(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def check(accepted: bool, name: str, what: str, value: Any, hint: str = "") -> None:
+    """Raise a ValueError that says what `name` must be, unless the value is accepted."""
+    if not accepted:
+        raise ValueError(f"{name} must be {what}, got {value!r}{hint}")
+
+
 def keep(value: Any) -> None:
     """Check for a count of at least 1 (int), or a fraction in (0, 1] (float)."""
-    count = is_number(value) and isinstance(value, int) and value >= 1
-    fraction = is_number(value) and isinstance(value, float) and 0 < value <= 1
-    if not (count or fraction):
-        raise ValueError(
-            f"keep must be a count (an int of at least 1) or a fraction (a float in (0, 1]), got {value!r}"
-        )
+    accepted = is_number(value) and (value >= 1 if isinstance(value, int) else 0 < value <= 1)
+    check(accepted, "keep", "a count (an int of at least 1) or a fraction (a float in (0, 1])", value)
 
 
 def number(name: str, value: Any, low: float, high: float) -> None:
     """Check for a number in [low, high]."""
-    if not (is_number(value) and low <= value <= high):
-        raise ValueError(f"{name} must be a number from {low:g} to {high:g}, got {value!r}")
+    check(is_number(value) and low <= value <= high, name, f"a number from {low:g} to {high:g}", value)
 
 
 def above(name: str, value: Any, low: float) -> None:
     """Check for a number above `low`."""
-    if not (is_number(value) and value > low):
-        raise ValueError(f"{name} must be a number above {low:g}, got {value!r}")
+    check(is_number(value) and value > low, name, f"a number above {low:g}", value)
 
 
 def integer(name: str, value: Any, low: int) -> None:
     """Check for an integer of at least `low`."""
-    if not (is_number(value) and isinstance(value, int) and value >= low):
-        raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
+    accepted = is_number(value) and isinstance(value, int) and value >= low
+    check(accepted, name, f"an integer of at least {low}", value)
 
 
 def choice(name: str, value: Any, options: Iterable[Any]) -> None:
     """Check for one of `options`."""
     options = list(options)
-    if not any(value is option or (isinstance(value, str) and value == option) for option in options):
-        listed = ", ".join(map(repr, options))
-        raise ValueError(f"{name} must be one of {listed}, got {value!r}{nearest(value, options)}")
+    accepted = any(value is option or (isinstance(value, str) and value == option) for option in options)
+    check(accepted, name, f"one of {', '.join(map(repr, options))}", value, nearest(value, options))
 
 
 def interval(name: str, value: Any, low: float, high: float) -> tuple[float, float]:
     """Check for a pair low <= a <= b <= high and return it as a tuple; a list (as JSON has it) is accepted."""
-    pair = value if isinstance(value, list | tuple) and len(value) == 2 else ()
-    if not (pair and all(map(is_number, pair)) and low <= pair[0] <= pair[1] <= high):
-        form = f"(write {name}=[{low:g}, {(low + high) / 2:g}])"
-        raise ValueError(f"{name} must be two numbers {low:g} <= a <= b <= {high:g}, got {value!r} {form}")
+    pair = value if isinstance(value, list | tuple) and len(value) == 2 and all(map(is_number, value)) else (1, 0)
+    hint = f" (write {name}=[{low:g}, {(low + high) / 2:g}])"
+    check(low <= pair[0] <= pair[1] <= high, name, f"two numbers {low:g} <= a <= b <= {high:g}", value, hint)
     return float(pair[0]), float(pair[1])
 
 
 def key_value(text: str, error: str) -> tuple[str, Any]:
-    """Parse KEY=VALUE as a user types it.
+    """Parse KEY=VALUE as a user types it; text without a key or an equals sign raises a ValueError that says `error`.
 
     A value is JSON, or numbers with commas between them (`clip=0,0.5` is `clip=[0,0.5]`), or else a string.
-    Text without a key or an equals sign raises a ValueError that says `error`.
     """
     key, equals, value = text.partition("=")
     if not (key and equals):

@@ -1,12 +1,9 @@
 """The steps of the clustering as plain torch operations, or as a few launches of Triton kernels on an accelerator.
 
-There the time of a selection is the number of launches, and every seed costs several. With Triton one launch draws all
-seeds, and two with a matrix product make a round of refinement. A batch has one launch for each kernel, and one for
-each image in a matrix product: batched products may round differently from one batch size to another.
-
-The kernels choose what the plain operations choose. They are used on CUDA and ROCm when Triton is installed, in float32
-(half precision is computed in it, too) and for up to `LARGEST` tokens; `CLUSTRS_FUSED=0` in the environment, or
-`with dispatch.switch("off")`, turns them off.
+There the time of a selection is the number of launches, and every seed costs several. The kernels choose what the plain
+operations choose. They are used on CUDA and ROCm when Triton is installed, for float32 and half precision and up to
+`LARGEST` tokens; `CLUSTRS_FUSED=0` in the environment, or `with dispatch.switch("off")`, turns them off. Matrix
+products are made image by image: batched ones may round differently from one batch size to another.
 """
 
 import math
@@ -14,18 +11,17 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from clustrs.ops import kmeans
 from clustrs.ops.distances import center, deterministic_matmul, squared_distances
-from clustrs.ops.indexing import gather_tokens, is_ordinary, map_images, upcast_half
+from clustrs.ops.indexing import exponential_noise, gather_tokens, is_ordinary, map_images
 from clustrs.ops.kmeans import LEAST_SUM, LIGHTEST, Clip, gather_own
 
 Mode = Literal["auto", "off", "on"]
@@ -34,12 +30,20 @@ LARGEST = 8192
 _mode: ContextVar[Mode] = ContextVar("fused", default="off" if os.environ.get("CLUSTRS_FUSED") == "0" else "auto")
 
 
+class Steps(NamedTuple):
+    """The steps of a selection by clustering, in one implementation."""
+
+    squared_distances: Callable[[Tensor], tuple[Tensor, Tensor]]
+    seeding: Callable[..., Tensor]
+    refine: Callable[..., tuple[Tensor, Tensor]]
+    representatives: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+    weighted_means: Callable[..., tuple[Tensor, Tensor, Tensor]]
+
+
 @contextmanager
 def switch(mode: Mode) -> Iterator[None]:
-    """Use the kernels within the block where they can run ("auto"), never ("off"), or on every device ("on").
-
-    "on" is for Triton's interpreter, which runs them on a CPU: set TRITON_INTERPRET=1 before Triton is imported.
-    """
+    """Use the kernels within the block where they can run ("auto"), never ("off"), or on every device ("on": for
+    Triton's interpreter; set TRITON_INTERPRET=1 before Triton is imported)."""
     if mode not in ("auto", "off", "on"):
         raise ValueError(f"mode must be 'auto', 'off' or 'on', got {mode!r}")
     token = _mode.set(mode)
@@ -49,12 +53,13 @@ def switch(mode: Mode) -> Iterator[None]:
         _mode.reset(token)
 
 
-def usable(tokens: Tensor) -> bool:
-    """Tell if the kernels can take over. A compiler gets the plain operations, which it fuses by itself."""
+def steps(tokens: Tensor) -> Steps:
+    """Return the steps for `tokens` [B, N, D]. A compiler gets the plain operations, which it fuses by itself."""
     if not is_ordinary(tokens) or tokens.dtype == torch.float64 or tokens.shape[1] > LARGEST:
-        return False
+        return PLAIN
     mode = _mode.get()
-    return mode == "on" or (mode == "auto" and tokens.device.type == "cuda" and _triton_is_installed())
+    fused = mode == "on" or (mode == "auto" and tokens.device.type == "cuda" and _triton_is_installed())
+    return FUSED if fused else PLAIN
 
 
 @cache
@@ -69,12 +74,10 @@ def _kernels() -> ModuleType:
 
 
 def block(n: int) -> int:
-    """Return the power of two that a program computes with."""
-    return max(16, 1 << (n - 1).bit_length())
+    return max(16, 1 << (n - 1).bit_length())  # programs compute with powers of two
 
 
 def fused_squared_distances(tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """See `distances.squared_distances`."""
     batch, n, _ = tokens.shape
     centered = tokens - center(tokens)
     gram = map_images(deterministic_matmul, centered, centered)
@@ -84,20 +87,11 @@ def fused_squared_distances(tokens: Tensor) -> tuple[Tensor, Tensor]:
     return out, out.mean(-1)
 
 
-def log_uniform(seed: int, draws: int, n: int, like: Tensor) -> Tensor:
-    """Return the logarithms of `indexing.uniform`: `exponential_noise` with the other sign."""
-    out = torch.empty(draws, n, dtype=like.dtype, device=like.device)
-    if draws:
-        _kernels().uniform_kernel[(draws,)](out, seed & 0xFFFFFFFF, seed >> 32, n, BLOCK=block(n))
-    return out.log_()
-
-
 def fused_seeding(distances: Tensor, scale: Tensor, weight: Tensor, k: int, *, tau: float | None, seed: int) -> Tensor:
-    """See `kmeans.seeding`."""
     batch, n = weight.shape
-    logs = log_uniform(seed, k - 1, n, weight)
+    noise = exponential_noise(seed, k - 1, n, like=weight)
     seeds = torch.empty(batch, k, dtype=torch.long, device=weight.device)
-    arguments = (distances, logs, weight, scale, seeds, n, k, tau or 1.0, LIGHTEST)
+    arguments = (distances, noise, weight, scale, seeds, n, k, tau or 1.0, LIGHTEST)
     _kernels().seeding_kernel[(batch,)](*arguments, HUBER=tau is not None, BLOCK=block(n))
     return seeds
 
@@ -112,7 +106,6 @@ def fused_refine(
     tolerance: float,
     tau: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """See `kmeans.refine`."""
     batch, n = weight.shape
     k = seeds.shape[1]
     labels = torch.empty(batch, n, dtype=torch.long, device=weight.device)
@@ -131,7 +124,6 @@ def fused_refine(
 
 
 def fused_representatives(labels: Tensor, score: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """See `kmeans.representatives`."""
     batch, n = labels.shape
     kept, slots = (torch.empty(batch, k, dtype=torch.long, device=labels.device) for _ in range(2))
     numbered = torch.empty_like(labels)
@@ -139,26 +131,23 @@ def fused_representatives(labels: Tensor, score: Tensor, k: int) -> tuple[Tensor
     return kept, numbered
 
 
-def fused_shrink_to_means(
-    tokens: Tensor, indices: Tensor, labels: Tensor, weight: Tensor, distances: Tensor, scale: Tensor, clip: Clip | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `kmeans.shrink_to_means`. The means are one matrix product, and round otherwise in their last bits."""
-    features = upcast_half(tokens)
+def fused_weighted_means(
+    features: Tensor, kept: Tensor, labels: Tensor, weight: Tensor, distances: Tensor, scale: Tensor, clip: Clip | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    # the means are one matrix product, and round otherwise than the plain ones in their last bits
+    (batch, n), k = labels.shape, kept.shape[1]
     with torch.no_grad():
-        share = _shares(labels, weight, indices.shape[1], weight, None)
-        if clip is None:
-            alpha = torch.ones_like(indices, dtype=features.dtype)
-        else:
-            alpha = _shrink_factors(distances, share, labels, indices, scale, clip)
-    centroids = map_images(torch.matmul, share, features)
-    kept = gather_tokens(tokens, indices)
-    if clip is not None:
-        kept = upcast_half(kept).lerp_(centroids, 1 - alpha.unsqueeze(-1)).to(tokens.dtype)
-    return kept, centroids.to(tokens.dtype), alpha, gather_own(share, labels)
+        share = _shares(labels, weight, k, weight, None)
+        make = torch.ones if clip is None else torch.empty
+        alpha = make(batch, k, dtype=share.dtype, device=share.device)
+        if clip is not None:
+            mixed = map_images(deterministic_matmul, share, distances)
+            arguments = (mixed, share, labels, kept, scale, alpha, n, k, *clip)
+            _kernels().alpha_kernel[(k, batch)](*arguments, BLOCK=block(n))
+    return map_images(torch.matmul, share, features), alpha, gather_own(share, labels)
 
 
 def _shares(labels: Tensor, weight: Tensor, k: int, own: Tensor, huber_tau: float | None) -> Tensor:
-    """Return the shares [B, k, N] of the tokens in the centers, given the squared distances `own` to the last ones."""
     batch, n = weight.shape
     out = torch.empty(batch, k, n, dtype=weight.dtype, device=weight.device)
     arguments = (labels, weight, own, out, n, k, huber_tau or 1.0, LEAST_SUM)
@@ -166,35 +155,7 @@ def _shares(labels: Tensor, weight: Tensor, k: int, own: Tensor, huber_tau: floa
     return out
 
 
-def _shrink_factors(
-    distances: Tensor, share: Tensor, labels: Tensor, kept: Tensor, scale: Tensor, clip: Clip
-) -> Tensor:
-    batch, n = labels.shape
-    k = kept.shape[1]
-    mixed = map_images(deterministic_matmul, share, distances)
-    alpha = torch.empty(batch, k, dtype=share.dtype, device=share.device)
-    arguments = (mixed, share, labels, kept, scale, alpha, n, k, *clip)
-    _kernels().alpha_kernel[(k, batch)](*arguments, BLOCK=block(n))
-    return alpha
-
-
-@dataclass(frozen=True)
-class Steps:
-    """The steps of a selection by clustering, in one implementation."""
-
-    squared_distances: Callable[[Tensor], tuple[Tensor, Tensor]]
-    seeding: Callable[..., Tensor]
-    refine: Callable[..., tuple[Tensor, Tensor]]
-    representatives: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
-    shrink_to_means: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
-
-
-PLAIN = Steps(squared_distances, kmeans.seeding, kmeans.refine, kmeans.representatives, kmeans.shrink_to_means)
+PLAIN = Steps(squared_distances, kmeans.seeding, kmeans.refine, kmeans.representatives, kmeans.weighted_means)
 """Plain torch operations, for every device and compiler."""
-FUSED = Steps(fused_squared_distances, fused_seeding, fused_refine, fused_representatives, fused_shrink_to_means)
+FUSED = Steps(fused_squared_distances, fused_seeding, fused_refine, fused_representatives, fused_weighted_means)
 """Triton kernels."""
-
-
-def steps(tokens: Tensor) -> Steps:
-    """Return the implementation of the steps for `tokens` [B, N, D]."""
-    return FUSED if usable(tokens) else PLAIN

@@ -1,24 +1,19 @@
 """Exact cosines, and the choices that are made by them: max-min diversity (DivPrune) and thinning (VisPruner).
 
-The published methods compare cosines, and a near-tie decides which token survives; so cosines may neither be rounded
-coarsely nor depend on the order in which a kernel adds. Here they are the same to the last bit for every batch, thread
-count, memory layout, compiler and device, because they come from integers. Each row is scaled by a power of two and
+A near-tie of cosines decides which token survives. Here they are the same to the last bit for every batch, thread
+count, memory layout, compiler and device, because they come from integers: each row is scaled by a power of two and
 split into a `high` part of 26 bits and a `low` part of 20 more. By Cauchy and Schwarz every sum of products of these
 stays below 2^53, so float64 adds them without any rounding, in any order. What is left out (the product of two low
-parts, and bits below the 46th) is below float64's own rounding for float32 input of usual range. Duplicates have equal
-cosines, wherever they stand; a multiple of a token is like a duplicate if 46 bits hold both.
+parts, and bits below the 46th) is below float64's own rounding for float32 input of usual range.
 """
-
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from clustrs.ops.distances import BLOCK, gram
-from clustrs.ops.indexing import can_read_without_sync, exporting, gather_tokens, map_images, stack_images, upcast_half
+from clustrs.ops.distances import edges, gram
+from clustrs.ops.indexing import can_read_without_sync, exporting, gather_tokens, map_images, upcast_half
 
 HIGH_BITS, LOW_BITS = 26, 20
-LOW_UNIT = 2.0**-LOW_BITS
 LARGEST_EXPONENT = 900
 """Rows whose norm lies beyond 2^±900 are out of range; no such number survives the checks of `select`."""
 SMALLEST = 2.0**-400
@@ -38,29 +33,32 @@ WINDOW = 48
 DIRECT = 1024
 """Up to this many tokens each round looks at all cosines; beyond, remembering neighbors is quicker on a CPU."""
 
+FixedPoint = tuple[Tensor, Tensor]
+
 
 def cosines(left: Tensor, right: Tensor | None = None) -> Tensor:
-    """Return the cosines between rows in float64: [B, M, D] and [B, N, D] give [B, M, N].
-
-    Without `right`, between all rows of `left`. A row of zeros has cosine 0 with everything.
-    """
+    """Return the cosines in float64 between the rows of [B, M, D] and [B, N, D] (by default the same): [B, M, N].
+    A row of zeros has cosine 0 with everything."""
     if right is None and not exporting():
-        return map_images(lambda rows: _self_cosines(*fixed_point(rows)), left)
-    return map_images(
-        lambda a, b: _cross_cosines(fixed_point(a), fixed_point(b)), left, left if right is None else right
-    )
+        return map_images(_self_cosines, left)
+
+    def cross(one: Tensor, other: Tensor) -> Tensor:
+        a, b = fixed_point(one), fixed_point(other)
+        return _divide(_products(a, b), _squared_norms(*a), _squared_norms(*b))
+
+    return map_images(cross, left, left if right is None else right)
 
 
 def paired_cosines(left: Tensor, right: Tensor) -> Tensor:
     """Return the cosines [P] of the rows of [P, D] and [P, D] pair by pair: the same numbers as `cosines` has."""
     (high, low), (other_high, other_low) = fixed_point(left), fixed_point(right)
     mixed = (high * other_low).sum(-1) + (low * other_high).sum(-1)
-    products = (high * other_high).sum(-1) + mixed * LOW_UNIT
+    products = (high * other_high).sum(-1) + mixed * 2.0**-LOW_BITS
     norms = (_squared_norms(high, low) * _squared_norms(other_high, other_low)).sqrt_()
     return products / norms.masked_fill_(norms == 0, 1)
 
 
-def fixed_point(rows: Tensor) -> tuple[Tensor, Tensor]:
+def fixed_point(rows: Tensor) -> FixedPoint:
     """Return integers `high` and `low` (in float64) with rows [N, D] ~ scale * (high + low / 2^20)."""
     rows = raise_tiny(upcast_half(rows))
     norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)
@@ -75,10 +73,7 @@ def fixed_point(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def raise_tiny(rows: Tensor) -> Tensor:
-    """Multiply rows whose squares would leave float64 by a power of two; cosines do not depend on it.
-
-    Only float64 rows can be that small.
-    """
+    """Multiply float64 rows whose squares would vanish by a power of two; cosines do not depend on it."""
     if rows.dtype != torch.float64 or not can_read_without_sync(rows):
         return rows
     largest = rows.abs().amax(-1, keepdim=True)
@@ -86,12 +81,11 @@ def raise_tiny(rows: Tensor) -> Tensor:
     return torch.where(tiny, rows * 2.0**700, rows) if tiny.any() else rows
 
 
-def _self_cosines(high: Tensor, low: Tensor) -> Tensor:
-    """Return the cosines [N, N] between all rows; on a CPU only blocks on and above the diagonal are computed."""
-    n = len(high)
-    edges = [*range(0, n, BLOCK if high.device.type == "cpu" else n), n]
-    out = high.new_empty(n, n)
-    for start, stop in pairwise(edges):
+def _self_cosines(rows: Tensor) -> Tensor:
+    """Return the cosines [N, N] between all rows; only blocks on and above the diagonal are computed."""
+    high, low = fixed_point(rows)
+    out = high.new_empty(len(high), len(high))
+    for start, stop in edges(high):
         strip = _products((high[start:stop], low[start:stop]), (high[start:], low[start:]))
         out[start:stop, start:] = strip
         out[stop:, start:stop] = strip[:, stop - start :].T
@@ -99,19 +93,15 @@ def _self_cosines(high: Tensor, low: Tensor) -> Tensor:
     return _divide(out, norms, norms)
 
 
-def _cross_cosines(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> Tensor:
-    return _divide(_products(left, right), _squared_norms(*left), _squared_norms(*right))
-
-
-def _products(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> Tensor:
+def _products(left: FixedPoint, right: FixedPoint) -> Tensor:
     """Return the inner products [M, N] of rows in fixed point; the mixed terms add up to the same from either side."""
     mixed = left[0] @ right[1].mT + left[1] @ right[0].mT
-    return (left[0] @ right[0].mT).add_(mixed.mul_(LOW_UNIT))
+    return (left[0] @ right[0].mT).add_(mixed.mul_(2.0**-LOW_BITS))
 
 
 def _squared_norms(high: Tensor, low: Tensor) -> Tensor:
     mixed = (high * low).sum(-1)
-    return high.square().sum(-1) + (mixed + mixed) * LOW_UNIT
+    return high.square().sum(-1) + (mixed + mixed) * 2.0**-LOW_BITS
 
 
 def _divide(products: Tensor, left: Tensor, right: Tensor) -> Tensor:
@@ -121,21 +111,15 @@ def _divide(products: Tensor, left: Tensor, right: Tensor) -> Tensor:
 
 
 def most_diverse(tokens: Tensor, k: int) -> Tensor:
-    """Choose k tokens of [B, N, D], each as unlike the chosen ones as possible in cosine: [B, k].
-
-    The first is the one least similar to its nearest neighbor. Ties go to the lower index.
-    """
+    """Choose k tokens of [B, N, D], each as unlike the chosen ones as possible in cosine: [B, k]. The first is the
+    one least similar to its nearest neighbor."""
     if tokens[0].numel() <= SMALL or not can_read_without_sync(tokens):
         return max_min(cosines(tokens), k)
-    return stack_images([_certain_max_min(image, k) for image in tokens.unbind(0)])
+    return map_images(lambda image: _certain_max_min(image, k), tokens)
 
 
 def max_min(similarity: Tensor, k: int) -> Tensor:
-    """Choose by given similarities: [B, N, N] gives [B, k], in order of choice.
-
-    A running maximum makes each choice O(N). No token is chosen twice, whatever the numbers are. `similarity` is
-    overwritten.
-    """
+    """Choose by similarities [B, N, N], which are overwritten: [B, k], distinct whatever the numbers are."""
     batch, n, _ = similarity.shape
     offset = torch.arange(batch, device=similarity.device) * n
     itself = torch.eye(n, dtype=torch.bool, device=similarity.device)
@@ -151,11 +135,8 @@ def max_min(similarity: Tensor, k: int) -> Tensor:
 
 
 def _certain_max_min(tokens: Tensor, k: int) -> Tensor:
-    """Choose for one image [N, D] by rough cosines where they suffice, and by exact ones where they do not.
-
-    The error of float32 products is bounded. Mostly they leave one candidate; where they leave several, the cosines in
-    question are computed exactly. So every choice is the one that exact cosines make.
-    """
+    """Choose for one image [N, D] as exact cosines do: by rough ones, whose error is bounded, where they leave one
+    candidate, and by the exact cosines in question where they leave several."""
     n = len(tokens)
     rough, error = rough_cosines(tokens)
     pairs_left = 2 * n
@@ -187,17 +168,15 @@ def rough_cosines(tokens: Tensor) -> tuple[Tensor, float]:
     A float32 sum of m products is off by m 2^-24 of the sum of their magnitudes at most, which is 1 here; adding the
     chunks up and normalizing the tokens costs a few roundings more.
     """
-    width = tokens.shape[1]
     features = raise_tiny(upcast_half(tokens))
     norms = torch.linalg.vector_norm(features, dim=-1, keepdim=True, dtype=torch.float64)
     if features.dtype == torch.float32 and norms.amin().item() < torch.finfo(torch.float32).tiny:
         features = features.double()  # as a float32, a norm that small would be a denormal number
     unit = (features / torch.where(norms > 0, norms, 1).to(features.dtype)).float()
-    parts = [gram(part.contiguous()) for part in unit.split(CHUNK, -1)]
-    total = parts[0]
-    for part in parts[1:]:
+    total, *others = (gram(part.contiguous()) for part in unit.split(CHUNK, -1))
+    for part in others:
         total.add_(part)
-    return total, (min(CHUNK, width) + len(parts) + 16) * 2.0**-24
+    return total, (min(CHUNK, tokens.shape[1]) + 1 + len(others) + 16) * 2.0**-24
 
 
 def thin(similarity: Tensor, tokens: Tensor, k: int) -> Tensor:
@@ -208,21 +187,18 @@ def thin(similarity: Tensor, tokens: Tensor, k: int) -> Tensor:
     and then the odd ones.
     """
     if tokens.shape[1] > DIRECT and can_read_without_sync(similarity):
-        pairs = zip(similarity.unbind(0), tokens.unbind(0), strict=True)
-        return torch.stack([_thin_by_neighbors(matrix, image, k) for matrix, image in pairs])
+        return map_images(lambda matrix, image: _thin_by_neighbors(matrix, image, k), similarity, tokens)
+
+    def largest(matrix: Tensor, even: Tensor, odd: Tensor) -> Tensor:
+        if exporting():
+            rows = gather_tokens(matrix, even)
+            return rows.gather(-1, odd[:, None].expand(-1, even.shape[1], -1)).amax(-1)
+        return matrix.index_select(0, even).index_select(1, odd).amax(-1)
+
     while tokens.shape[1] > k:
         even, odd = tokens[:, ::2], tokens[:, 1::2]
-        tokens = _next_list(even, odd, _largest(similarity, even, odd), k)
+        tokens = _next_list(even, odd, map_images(largest, similarity, even, odd), k)
     return tokens
-
-
-def _largest(similarity: Tensor, even: Tensor, odd: Tensor) -> Tensor:
-    """Return the largest similarity [B, E] of each even token [B, E] to an odd one [B, O]; one by one is fastest."""
-    if exporting():
-        rows = gather_tokens(similarity, even)
-        return rows.gather(-1, odd[:, None].expand(-1, even.shape[1], -1)).amax(-1)
-    images = zip(similarity.unbind(0), even.unbind(0), odd.unbind(0), strict=True)
-    return torch.stack([matrix.index_select(0, e).index_select(1, o).amax(-1) for matrix, e, o in images])
 
 
 def _next_list(even: Tensor, odd: Tensor, score: Tensor, k: int) -> Tensor:
@@ -233,11 +209,8 @@ def _next_list(even: Tensor, odd: Tensor, score: Tensor, k: int) -> Tensor:
 
 
 def _thin_by_neighbors(similarity: Tensor, tokens: Tensor, k: int) -> Tensor:
-    """Do `thin` for one image: the best odd token is the first one in a token's list of nearest neighbors.
-
-    The lists are renewed when half of the tokens are gone. A token without an odd neighbor in its list is compared
-    with all of them.
-    """
+    """Do `thin` for one image: the best odd token is the first one in a token's list of nearest neighbors. The lists
+    are renewed when half of the tokens are gone; a token without an odd one in its list is compared with all."""
     while (count := len(tokens)) > k:
         local = similarity.index_select(0, tokens).index_select(1, tokens)
         local.fill_diagonal_(-torch.inf)

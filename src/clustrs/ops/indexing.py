@@ -1,7 +1,4 @@
-"""Small tools for batches of tokens: precision, gathering, ties, image by image, reproducible random numbers.
-
-Ties always go to the token that comes first.
-"""
+"""Small tools for batches of tokens: precision, gathering, image by image, reproducible random numbers."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -9,16 +6,14 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-HALF = (torch.float16, torch.bfloat16)
 CHUNK = 16384
 """Elements that torch never shares between threads: half of its grain size."""
 MASK = 0xFFFFFFFF
-GOLDEN = 0x9E3779B9
 
 
 def upcast_half(tensor: Tensor) -> Tensor:
     """Convert half precision to float32; leave other types as they are."""
-    return tensor.float() if tensor.dtype in HALF else tensor
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def is_ordinary(tensor: Tensor) -> bool:
@@ -32,10 +27,7 @@ def can_read_without_sync(tensor: Tensor) -> bool:
 
 
 def exporting() -> bool:
-    """Tell if `torch.export` is tracing: what is fastest eagerly may be slow in another runtime, or missing there.
-
-    torch 2.6 can only tell that something traces.
-    """
+    """Tell if `torch.export` is tracing (torch 2.6: anything). The fastest way may be slow in another runtime."""
     return bool(getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)())
 
 
@@ -45,10 +37,7 @@ def stable_topk(score: Tensor, k: int) -> Tensor:
 
 
 def fill_invalid(chosen: Tensor, valid: Tensor, score: Tensor) -> Tensor:
-    """Replace the invalid entries of `chosen` [B, k], in their order, by the best tokens not chosen yet.
-
-    `score` [B, N] must not be negative.
-    """
+    """Replace the invalid entries of `chosen` [B, k], in order, by the best tokens not chosen yet; scores are >= 0."""
     taken = torch.zeros_like(score, dtype=torch.long).scatter_add_(-1, chosen, valid.long()) > 0
     spare = stable_topk(score.masked_fill(taken, -1), chosen.shape[-1])
     rank = (~valid).cumsum(-1).sub(1).clamp(min=0)
@@ -72,55 +61,41 @@ def _mix(word: Tensor) -> Tensor:
 
 
 def uniform(seed: int, steps: int, tokens: int, like: Tensor) -> Tensor:
-    """Return [steps, tokens] numbers strictly between 0 and 1, on the device and in the dtype of `like`.
-
-    They are a function of seed, step and token: the same in every batch, process, thread and device.
-    """
+    """Return [steps, tokens] numbers in (0, 1), `like` a tensor: a function of seed, step and token alone."""
     step = torch.arange(steps, device=like.device)[:, None]
     token = torch.arange(tokens, device=like.device)
     key = _mix(_mix(step + (seed & MASK) & MASK) + (seed >> 32) & MASK)
-    word = _mix(key + token * GOLDEN & MASK)
+    word = _mix(key + token * 0x9E3779B9 & MASK)
     return (word >> 9).to(like.dtype).add_(0.5).mul_(2.0**-23)
 
 
 def exponential_noise(seed: int, steps: int, tokens: int, like: Tensor) -> Tensor:
-    """Return [steps, tokens] exponential waiting times t, as `uniform` is made; do not write to them.
+    """Return exponential waiting times t [steps, tokens]; those of the last few sizes are kept: do not write to them.
 
     The argmax of w / t falls on token i with probability w_i / sum(w): it is the first to arrive, at rate w_i.
-    They depend on no image, so those of the last few sizes are kept.
     """
     if is_ordinary(like):
-        return _cached_exponential_noise(seed, steps, tokens, like.dtype, like.device)
+        return _cached_noise(seed, steps, tokens, like.dtype, like.device)
     return uniform(seed, steps, tokens, like).log_().neg_()
 
 
 @lru_cache(maxsize=8)
-def _cached_exponential_noise(seed: int, steps: int, tokens: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _cached_noise(seed: int, steps: int, tokens: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return map_chunks(torch.log, uniform(seed, steps, tokens, torch.empty((), dtype=dtype, device=device))).neg_()
 
 
 def map_images(function: Callable[..., Tensor], *batches: Tensor) -> Tensor:
-    """Apply a function to each image of a batch by itself, so that none depends on the others; stack the results.
-
-    An exported graph gets the function of whole batches, so that it has each operator once, for any number of images.
-    """
+    """Apply a function to each image by itself, so that none depends on the others; in an exported graph, which has
+    each operator once for any number of images, to the whole batch."""
     if exporting():
         return function(*batches)
-    images = zip(*(batch.unbind(0) for batch in batches), strict=True)
-    return stack_images([function(*image) for image in images])
+    results = [function(*image) for image in zip(*(batch.unbind(0) for batch in batches), strict=True)]
+    return torch.stack(results) if len(results) > 1 else results[0].unsqueeze(0)  # one is not copied
 
 
 def map_chunks(function: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
-    """Apply an elementwise function (log, pow ...) so that the bits do not depend on the number of threads.
-
-    Such functions round differently in vector registers and at the ends of a thread's part. Chunks are small enough for
-    one thread, and fill its registers.
-    """
+    """Apply an elementwise function (log, pow ...) so that the bits do not depend on the number of threads: such
+    functions round differently in vector registers and at the ends of a thread's part."""
     if not is_ordinary(values) or values.numel() <= CHUNK:
         return function(values)
     return torch.cat([function(part) for part in values.flatten().split(CHUNK)]).view_as(values)
-
-
-def stack_images(images: list[Tensor]) -> Tensor:
-    """Stack as `torch.stack` does, but without a copy for a batch of one."""
-    return torch.stack(images) if len(images) > 1 else images[0].unsqueeze(0)

@@ -1,11 +1,8 @@
 """Triton kernels for a whole selection in a few launches: what `ops.dispatch` calls. Importing this needs Triton.
 
-One program handles one image, or one cluster of one image, with all N tokens in a block. Everything is float32,
-divisions and square roots are the correctly rounded ones, and ties go to the first token, so that the kernels choose
-what the plain operations choose.
+One program handles one image, or one cluster of one image, with all N tokens in a block, in float32. Divisions and
+roots are the correctly rounded ones, and ties go to the first token: so they choose what the plain operations choose.
 """
-
-from typing import Any
 
 import triton
 import triton.language as tl
@@ -14,25 +11,6 @@ import triton.language as tl
 
 ROUNDING: tl.constexpr = tl.constexpr(2.0**-18)
 """`distances.ROUNDING`, for the compiler: a power of two, so that a product with it is exact."""
-
-
-@triton.jit
-def _mix(word):
-    """The finalizer of MurmurHash3."""
-    word = (word ^ (word >> 16)) * 0x85EBCA6B
-    word = (word ^ (word >> 13)) * 0xC2B2AE35
-    return word ^ (word >> 16)
-
-
-@triton.jit(do_not_specialize=["seed_low", "seed_high"])
-def uniform_kernel(out: Any, seed_low, seed_high, n, BLOCK: tl.constexpr):
-    """One program per step: the numbers of `indexing.uniform`."""
-    step = tl.program_id(0)
-    token = tl.arange(0, BLOCK)
-    key = _mix(_mix(step.to(tl.uint32) + seed_low.to(tl.uint32)) + seed_high.to(tl.uint32))
-    word = _mix(key + token.to(tl.uint32) * 0x9E3779B9)
-    value = ((word >> 9).to(tl.float32) + 0.5) * (1.0 / 8388608)
-    tl.store(out + step * n + token, value, mask=token < n)
 
 
 @triton.jit
@@ -51,7 +29,7 @@ def distances_kernel(gram, out, n, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def seeding_kernel(
-    distances, logs, weight, scale, seeds, n, k, tau, lightest, HUBER: tl.constexpr, BLOCK: tl.constexpr
+    distances, noise, weight, scale, seeds, n, k, tau, lightest, HUBER: tl.constexpr, BLOCK: tl.constexpr
 ):
     """One program per image: all k seeds, then the heaviest other tokens in place of those that no draw allowed."""
     image = tl.program_id(0).to(tl.int64)
@@ -74,8 +52,7 @@ def seeding_kernel(
             radius = tl.sqrt_rn(row)
             row = tl.where(radius < tau, 0.5 * radius * radius, tau * (radius - 0.5 * tau))
         cost = tl.minimum(cost, row)
-        wait = tl.load(logs + (step - 1) * n + token, mask=inside, other=-1)
-        rate = tl.div_rn(heavy, -wait)
+        rate = tl.div_rn(heavy, tl.load(noise + (step - 1) * n + token, mask=inside, other=1))
         seed = tl.argmax(tl.where(inside, cost * rate, -1.0), 0)
         chosen = token == seed
         new = tl.where(chosen & (repeated == 0), heavy, -1.0)
@@ -113,8 +90,8 @@ def shares_kernel(labels, weight, own, shares, n, k, tau, least_sum, HUBER: tl.c
 def assign_kernel(rows, seeds, shares, scale, labels, own, done, n, k, few, FIRST: tl.constexpr, BLOCK: tl.constexpr):
     """One program per image: the nearest center of every token, and whether the image is done.
 
-    In the first round the centers are seeds, and `rows` the distances between all tokens; later `rows` [k, N] are
-    shares times distances, and become squared distances to the centers.
+    First the centers are seeds, and `rows` the distances of all tokens; later shares times distances, which become
+    squared distances to the centers.
     """
     image = tl.program_id(0).to(tl.int64)
     token = tl.arange(0, BLOCK)
@@ -193,10 +170,8 @@ def representatives_kernel(labels, score, kept, numbered, slots, n, k, BLOCK: tl
 
 @triton.jit
 def _median(value, member, size):
-    """The median of the values >= 0 of the members, whose bits are in the same order as they are.
-
-    The lower middle one is found bit by bit, from the highest: a bit is set if no more than half come before.
-    """
+    """The median of values >= 0, whose bits are in the same order as they are: the lower middle one is found bit by
+    bit, from the highest; a bit is set if no more than half come before."""
     bits = tl.where(member, value.to(tl.int32, bitcast=True), 0x7FFFFFFF)
     low = size * 0
     for shift in range(0, 31):

@@ -5,24 +5,14 @@ token i is sum_m w_m d_im - sum_lm w_l w_m d_lm / 2, so the clustering never rea
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from clustrs.ops.distances import ROUNDING, deterministic_matmul
-from clustrs.ops.indexing import (
-    exponential_noise,
-    exporting,
-    fill_invalid,
-    gather_tokens,
-    map_chunks,
-    map_images,
-    upcast_half,
-)
+from clustrs.ops.indexing import exponential_noise, exporting, fill_invalid, gather_tokens, map_chunks, map_images
 
-_NO_REDUCTION = 0
 AT_ONCE = 8
 """From this share of the tokens on, 1 / AT_ONCE, the costs to all tokens are computed at once, not seed by seed."""
 Clip = tuple[float, float]
@@ -32,83 +22,17 @@ LEAST_SUM = 2.0**-126
 """Below every sum of weights in a cluster, also of the lightest ones that the Huber estimate makes lighter still."""
 
 
-def huber(radius: Tensor, tau: float, zero: Tensor) -> Tensor:
-    """Return h_tau(r): r^2/2 up to tau, tau (r - tau/2) above. `zero` is a tensor that holds 0.
-
-    The operator itself, without the checks of `torch.nn.functional`: this is called for every seed.
-    """
-    loss: Tensor = torch.ops.aten.huber_loss.default(radius, zero, _NO_REDUCTION, tau)
-    return loss
-
-
 def salience(tokens: Tensor, attention: Tensor) -> Tensor:
-    """Return s_i = a_i + 2 mean(a) max(0, |v_i| - mean |v|), for encoders without a CLS token.
-
-    Tokens v [B, N, D] and attention a [B, N] give [B, N].
-    """
+    """Return s_i = a_i + 2 mean(a) max(0, |v_i| - mean |v|) [B, N], for encoders without a CLS token."""
     norms = torch.linalg.vector_norm(tokens, dim=-1)
     bonus = (norms - norms.mean(-1, keepdim=True)).clamp(min=0)
     return attention + 2 * attention.mean(-1, keepdim=True) * bonus
 
 
-@dataclass(frozen=True)
-class Clusters:
-    """A partition into k clusters, none of them empty.
-
-    `labels` [B, N] in 0 .. k-1, `sizes` [B, k], and `order` [B, N]: the tokens, cluster by cluster.
-    """
-
-    labels: Tensor
-    sizes: Tensor
-    order: Tensor
-
-
-def partition(labels: Tensor, k: int) -> Clusters:
-    """Return the clusters that `labels` describe. Inside a cluster the tokens stay in their order."""
-    sizes = labels.new_zeros(labels.shape[0], k).scatter_add_(-1, labels, torch.ones_like(labels))
-    return Clusters(labels, sizes, labels.argsort(dim=-1, stable=True))
-
-
-def weighted_sums(clusters: Clusters, tokens: Tensor, factors: Tensor) -> Tensor:
-    """Return the sums [B, k, D] of `factors` [B, N] times `tokens` [B, N, D] over each cluster.
-
-    In an exported graph they are one product: other runtimes loop over the bags.
-    """
-    if exporting():
-        cluster = torch.arange(clusters.sizes.shape[-1], device=tokens.device)[:, None]
-        return torch.where(clusters.labels[:, None] == cluster, factors[:, None], 0) @ tokens
-    batch, n, width = tokens.shape
-    slots = clusters.order + torch.arange(batch, device=tokens.device)[:, None] * n
-    sizes = clusters.sizes.flatten()
-    total = functional.embedding_bag(
-        slots.flatten(),
-        tokens.reshape(batch * n, width),
-        sizes.cumsum(0) - sizes,
-        mode="sum",
-        per_sample_weights=factors.gather(-1, clusters.order).flatten(),
-    )
-    return total.view(batch, -1, width)
-
-
-def medians(clusters: Clusters, values: Tensor) -> Tensor:
-    """Return the median [B, k] of `values` [B, N] in each cluster; for an even count the mean of the middle two."""
-    by_value = values.argsort(-1)
-    key = clusters.labels.gather(-1, by_value)
-    if exporting():  # no two keys are equal then, so that a runtime whose sort is not stable gets the same order
-        key = key * values.shape[-1] + torch.arange(values.shape[-1], device=values.device)
-    by_label = key.argsort(dim=-1, stable=True)
-    ordered = values.gather(-1, by_value.gather(-1, by_label))
-    starts = clusters.sizes.cumsum(-1) - clusters.sizes
-    low = ordered.gather(-1, starts + (clusters.sizes - 1) // 2)
-    high = ordered.gather(-1, starts + clusters.sizes // 2)
-    return (low + high) / 2
-
-
 def unit_scale(weight: Tensor) -> Tensor:
     """Scale weights [B, N] by a power of two (so exactly) to a largest one near 1, and none below `LIGHTEST`.
 
-    All functions below want such weights: sums neither overflow nor vanish, and tokens without weight count for
-    nothing beside others that have some, but equally among themselves.
+    So sums neither overflow nor vanish, and tokens without weight count for nothing, but equally among themselves.
     """
     # From the logarithm, because frexp does not export. Where it rounds at a power of two, either is right.
     exponent = weight.amax(-1, keepdim=True).log2().floor().clamp(-127, 125)
@@ -125,23 +49,29 @@ def pow_weights(weight: Tensor, power: float) -> Tensor:
 def seeding(distances: Tensor, scale: Tensor, weight: Tensor, k: int, *, tau: float | None, seed: int) -> Tensor:
     """Draw k-means++ seeds [B, k]: first the heaviest token, then in proportion to weight times cost.
 
-    The cost of a token is h_tau of its distance to the nearest seed, or the squared distance if tau is None.
-    A token that repeats a seed, up to rounding (see `scale` [B, N]), costs nothing. Once all that is left weighs or
-    costs nothing, no draw is possible, and the heaviest tokens not drawn follow.
+    The cost is h_tau of the distance to the nearest seed, or the squared distance if tau is None; 0 for a token that
+    repeats a seed, up to rounding. Once all that is left weighs or costs nothing, the heaviest tokens follow.
     """
     batch, n, _ = distances.shape
     rows = distances.reshape(batch * n, n)
     offset = torch.arange(batch, device=distances.device) * n if batch > 1 else None
     slack = ROUNDING * scale
     zero = slack.new_zeros(())
+
+    def costs(far: Tensor, slack: Tensor) -> Tensor:
+        far = far.masked_fill(far <= slack, 0)
+        if tau is not None:  # the operator itself, without the checks of torch.nn: this is called for every seed
+            far = torch.ops.aten.huber_loss.default(far.sqrt_(), zero, 0, tau)
+        return far
+
     at_once = k * AT_ONCE >= n
     if at_once:
-        rows = costs(distances, slack.unsqueeze(1), tau, zero).view(batch * n, n)
+        rows = costs(distances, slack.unsqueeze(1)).view(batch * n, n)
     seeds = [weight.argmax(-1)]
     cost = None
     for rate in (weight.unsqueeze(1) / exponential_noise(seed, k - 1, n, like=distances)).unbind(1):
         row = rows.index_select(0, seeds[-1] if offset is None else seeds[-1] + offset)
-        row = row if at_once else costs(row, slack, tau, zero)
+        row = row if at_once else costs(row, slack)
         cost = row if cost is None else torch.minimum(cost, row)
         seeds.append((cost * rate).argmax(-1))
     drawn = torch.stack(seeds, -1)
@@ -150,20 +80,33 @@ def seeding(distances: Tensor, scale: Tensor, weight: Tensor, k: int, *, tau: fl
     return fill_invalid(drawn, ~repeated & (weight.gather(-1, drawn) > LIGHTEST), weight)
 
 
-def costs(distances: Tensor, slack: Tensor, tau: float | None, zero: Tensor) -> Tensor:
-    """Return the cost of distances to a seed: h_tau of the distance, its square if tau is None, 0 up to rounding."""
-    far = distances.masked_fill(distances <= slack, 0)
-    return far if tau is None else huber(far.sqrt_(), tau, zero)
-
-
 def membership(labels: Tensor, k: int) -> Tensor:
     """Tell [B, k, N] which tokens each cluster has, from labels [B, N]."""
     return labels.unsqueeze(1) == torch.arange(k, device=labels.device).unsqueeze(1)
 
 
-def mean_shares(members: Tensor, weight: Tensor) -> Tensor:
+def cluster_sizes(labels: Tensor, k: int) -> Tensor:
+    """Count the tokens [B, k] of each cluster, from labels [B, N]."""
+    return labels.new_zeros(labels.shape[0], k).scatter_add_(-1, labels, torch.ones_like(labels))
+
+
+def weighted_sums(tokens: Tensor, labels: Tensor, factors: Tensor, sizes: Tensor) -> Tensor:
+    """Return the sums [B, k, D] of `factors` [B, N] times `tokens` [B, N, D] over clusters of `sizes` [B, k], not 0."""
+    if exporting():  # other runtimes loop over the bags
+        return torch.where(membership(labels, sizes.shape[-1]), factors[:, None], 0) @ tokens
+    batch, n, width = tokens.shape
+    order = labels.argsort(dim=-1, stable=True)
+    slots = order + torch.arange(batch, device=tokens.device)[:, None] * n
+    weights = factors.gather(-1, order).flatten()
+    starts = sizes.flatten().cumsum(0) - sizes.flatten()
+    rows = tokens.reshape(batch * n, width)
+    total = functional.embedding_bag(slots.flatten(), rows, starts, mode="sum", per_sample_weights=weights)
+    return total.view(batch, -1, width)
+
+
+def mean_shares(labels: Tensor, weight: Tensor, k: int) -> Tensor:
     """Return the share [B, k, N] of each token in the weighted mean of its cluster; an empty cluster has zeros."""
-    part = members * weight.unsqueeze(1)
+    part = membership(labels, k) * weight.unsqueeze(1)
     return part.div_(part.sum(-1, keepdim=True).clamp_(min=LEAST_SUM))
 
 
@@ -192,7 +135,7 @@ def centers(labels: Tensor, to_centers: Tensor, weight: Tensor, huber_tau: float
     """Return the shares [B, k, N] in the next centers: weighted means, or a step towards the Huber M-estimates."""
     if huber_tau is not None:
         weight = weight * (huber_tau / gather_own(to_centers, labels).sqrt()).clamp(max=1)
-    return mean_shares(membership(labels, to_centers.shape[1]), weight)
+    return mean_shares(labels, weight, to_centers.shape[1])
 
 
 def refine(
@@ -207,8 +150,7 @@ def refine(
 ) -> tuple[Tensor, Tensor]:
     """Run Lloyd rounds from `seeds`; return labels [B, N] and the squared distances [B, k, N] to their centers.
 
-    An image is done when fewer than tolerance * N of its tokens changed cluster; its labels then stay.
-    A cluster that lost all its members has no center, and gets no tokens back.
+    An image whose labels changed for fewer than tolerance * N tokens is done. An empty cluster stays empty.
     """
     slack = (ROUNDING * scale).unsqueeze(1)
     few = math.ceil(tolerance * distances.shape[-1])
@@ -237,19 +179,16 @@ def medoids(labels: Tensor, distances: Tensor, scale: Tensor, weight: Tensor, k:
     """Return, as `representatives`, the member nearest to the weighted mean of its cluster: the first of those that
     rounding (see `scale` [B, N]) cannot tell from the nearest. Slots of empty clusters go by weight."""
     members = membership(labels, k)
-    to_centers = to_means(distances, mean_shares(members, weight)).masked_fill(~members, torch.inf)
+    to_centers = to_means(distances, mean_shares(labels, weight, k)).masked_fill(~members, torch.inf)
     limit = to_centers.amin(-1, keepdim=True) + (ROUNDING * scale).unsqueeze(1)
     n = labels.shape[-1]
-    index = torch.arange(n, device=labels.device)
-    first = torch.where(members & (to_centers <= limit), index, n).amin(-1)
+    first = torch.where(members & (to_centers <= limit), torch.arange(n, device=labels.device), n).amin(-1)
     return renumber(labels, first.clamp(max=n - 1), first < n, weight)
 
 
 def renumber(labels: Tensor, kept: Tensor, alive: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
-    """Sort the token [B, k] of each cluster in raster order; return it and the labels in that order of clusters.
-
-    A cluster that is not `alive` [B, k] has no members: the best-scored token not kept yet becomes its only one.
-    """
+    """Sort the token [B, k] of each cluster in raster order; return it and the labels in that order of clusters. A
+    cluster that is not `alive` [B, k] has no members: the best-scored token not kept yet becomes its only one."""
     kept = fill_invalid(kept, alive, score)
     index = torch.arange(kept.shape[-1], device=labels.device)
     labels = labels.scatter(-1, kept, torch.where(alive, labels.gather(-1, kept), index))
@@ -257,41 +196,41 @@ def renumber(labels: Tensor, kept: Tensor, alive: Tensor, score: Tensor) -> tupl
     return kept, order.argsort(-1).gather(-1, labels)
 
 
-def shrink_factors(residuals: Tensor, kept: Tensor, clusters: Clusters, clip: Clip) -> Tensor:
+def shrink_factors(residuals: Tensor, kept: Tensor, labels: Tensor, sizes: Tensor, clip: Clip) -> Tensor:
     """Return how much of each kept token stays [B, k]: alpha = delta^2 / (r^2 + delta^2), within `clip`.
 
     `residuals` [B, N] are the distances r of all tokens to the centers of their clusters, delta is their median over
-    a cluster. A cluster of one has alpha 1: its token is its center.
+    a cluster (for an even count the mean of the middle two). A cluster of one has alpha 1: its token is its center.
     """
-    noise = medians(clusters, residuals).square()
+    by_value = residuals.argsort(-1)
+    key = labels.gather(-1, by_value)
+    if exporting():  # no two keys are equal then, so that a runtime whose sort is not stable gets the same order
+        key = key * residuals.shape[-1] + torch.arange(residuals.shape[-1], device=residuals.device)
+    ordered = residuals.gather(-1, by_value.gather(-1, key.argsort(dim=-1, stable=True)))
+    starts = sizes.cumsum(-1) - sizes
+    low, high = (ordered.gather(-1, starts + middle) for middle in ((sizes - 1) // 2, sizes // 2))
+    noise = ((low + high) / 2).square()
     total = residuals.gather(-1, kept).square() + noise
     alpha = torch.where(total > 0, noise / total, 1).clamp(*clip)
-    return torch.where(clusters.sizes == 1, 1, alpha)
+    return torch.where(sizes == 1, 1, alpha)
 
 
-def shrink_to_means(
-    tokens: Tensor, indices: Tensor, labels: Tensor, weight: Tensor, distances: Tensor, scale: Tensor, clip: Clip | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Move the kept tokens towards the weighted means of their clusters (RRS).
+def weighted_means(
+    features: Tensor, kept: Tensor, labels: Tensor, weight: Tensor, distances: Tensor, scale: Tensor, clip: Clip | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the weighted means [B, k, D] of the clusters, alpha [B, k], and each token's share [B, N] in its mean.
 
-    `tokens` [B, N, D], `indices` [B, k] of the kept ones, `labels` [B, N] of all; `distances` and `scale` as
-    `squared_distances` returns them. Without `clip` nothing moves.
-    Returns the moved tokens [B, k, D], the means [B, k, D], alpha [B, k], and each token's share [B, N] in its mean.
+    Alpha is how much of the tokens `kept` [B, k] stays when they move towards the means (RRS): all without `clip`.
+    `distances` and `scale` are as `squared_distances` returns them.
     """
-    features = upcast_half(tokens)
-    k = indices.shape[-1]
     with torch.no_grad():
-        clusters = partition(labels, k)
-        shares = mean_shares(membership(labels, k), weight)
+        sizes = cluster_sizes(labels, kept.shape[-1])
+        shares = mean_shares(labels, weight, kept.shape[-1])
         if clip is None:
-            alpha = torch.ones_like(indices, dtype=features.dtype)
+            alpha = torch.ones_like(kept, dtype=features.dtype)
         else:
             residuals = gather_own(to_means(distances, shares), labels)
             residuals = residuals.masked_fill_(residuals <= ROUNDING * scale, 0).sqrt_()
-            alpha = shrink_factors(residuals, indices, clusters, clip)
+            alpha = shrink_factors(residuals, kept, labels, sizes, clip)
         share = gather_own(shares, labels)
-    centroids = weighted_sums(clusters, features, share)
-    kept = gather_tokens(tokens, indices)
-    if clip is not None:
-        kept = upcast_half(kept).lerp_(centroids, 1 - alpha.unsqueeze(-1)).to(tokens.dtype)
-    return kept, centroids.to(tokens.dtype), alpha, share
+    return weighted_sums(features, labels, share, sizes), alpha, share

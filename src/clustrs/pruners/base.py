@@ -90,11 +90,8 @@ class Pruner:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the method's name and all parameters, ready for JSON; the inverse of `from_dict`."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {
-            "name": self.name,
-            **{key: value.to_dict() if isinstance(value, Pruner) else value for key, value in values.items()},
-        }
+        values = {"name": self.name, **{field.name: getattr(self, field.name) for field in fields(self)}}
+        return {key: value.to_dict() if isinstance(value, Pruner) else value for key, value in values.items()}
 
     def select(
         self,
@@ -133,26 +130,24 @@ class Pruner:
             raise ValueError("select takes a PrunerInputs alone, or tokens and keywords, got both")
         given = tokens if isinstance(tokens, PrunerInputs) else PrunerInputs(tokens, scores, **others)
         inputs = checks.check_shapes(given)
-        device = inputs.tokens.device.type
+        (_, n, _), device = inputs.tokens.shape, inputs.tokens.device.type
         if check is None:
             check = device == "cpu" and not torch.compiler.is_compiling()
-        checks.check_needs(self.name, self.requirements(), inputs)
-        if check:
-            checks.check_inputs(inputs, self.requirements())
-        k = self.count(inputs.tokens.shape[1])
+        checks.check_inputs(self.name, self.requirements(), inputs, values=check)
+        k = self.count(n)
         with torch.autocast(device, enabled=False):
-            if k == inputs.tokens.shape[1]:
-                selection = self._select_all(inputs.tokens, check)
-            else:
-                selection = self._select(inputs, k, check)
+            selection = self._select(inputs, k, check) if k < n else self._select_all(inputs.tokens, check)
         if sizes:
             selection = replace(selection, sizes=count_sizes(selection, inputs.tokens))
         if check:
-            checks.check_selection(self.name, selection, inputs.tokens.shape[1], k)
+            checks.check_indices(self.name, selection.indices, n, k)
+            if selection.tokens.shape[:2] != selection.indices.shape:
+                expected = f"[{len(inputs.tokens)}, {k}, any]"
+                raise ValueError(f"{self.name} must return tokens of shape {expected}, got {[*selection.tokens.shape]}")
         return selection if given.tokens.dim() == 3 else selection.image(0)
 
     def compile(self, **options: Any) -> Self:
-        """Return the method with `select` compiled by `torch.compile`, for images of one size (static shapes).
+        """Return a copy of the method with `select` compiled by `torch.compile`, for images of one size.
 
         Attached to a model it selects compiled as well. On CUDA it uses CUDA graphs (mode "reduce-overhead") and copies
         what they return. Values are not checked. Every further size of image, batch and budget compiles anew. Beyond
@@ -161,9 +156,6 @@ class Pruner:
 
         Args:
             **options: Passed to `torch.compile`.
-
-        Returns:
-            A copy of the method.
         """
         graphs = torch.cuda.is_available() and not {"mode", "options", "backend"} & options.keys()
         defaults = {"fullgraph": True, "dynamic": False} | ({"mode": "reduce-overhead"} if graphs else {})
@@ -215,7 +207,7 @@ class Pruner:
         return self.attach(model, **options)
 
     def _select_all(self, tokens: Tensor, check: bool) -> Selection:
-        """Return all tokens: the selection when nothing is dropped."""
+        """Return all tokens."""
         if check:
             checks.check_finite("tokens", tokens)
         indices = torch.arange(tokens.shape[1], device=tokens.device).repeat(tokens.shape[0], 1)
@@ -225,10 +217,9 @@ class Pruner:
         return Selection(tokens, indices, indices, centroids=tokens, alpha=alpha, shares=torch.ones_like(alpha))
 
     def _select(self, inputs: PrunerInputs, k: int, check: bool) -> Selection:
-        """Select k < N of the tokens [B, N, D].
+        """Select k < N of the tokens [B, N, D]; what the method `needs` is there and checked.
 
-        What the method `needs` is there. All is checked but the values of the tokens: `check` says whether to do that,
-        which may be cheaper on the way.
+        `check` says whether to check the values of the tokens, too: that may be cheaper on the way.
         """
         if check:
             checks.check_finite("tokens", inputs.tokens)

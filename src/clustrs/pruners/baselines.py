@@ -133,12 +133,19 @@ def spread_over_tiles(layout: Layout, k: int) -> Tensor:
     Tokens that do not fill a rectangle count as one line.
     """
     n = layout.tile.shape[1]
-    order = raster_order(layout)
+    order = layout.x.argsort(dim=-1, stable=True)
+    for key in (layout.y, layout.tile):
+        order = order.gather(-1, key.gather(-1, order).argsort(dim=-1, stable=True))
     tile, y, x = (part.gather(-1, order) for part in (layout.tile, layout.y, layout.x))
-    new = torch.nn.functional.pad(tile[:, 1:] != tile[:, :-1], (1, 0))
-    tile = new.long().cumsum(-1)
+    tile = torch.nn.functional.pad(tile[:, 1:] != tile[:, :-1], (1, 0)).long().cumsum(-1)
     size = torch.zeros_like(tile).scatter_add_(-1, tile, torch.ones_like(tile))
-    height, width = (extent(part, tile) for part in (y, x))
+
+    def extent(position: Tensor) -> Tensor:
+        """Return how far the tokens of each tile reach in one direction; 1 for tiles that do not exist."""
+        low = torch.zeros_like(tile).scatter_reduce(-1, tile, position, "amin", include_self=False)
+        return low.scatter_reduce(-1, tile, position, "amax", include_self=False) - low + 1
+
+    height, width = extent(y), extent(x)
     full = height * width == size
     height, width = torch.where(full, height, 1), torch.where(full, width, size)
     end = size.cumsum(-1)
@@ -146,21 +153,5 @@ def spread_over_tiles(layout: Layout, k: int) -> Tensor:
     slot = torch.arange(k, device=tile.device).repeat(len(tile), 1)
     own = torch.searchsorted(share_end, slot, right=True)
     share = torch.diff(share_end, dim=-1, prepend=torch.zeros_like(share_end[:, :1]))
-    start, share_start = end - size, share_end - share
-    inside = spread(slot - share_start.gather(-1, own), *(part.gather(-1, own) for part in (share, height, width)))
-    return order.gather(-1, start.gather(-1, own) + inside)
-
-
-def raster_order(layout: Layout) -> Tensor:
-    """Return the tokens [B, N] by tile, then y, then x."""
-    order = layout.x.argsort(dim=-1, stable=True)
-    for key in (layout.y, layout.tile):
-        order = order.gather(-1, key.gather(-1, order).argsort(dim=-1, stable=True))
-    return order
-
-
-def extent(position: Tensor, tile: Tensor) -> Tensor:
-    """Return how far the tokens of each tile reach in one direction, [B, N]; 1 for tiles that do not exist."""
-    low = torch.zeros_like(tile).scatter_reduce(-1, tile, position, "amin", include_self=False)
-    high = torch.zeros_like(tile).scatter_reduce(-1, tile, position, "amax", include_self=False)
-    return high - low + 1
+    inside = spread(slot - (share_end - share).gather(-1, own), *(p.gather(-1, own) for p in (share, height, width)))
+    return order.gather(-1, (end - size).gather(-1, own) + inside)

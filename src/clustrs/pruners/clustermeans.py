@@ -7,7 +7,7 @@ from torch import Tensor
 
 from clustrs import validation
 from clustrs.ops.indexing import gather_tokens
-from clustrs.ops.kmeans import membership
+from clustrs.ops.kmeans import cluster_sizes, membership
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.clustrs import ClustRS
 from clustrs.pruners.inputs import PrunerInputs, Selection, grid_layout
@@ -59,33 +59,23 @@ class ClusterMeans(Pruner):
         self._clustering()
 
     def _clustering(self) -> ClustRS:
-        return ClustRS(
-            keep=self.keep,
-            tau=self.tau,
-            iterations=self.iterations,
-            tolerance=self.tolerance,
-            shrink=False,
-            salience=self.salience,
-            seed=self.seed,
-            attention_power=self.power or 1.0,
-        )
+        shared = {name: getattr(self, name) for name in ("keep", "tau", "iterations", "tolerance", "salience", "seed")}
+        return ClustRS(**shared, shrink=False, attention_power=self.power or 1.0)
 
     def _select(self, inputs: PrunerInputs, k: int, check: bool) -> Selection:
+        weighted = inputs
         if self.power == 0:
             assert inputs.scores is not None
-            ones = PrunerInputs(inputs.tokens, torch.ones_like(inputs.scores), cls=True)
-            chosen = self._clustering()._select(ones, k, check)
-        else:
-            chosen = self._clustering()._select(inputs, k, check)
+            weighted = PrunerInputs(inputs.tokens, torch.ones_like(inputs.scores), cls=True)
+        chosen = self._clustering()._select(weighted, k, check)
         assert chosen.labels is not None
         assert chosen.centroids is not None
         assert chosen.shares is not None
         with torch.no_grad():
             slots, order = cluster_slots(chosen.labels, chosen.shares, inputs, k).sort(-1)
             labels = order.argsort(-1).gather(-1, chosen.labels)
-            counts = torch.zeros_like(slots).scatter_add_(-1, labels, torch.ones_like(labels))
         means = gather_tokens(chosen.centroids, order)
-        return Selection(means, slots, labels, merged=counts > 1, shares=chosen.shares)
+        return Selection(means, slots, labels, merged=cluster_sizes(labels, k) > 1, shares=chosen.shares)
 
 
 def cluster_slots(labels: Tensor, shares: Tensor, inputs: PrunerInputs, k: int) -> Tensor:

@@ -10,15 +10,16 @@ from torch import Tensor
 
 from clustrs import validation
 from clustrs.ops import kmeans
-from clustrs.ops.dispatch import PLAIN, steps
+from clustrs.ops.dispatch import PLAIN, Steps, steps
 from clustrs.ops.distances import multiply_power, spread_exponent, tiny_images
-from clustrs.ops.indexing import can_read_without_sync, upcast_half
+from clustrs.ops.indexing import can_read_without_sync, gather_tokens, upcast_half
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.inputs import PrunerInputs, Selection, check_finite
 from clustrs.pruners.registry import register
 
 SWITCHES = ("representative", "attention_power")
 """Parameters beyond the paper, off at their defaults."""
+Chosen = tuple[Tensor, Tensor]
 
 
 @register
@@ -41,9 +42,8 @@ class ClustRS(Pruner):
         clip: Bounds of the shrink factor alpha.
         salience: Add the norm to the attention; None means only for encoders without a CLS token.
         seed: Seed of the draws in the seeding.
-        representative: Keep the member with the most "attention", or the "medoid", which is nearest to the center.
-            Beyond the paper.
-        attention_power: Weight of a token: its attention to this power. Beyond the paper.
+        representative: Keep the member with the most "attention", or the "medoid", nearest to the center (ours).
+        attention_power: Weight of a token: its attention to this power (ours).
 
     Examples:
         >>> import torch
@@ -98,54 +98,61 @@ class ClustRS(Pruner):
     def _select(self, inputs: PrunerInputs, k: int, check: bool) -> Selection:
         with torch.no_grad():
             weight = token_weights(inputs, self.salience, self.attention_power)
-        return self._select_weighted(inputs.tokens, weight, k, check)
+        medoid = self.representative == "medoid"
+        step = PLAIN if medoid else steps(inputs.tokens)
 
-    def _select_weighted(self, tokens: Tensor, weight: Tensor, k: int, check: bool, rescale: bool = True) -> Selection:
-        """Select, given the weights [B, N] of the tokens; `rescale` images whose distances are too small to square."""
-        implementation = steps(tokens) if self.representative == "attention" else PLAIN
-        with torch.no_grad():
-            distances, scale = implementation.squared_distances(upcast_half(tokens))
-            if check:
-                check_finite("tokens", tokens, norms=scale.sqrt())
-        if rescale and implementation is PLAIN and can_read_without_sync(scale) and (tiny := tiny_images(scale)):
+        def choose(distances: Tensor, scale: Tensor, weight: Tensor, images: slice, exponent: int) -> Chosen:
+            tau = math.ldexp(min(self.tau, math.ldexp(1.0, exponent + 60)), -exponent) if exponent else self.tau
+            cost, estimate = (tau if kind == "huber" else None for kind in (self.distance, self.centroid))
+            seeds = step.seeding(distances, scale, weight, k, tau=cost, seed=self.seed)
+            rounds = {"iterations": self.iterations, "tolerance": self.tolerance, "tau": estimate}
+            labels, _ = step.refine(distances, scale, weight, seeds, **rounds)
+            if medoid:
+                return kmeans.medoids(labels, distances, scale, weight, k)
+            return step.representatives(labels, weight, k)
 
-            def select(image: int, scaled: Tensor, exponent: int) -> Selection:
-                largest = math.ldexp(1.0, exponent + 60)  # beyond all distances, so that tau cannot overflow
-                method = replace(self, tau=math.ldexp(min(self.tau, largest), -exponent)) if exponent else self
-                return method._select_weighted(scaled, weight[image : image + 1], k, False, rescale=False)
-
-            return select_rescaled(tokens, tiny, select)
-        with torch.no_grad():
-            tau = self.tau if self.distance == "huber" else None
-            seeds = implementation.seeding(distances, scale, weight, k, tau=tau, seed=self.seed)
-            tau = self.tau if self.centroid == "huber" else None
-            rounds = {"iterations": self.iterations, "tolerance": self.tolerance, "tau": tau}
-            labels, _ = implementation.refine(distances, scale, weight, seeds, **rounds)
-            if self.representative == "medoid":
-                indices, labels = kmeans.medoids(labels, distances, scale, weight, k)
-            else:
-                indices, labels = implementation.representatives(labels, weight, k)
-        clip = self.clip if self.shrink else None
-        kept, centroids, alpha, shares = implementation.shrink_to_means(
-            tokens, indices, labels, weight, distances, scale, clip
-        )
-        return Selection(kept, indices, labels, centroids, alpha, shares=shares)
+        return select_clusters(step, inputs.tokens, weight, self.clip if self.shrink else None, choose, check=check)
 
 
-def select_rescaled(tokens: Tensor, tiny: list[int], select: Callable[[int, Tensor, int], Selection]) -> Selection:
-    """Select image by image, with those that are `tiny` multiplied by a power of two, and their output divided by
-    it, which is exact.
+def select_clusters(
+    step: Steps,
+    tokens: Tensor,
+    weight: Tensor,
+    clip: kmeans.Clip | None,
+    choose: Callable[[Tensor, Tensor, Tensor, slice, int], Chosen],
+    *,
+    check: bool = False,
+    images: slice | None = None,
+    exponent: int = 0,
+) -> Selection:
+    """Choose tokens of [B, N, D] and their clusters, and pull them towards the weighted means of these (RRS).
 
-    `select` gets the number of an image, its tokens [1, N, D] divided by 2 ** exponent, and the exponent.
+    `choose` gets squared distances and their means, weights, the images of the batch that these are of, and an
+    exponent; it returns indices [B, k] and labels [B, N]. An image whose distances are too small to be squared is
+    divided by 2 ** exponent, and its output multiplied by it, which is exact.
     """
-    parts = []
-    for number, image in enumerate(tokens.split(1)):
-        exponent = spread_exponent(upcast_half(image[0].detach())) if number in tiny else 0
-        chosen = select(number, multiply_power(image, -exponent), exponent)
-        assert chosen.centroids is not None
-        centroids = multiply_power(chosen.centroids, exponent)
-        parts.append(replace(chosen, tokens=multiply_power(chosen.tokens, exponent), centroids=centroids))
-    return parts[0].map(lambda *images: torch.cat(images), *parts[1:])
+    with torch.no_grad():
+        distances, scale = step.squared_distances(upcast_half(tokens))
+        if check:
+            check_finite("tokens", tokens, norms=scale.sqrt())
+    if images is None and step is PLAIN and can_read_without_sync(scale) and (tiny := tiny_images(scale)):
+        parts = []
+        for i, image in enumerate(tokens.split(1)):
+            exponent = spread_exponent(upcast_half(image[0].detach())) if i in tiny else 0
+            own, scaled = slice(i, i + 1), multiply_power(image, -exponent)
+            part = select_clusters(step, scaled, weight[own], clip, choose, images=own, exponent=exponent)
+            assert part.centroids is not None
+            tokens, centroids = (multiply_power(value, exponent) for value in (part.tokens, part.centroids))
+            parts.append(replace(part, tokens=tokens, centroids=centroids))
+        return parts[0].map(lambda *images: torch.cat(images), *parts[1:])
+    with torch.no_grad():
+        indices, labels = choose(distances, scale, weight, images or slice(None), exponent)
+    features = upcast_half(tokens)
+    centroids, alpha, shares = step.weighted_means(features, indices, labels, weight, distances, scale, clip)
+    kept = gather_tokens(tokens, indices)
+    if clip is not None:
+        kept = upcast_half(kept).lerp_(centroids, 1 - alpha.unsqueeze(-1)).to(tokens.dtype)
+    return Selection(kept, indices, labels, centroids.to(tokens.dtype), alpha, shares=shares)
 
 
 def token_weights(inputs: PrunerInputs, with_salience: bool | None, power: float = 1.0) -> Tensor:

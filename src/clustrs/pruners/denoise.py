@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from clustrs import validation
-from clustrs.ops.dispatch import PLAIN, steps
-from clustrs.ops.distances import ROUNDING, tiny_images
-from clustrs.ops.indexing import can_read_without_sync, gather_tokens, upcast_half
+from clustrs.ops.dispatch import steps
+from clustrs.ops.distances import ROUNDING
+from clustrs.ops.indexing import gather_tokens
 from clustrs.ops.kmeans import nearest
 from clustrs.pruners.base import Pruner
-from clustrs.pruners.clustrs import select_rescaled, token_weights
+from clustrs.pruners.clustrs import Chosen, select_clusters, token_weights
 from clustrs.pruners.inputs import PrunerInputs, Selection
 from clustrs.pruners.registry import from_dict, parse_method, register
 
@@ -54,17 +54,26 @@ class Denoise(Pruner):
     salience: bool | None = None
 
     def __post_init__(self) -> None:
-        inner = resolve_inner(self.inner, self.keep)
+        inner: Any = self.inner
+        budget = {} if self.keep is None else {"keep": self.keep}
+        if isinstance(inner, Pruner):
+            inner = replace(inner, **budget)
+        else:
+            described = parse_method(inner) if isinstance(inner, str) else inner
+            if not isinstance(described, Mapping):
+                accepted = "a method, its name, or a dict with its name and parameters"
+                raise ValueError(f"inner must be {accepted}, got {inner!r}")
+            inner = from_dict({**described, **budget})
         if inner.merges:
             raise ValueError(
                 f"inner must be a method that only drops tokens, got {inner.name!r}, which merges tokens "
                 "(shrinkage moves tokens that were kept)"
             )
-        object.__setattr__(self, "inner", inner)
-        object.__setattr__(self, "keep", inner.keep)
-        for attribute in ("exportable", "servable"):  # what the inner method cannot do, neither can this one
-            object.__setattr__(self, attribute, getattr(type(self), attribute) and getattr(inner, attribute))
-        object.__setattr__(self, "clip", validation.interval("clip", self.clip, 0, 1))
+        own = {"inner": inner, "keep": inner.keep, "clip": validation.interval("clip", self.clip, 0, 1)}
+        for name in ("exportable", "servable"):  # what the inner method cannot do, neither can this one
+            own[name] = getattr(type(self), name) and getattr(inner, name)
+        for name, value in own.items():
+            object.__setattr__(self, name, value)
         validation.choice("salience", self.salience, (True, False, None))
         super().__post_init__()
 
@@ -76,42 +85,13 @@ class Denoise(Pruner):
         with_salience = getattr(self.inner, "salience", None) if self.salience is None else self.salience
         with torch.no_grad():
             weight = token_weights(inputs, with_salience, getattr(self.inner, "attention_power", 1.0))
-        return self._shrink(inputs.tokens, chosen, weight)
 
-    def _shrink(self, tokens: Tensor, chosen: Selection, weight: Tensor, rescale: bool = True) -> Selection:
-        """Shrink the chosen tokens, given the weights [B, N]; `rescale` as in ClustRS."""
-        implementation = steps(tokens)
-        with torch.no_grad():
-            distances, scale = implementation.squared_distances(upcast_half(tokens))
-        if rescale and implementation is PLAIN and can_read_without_sync(scale) and (tiny := tiny_images(scale)):
+        def choose(distances: Tensor, scale: Tensor, weight: Tensor, images: slice, exponent: int) -> Chosen:
+            indices = chosen.indices[images]
+            if chosen.labels is not None:
+                return indices, chosen.labels[images]
+            labels = nearest(gather_tokens(distances, indices), (ROUNDING * scale)[:, None])
+            own = torch.arange(indices.shape[-1], device=indices.device).expand_as(indices)
+            return indices, labels.scatter(-1, indices, own)  # a kept token is its own nearest
 
-            def shrink(image: int, scaled: Tensor, exponent: int) -> Selection:
-                own = chosen.map(lambda part: part[image : image + 1])
-                return self._shrink(scaled, own, weight[image : image + 1], rescale=False)
-
-            return select_rescaled(tokens, tiny, shrink)
-        with torch.no_grad():
-            labels = chosen.labels
-            if labels is None:
-                labels = nearest_kept(distances, scale, chosen.indices)
-        kept, centroids, alpha, shares = implementation.shrink_to_means(
-            tokens, chosen.indices, labels, weight, distances, scale, self.clip
-        )
-        return Selection(kept, chosen.indices, labels, centroids, alpha, shares=shares)
-
-
-def resolve_inner(inner: Any, keep: int | float | None) -> Pruner:
-    """Return the inner method, from itself, its name, or a dict; with the budget `keep` if there is one."""
-    if isinstance(inner, Pruner):
-        return inner if keep is None else replace(inner, keep=keep)
-    described = parse_method(inner) if isinstance(inner, str) else inner
-    if not isinstance(described, Mapping):
-        raise ValueError(f"inner must be a method, its name, or a dict with its name and parameters, got {inner!r}")
-    return from_dict({**described, **({} if keep is None else {"keep": keep})})
-
-
-def nearest_kept(distances: Tensor, scale: Tensor, indices: Tensor) -> Tensor:
-    """Return the nearest kept token [B, N] of each token, the first of equally near ones; a kept token is its own."""
-    labels = nearest(gather_tokens(distances, indices), (ROUNDING * scale)[:, None])
-    own = torch.arange(indices.shape[-1], device=indices.device).expand_as(indices)
-    return labels.scatter(-1, indices, own)
+        return select_clusters(steps(inputs.tokens), inputs.tokens, weight, self.clip, choose)

@@ -1,7 +1,4 @@
-"""Inputs to a pruner and its output, with their checks.
-
-Every error names the argument, what is accepted, and what was given.
-"""
+"""Inputs to a pruner and its output, with their checks."""
 
 import math
 from collections.abc import Callable
@@ -95,15 +92,14 @@ class Selection:
 
     Args:
         tokens: Kept tokens [B, k, D], as the language model gets them.
-        indices: The input token [B, k] that each of these stands for, ascending. VisionZip's are in its authors' order,
-            and -1 stands for the CLS token.
+        indices: The input token [B, k] that each stands for, ascending (VisionZip: in its order; -1 is the CLS token).
         labels: The output token [B, N] that each input token belongs to, for methods that group tokens (-1: none).
         centroids: Cluster centers [B, k, D].
         alpha: Shrink factors [B, k]; 1 means unchanged.
         merged: True [B, k] for output tokens that are a mixture of input tokens.
         shares: Contribution [B, N] of each input token to the center of its cluster; a cluster's sum to 1.
         sizes: Number of input tokens [B, k] that each output token stands for, if `select` was asked for it: members of
-            its cluster, or itself and the dropped tokens that are nearest to it. A CLS token stands for itself.
+            its cluster, or itself and the dropped tokens nearest to it. A CLS token stands for itself.
 
     Examples:
         >>> import torch
@@ -136,64 +132,46 @@ class Selection:
 
 def check_shapes(inputs: PrunerInputs) -> PrunerInputs:
     """Check the shapes of all inputs, and add a batch dimension if there is none."""
-    tokens, scores, question = inputs.tokens, inputs.scores, inputs.question
+    tokens, layout = inputs.tokens, inputs.layout
     _check_tensor("tokens", tokens, tokens)
     if tokens.dim() not in (2, 3):
         raise ValueError(f"tokens must have shape [N, D], or [B, N, D] for a batch, got {_shape(tokens)}")
     if tokens.numel() == 0:
         raise ValueError(f"tokens must have at least one image of at least one token, got shape {_shape(tokens)}")
     *batch, n, _ = tokens.shape
-    if scores is not None:
-        _check_shape("scores", scores, (*batch, n), tokens)
-    for name, state in (("hidden", inputs.hidden), ("keys", inputs.keys)):
-        if state is not None:
-            _check_shape(name, state, (*batch, n + inputs.cls, -1), tokens)
-    if question is not None:
-        _check_shape("question", question, (*batch, -1, -1), tokens)
-
-    def batched(part: Tensor | None) -> Tensor | None:
-        return part if batch or part is None else part[None]
-
-    return replace(
-        inputs,
+    states = (*batch, n + inputs.cls, -1)
+    ready: dict[str, Any] = {"tokens": tokens}
+    for name, shape in {"scores": (*batch, n), "hidden": states, "keys": states, "question": (*batch, -1, -1)}.items():
+        if (value := getattr(inputs, name)) is not None:
+            _check_tensor(name, value, tokens, shape)
+            ready[name] = value
+    ready = {name: value if batch else value[None] for name, value in ready.items()}
+    for name in ready.keys() & {"tokens", "scores"}:
         # Kernels add in another order along other strides: one memory layout gives one result.
-        tokens=(tokens if batch else tokens[None]).contiguous(),
-        scores=None if scores is None else (scores if batch else scores[None]).contiguous(),
-        layout=None if inputs.layout is None else _batched_layout(inputs.layout, tokens),
-        hidden=batched(inputs.hidden),
-        keys=batched(inputs.keys),
-        question=batched(question),
-    )
+        ready[name] = ready[name].contiguous()
+    if layout is not None:  # one [N] serves every image of a batch
+        for name in ("tile", "y", "x"):
+            value = getattr(layout, name)
+            shape = (n,) if getattr(value, "ndim", 1) == 1 else (*batch, n)
+            _check_tensor(f"layout.{name}", value, tokens, shape, integers=True)
+        parts = (part.long().expand(ready["tokens"].shape[:2]) for part in (layout.tile, layout.y, layout.x))
+        ready["layout"] = Layout(*parts)
+    return replace(inputs, **ready)
 
 
-def _batched_layout(layout: Layout, tokens: Tensor) -> Layout:
-    """Return the layout with [B, N] everywhere; one [N] serves every image of a batch."""
-    batch, n = (tokens.shape[0] if tokens.dim() == 3 else 1), tokens.shape[-2]
-    parts = {name: getattr(layout, name) for name in ("tile", "y", "x")}
-    for name, value in parts.items():
-        _check_tensor(f"layout.{name}", value, tokens, integers=True)
-        if value.shape not in ((n,), tokens.shape[:-1]):
-            expected = f"[{n}] for tokens of shape {_shape(tokens)}"
-            raise ValueError(f"layout.{name} must have shape {expected}, got {_shape(value)}")
-    return Layout(**{name: value.long().expand(batch, n) for name, value in parts.items()})
-
-
-def _check_tensor(name: str, value: Any, tokens: Tensor, integers: bool = False) -> None:
-    """Check for a tensor of numbers on the device of the tokens."""
+def _check_tensor(
+    name: str, value: Any, tokens: Tensor, shape: tuple[int, ...] | None = None, integers: bool = False
+) -> None:
+    """Check for a tensor of numbers on the device of the tokens, of the given shape (-1: any size)."""
     if not isinstance(value, Tensor) or value.is_floating_point() == integers or value.dtype == torch.bool:
         kind = str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
-        raise ValueError(
-            f"{name} must be a {'tensor of integers' if integers else 'floating-point tensor'}, got {kind}"
-        )
+        accepted = "tensor of integers" if integers else "floating-point tensor"
+        raise ValueError(f"{name} must be a {accepted}, got {kind}")
     if value.device != tokens.device:
         raise ValueError(f"{name} must be on {tokens.device}, the device of the tokens, got {value.device}")
-
-
-def _check_shape(name: str, value: Any, expected: tuple[int, ...], tokens: Tensor) -> None:
-    """Check for a floating-point tensor of shape `expected` (-1: any size)."""
-    _check_tensor(name, value, tokens)
-    if value.dim() != len(expected) or any(e not in (-1, s) for e, s in zip(expected, value.shape, strict=True)):
-        wanted = ", ".join("any" if size == -1 else str(size) for size in expected)
+    sizes = value.shape if shape is None else shape
+    if len(sizes) != value.dim() or any(e not in (-1, s) for e, s in zip(sizes, value.shape, strict=True)):
+        wanted = ", ".join("any" if size == -1 else str(size) for size in sizes)
         raise ValueError(f"{name} must have shape [{wanted}] for tokens of shape {_shape(tokens)}, got {_shape(value)}")
 
 
@@ -201,21 +179,18 @@ def _shape(tensor: Tensor) -> str:
     return f"[{', '.join(map(str, tensor.shape))}]"
 
 
-def check_needs(method: str, needs: tuple[str, ...], inputs: PrunerInputs) -> None:
-    """Check that all inputs are there that a method needs."""
+def check_inputs(method: str, needs: tuple[str, ...], inputs: PrunerInputs, values: bool) -> None:
+    """Check that all inputs are there that a method needs; with `values`, also those of the scores and states."""
     for need in needs:
         if getattr(inputs, need) is None:
             form = "Layout(...)" if need == "layout" else "..."
             raise ValueError(f"{need} is missing: {method} needs it (write select(tokens, {need}={form}))")
-
-
-def check_inputs(inputs: PrunerInputs, needs: tuple[str, ...]) -> None:
-    """Check the values of the scores, and of the states that a method needs."""
-    if inputs.scores is not None:
-        check_values("scores", inputs.scores, 0, LARGEST)
-    for name, state in (("hidden", inputs.hidden), ("keys", inputs.keys)):
-        if state is not None and name in needs:
-            check_finite(name, state)
+    if values:
+        if inputs.scores is not None:
+            check_values("scores", inputs.scores, 0, LARGEST)
+        for name in ("hidden", "keys"):
+            if name in needs:
+                check_finite(name, getattr(inputs, name))
 
 
 def check_values(name: str, value: Tensor, low: float, high: float) -> None:
@@ -235,20 +210,13 @@ def check_finite(name: str, value: Tensor, norms: Tensor | None = None) -> None:
 
 
 def check_indices(method: str, value: Tensor, n: int, k: int) -> None:
-    """Check for exactly k distinct indices of n tokens for each image, sorted; -1 stands for the CLS token."""
+    """Check for exactly k distinct indices of n tokens for each image; -1 stands for the CLS token."""
     if value.shape[-1] != k:
         raise ValueError(f"{method} must return {k} indices for each image, got {value.shape[-1]}")
-    if value.amin().item() < -1 or value.amax().item() >= n:
-        found = f"from {value.amin().item()} to {value.amax().item()}"
-        raise ValueError(f"{method} must return indices from 0 to {n - 1}, got indices {found}")
-    repeats = int((value[:, 1:] == value[:, :-1]).sum().item())
+    ordered = value.sort(-1).values
+    least, most = ordered.amin().item(), ordered.amax().item()
+    if least < -1 or most >= n:
+        raise ValueError(f"{method} must return indices from 0 to {n - 1}, got indices from {least} to {most}")
+    repeats = int((ordered[:, 1:] == ordered[:, :-1]).sum().item())
     if repeats:
         raise ValueError(f"{method} must return {k} distinct indices, got {repeats} duplicates of {value.numel()}")
-
-
-def check_selection(method: str, chosen: Selection, n: int, k: int) -> None:
-    """Check a selection of k tokens for each image."""
-    check_indices(method, chosen.indices.sort(-1).values, n, k)
-    if chosen.tokens.shape[:2] != chosen.indices.shape:
-        expected = f"[{len(chosen.indices)}, {k}, any]"
-        raise ValueError(f"{method} must return tokens of shape {expected}, got {_shape(chosen.tokens)}")

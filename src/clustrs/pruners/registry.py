@@ -1,8 +1,4 @@
-"""Names of methods and presets, for the API, the command line, reports and plugins.
-
-A package adds methods by an entry point in the group `clustrs.pruners`: it names a module that registers some, or a
-class. Entry points are loaded when methods are first looked up by name.
-"""
+"""Names of methods and presets, for the API, the command line, reports and plugins."""
 
 import json
 import re
@@ -18,7 +14,6 @@ if TYPE_CHECKING:
     from clustrs.models.attach import Handle
 
 Method = TypeVar("Method", bound=type[Pruner])
-GROUP = "clustrs.pruners"
 EVERY = "all"
 """Stands for every method in a list of methods."""
 
@@ -28,8 +23,7 @@ _methods: dict[str, type[Pruner]] = {}
 def register(method: Method) -> Method:
     """Make a `Pruner` known under its `name`; a class decorator.
 
-    The same module may register a name again, as a notebook cell that runs twice does; the later class replaces the
-    earlier one.
+    The same module may register a name again, as a notebook cell that runs twice does.
 
     Args:
         method: A subclass of `Pruner` with a `name`. Its `presets` get names, too: "name-preset".
@@ -41,11 +35,9 @@ def register(method: Method) -> Method:
         ValueError: Not a `Pruner` subclass with a name, or another module registered that name.
 
     Examples:
-        >>> from dataclasses import dataclass
         >>> import torch
         >>> from clustrs import Pruner, get_method, register
         >>> @register
-        ... @dataclass(frozen=True)
         ... class FirstK(Pruner):
         ...     name = "first-k"
         ...
@@ -68,8 +60,8 @@ def register(method: Method) -> Method:
 
 
 def registered_methods() -> dict[str, type[Pruner]]:
-    """Return all methods by name, those of other packages included."""
-    load_plugins(GROUP, lambda found: register(found) if isinstance(found, type) else None)
+    """Return all methods by name; the first call loads those of other packages."""
+    load_plugins("clustrs.pruners", lambda found: register(found) if isinstance(found, type) else None)
     return dict(sorted(_methods.items()))
 
 
@@ -90,11 +82,9 @@ def list_presets() -> dict[str, dict[str, Any]]:
     Wherever a method is named, a preset can be named as well.
 
     Examples:
-        >>> from clustrs import ClustRS, get_method, list_presets
+        >>> from clustrs import list_presets
         >>> list_presets()["clustrs-no-rrs"]
         {'name': 'clustrs', 'shrink': False}
-        >>> get_method("clustrs-no-rrs", keep=16) == ClustRS(keep=16, shrink=False)
-        True
     """
     known = registered_methods()
     named = {
@@ -107,14 +97,12 @@ def list_presets() -> dict[str, dict[str, Any]]:
 
 def method_class(name: str) -> type[Pruner]:
     """Return the class of a method; a preset has the class of its method."""
-    known = registered_methods()
-    if name in known:
-        return known[name]
-    presets = list_presets()
-    if name in presets:
-        return known[presets[name]["name"]]
-    names = [*known, *presets]
-    raise ValueError(f"unknown method {name!r}{validation.nearest(name, names)}, expected one of {', '.join(names)}")
+    known, presets = registered_methods(), list_presets()
+    if name not in known and name not in presets:
+        names = [*known, *presets]
+        near = validation.nearest(name, names)
+        raise ValueError(f"unknown method {name!r}{near}, expected one of {', '.join(names)}")
+    return known[presets.get(name, {"name": name})["name"]]
 
 
 def get_method(name: str, /, **parameters: Any) -> Pruner:
@@ -136,28 +124,21 @@ def get_method(name: str, /, **parameters: Any) -> Pruner:
         VisPruner(keep=0.25, important=0.4)
     """
     method = method_class(name)
-    if name not in _methods:
-        parameters = {**list_presets()[name], **parameters}
-        name = parameters.pop("name")
-    known = [field.name for field in fields(method)]
+    parameters = {**list_presets().get(name, {}), **parameters}
+    name = parameters.pop("name", name)
+    known = {field.name: field for field in fields(method)}
     for parameter in parameters:
         if parameter not in known:
             near = validation.nearest(parameter, known)
             raise ValueError(f"{name} has no parameter {parameter!r}{near}: it has {', '.join(known)}")
-    for field in fields(method):
-        if field.default is MISSING and field.default_factory is MISSING and field.name not in parameters:
-            raise ValueError(f"{field.name} is missing: write get_method({name!r}, {field.name}=...)")
+    for key, field in known.items():
+        if field.default is MISSING and field.default_factory is MISSING and key not in parameters:
+            raise ValueError(f"{key} is missing: write get_method({name!r}, {key}=...)")
     return method(**parameters)
 
 
 def from_dict(data: Mapping[str, Any]) -> Pruner:
-    """Build a method from a mapping; the inverse of `Pruner.to_dict`.
-
-    Args:
-        data: The name of a method or a preset under "name", and its parameters.
-
-    Returns:
-        The method.
+    """Build a method from a mapping with its name (or a preset's) and parameters; the inverse of `Pruner.to_dict`.
 
     Raises:
         ValueError: No name, or what `get_method` raises.
@@ -198,12 +179,12 @@ def parse_method(spec: str) -> dict[str, Any]:
 
 
 def attach(model: Any, method: Pruner | str | Mapping[str, Any], **options: Any) -> "Handle":
-    """Prune in a transformers model from now on.
+    """Prune in a transformers model from now on; see `Pruner.attach`.
 
     Args:
         model: A vision-language model of a supported family; see `list_model_types`.
         method: A method, or its name and parameters: "clustrs keep=16", {"name": "clustrs", "keep": 16}.
-        **options: scope, crops, positions, attention, deepstack; see `Pruner.attach`.
+        **options: scope, crops, positions, attention, deepstack.
 
     Returns:
         A handle; its `remove()`, or leaving a `with` block, restores the model.
@@ -234,15 +215,14 @@ def split_methods(text: str) -> list[str]:
         depth += (sign in "[{") - (sign in "]}")
         if sign == "," and depth <= 0:
             following = re.split(r"[\s,=]", text[at + 1 :].lstrip(), maxsplit=1)[0]
-            is_value = "=" in specs[-1] and following and not validation.nearest(following, names)
-            if not is_value:
+            if not ("=" in specs[-1] and following and not validation.nearest(following, names)):
                 specs.append("")
                 continue
         specs[-1] += sign
-    stripped = [spec.strip() for spec in specs]
-    if "" in stripped:
+    specs = [spec.strip() for spec in specs]
+    if "" in specs:
         raise ValueError("must be values separated by spaces or commas, none of them empty")
-    return stripped
+    return specs
 
 
 def variant_labels(methods: Sequence[Pruner | Mapping[str, Any]], *, with_keep: bool = False) -> list[str]:
@@ -253,8 +233,7 @@ def variant_labels(methods: Sequence[Pruner | Mapping[str, Any]], *, with_keep: 
 
     Args:
         methods: Methods, or what their `to_dict` returned.
-        with_keep: Mention budgets, too, where those of one method differ. Without, the same method at two budgets has
-            one label.
+        with_keep: Mention budgets, too, where those of one method differ.
 
     Returns:
         A label for each method.
@@ -264,29 +243,25 @@ def variant_labels(methods: Sequence[Pruner | Mapping[str, Any]], *, with_keep: 
         >>> variant_labels([ClustRS(keep=16), ClustRS(keep=16, clip=(0, 0)), DivPrune(keep=16)])
         ['clustrs', 'clustrs clip=[0,0]', 'divprune']
     """
-    described = [one.to_dict() if isinstance(one, Pruner) else dict(one) for one in methods]
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for own in described:
-        groups.setdefault(own.get("name", ""), []).append({**_defaults(own.get("name", "")), **own})
-    values = {
-        name: {
-            key: {_text(other.get(key)) for other in same} for key in dict.fromkeys(key for one in same for key in one)
-        }
-        for name, same in groups.items()
-    }
+    described = [{"name": "", **(one.to_dict() if isinstance(one, Pruner) else one)} for one in methods]
+    presets = list_presets()
     labels = []
     for own in described:
-        name = own.get("name", "")
-        defaults = _defaults(name)
+        name, defaults = own["name"], _defaults(own["name"])
+        same = [{**defaults, **other} for other in described if other["name"] == name]
         differing = {
-            key: value
+            key: _text(value)
             for key, value in own.items()
-            if len(values[name][key]) > 1 and not (key in defaults and _text(defaults[key]) == _text(value))
+            if len({_text(other.get(key)) for other in same}) > 1
+            and not (key in defaults and _text(defaults[key]) == _text(value))
         }
-        budget = {"keep": differing.pop("keep")} if "keep" in differing else {}
-        preset = _preset(name, differing)
-        shown = {**(differing if preset == name else {}), **(budget if with_keep else {})}
-        labels.append(" ".join([preset, *(f"{key}={_text(value)}" for key, value in shown.items())]))
+        budget = differing.pop("keep", None)
+        for preset, known in presets.items():
+            if {"name": name, **differing} == {key: _text(value) for key, value in known.items()}:
+                name, differing = preset, {}
+        if with_keep and budget is not None:
+            differing["keep"] = budget
+        labels.append(" ".join([name, *(f"{key}={value}" for key, value in differing.items())]))
     return labels
 
 
@@ -294,15 +269,6 @@ def _defaults(name: str) -> dict[str, Any]:
     """Return the default parameters of a method; nothing for one that is not installed."""
     method = registered_methods().get(name)
     return {} if method is None else {one.name: one.default for one in fields(method) if one.default is not MISSING}
-
-
-def _preset(name: str, parameters: Mapping[str, Any]) -> str:
-    """Return the name of the preset that has exactly these parameters, or the method's own name."""
-    wanted = {key: _text(value) for key, value in parameters.items()}
-    for preset, known in list_presets().items():
-        if known["name"] == name and wanted == {key: _text(value) for key, value in known.items() if key != "name"}:
-            return preset
-    return name
 
 
 def _text(value: Any) -> str:
@@ -315,10 +281,8 @@ def _text(value: Any) -> str:
         rest = {key: one for key, one in value.items() if key not in ("name", "keep")}
         own = {key: one for key, one in rest.items() if _text(_defaults(value["name"]).get(key)) != _text(one)}
         return json.dumps({"name": value["name"], **own}, separators=(",", ":")) if own else str(value["name"])
-    return json.dumps(_short(value), separators=(",", ":"))
-
-
-def _short(value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return [_short(one) for one in value]
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else value
+        return f"[{','.join(json.dumps(one) if isinstance(one, str) else _text(one) for one in value)}]"
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        value = int(value)
+    return json.dumps(value, separators=(",", ":"))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from clustrs.ops.diversity import cosines
 from clustrs.ops.indexing import stable_topk, upcast_half
-from clustrs.ops.kmeans import partition, weighted_sums
+from clustrs.ops.kmeans import cluster_sizes, weighted_sums
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.inputs import PrunerInputs, Selection, check_finite
 from clustrs.pruners.registry import register
@@ -44,16 +44,15 @@ class ToMe(Pruner):
                 check_finite("keys", inputs.keys)
         batch, n, _ = inputs.tokens.shape
         features = (inputs.tokens if inputs.patch_keys is None else inputs.patch_keys).double()
-        labels = torch.arange(n, device=features.device).repeat(batch, 1)
-        first = labels
+        first = labels = torch.arange(n, device=features.device).repeat(batch, 1)
         with torch.no_grad():
             while (left := first.shape[1]) > k:
                 labels, first = merge_round(features, labels, first, min(left // 2, left - k))
-            clusters = partition(labels, k)
+            sizes = cluster_sizes(labels, k)
         tokens = upcast_half(inputs.tokens)
-        share = clusters.sizes.to(tokens.dtype).reciprocal().gather(-1, labels)
-        means = weighted_sums(clusters, tokens, share).to(inputs.tokens.dtype)
-        return Selection(means, first, labels, merged=clusters.sizes > 1)
+        share = sizes.to(tokens.dtype).reciprocal().gather(-1, labels)
+        means = weighted_sums(tokens, labels, share, sizes).to(inputs.tokens.dtype)
+        return Selection(means, first, labels, merged=sizes > 1)
 
 
 def merge_round(features: Tensor, labels: Tensor, first: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -64,14 +63,13 @@ def merge_round(features: Tensor, labels: Tensor, first: Tensor, count: int) -> 
     are compared by the sums of their tokens' features.
     """
     left = first.shape[1]
-    sums = weighted_sums(partition(labels, left), features, torch.ones_like(labels, dtype=features.dtype))
+    ones = torch.ones_like(labels, dtype=features.dtype)
+    sums = weighted_sums(features, labels, ones, cluster_sizes(labels, left))
     links = cosines(sums[:, ::2], sums[:, 1::2]).max(-1)
     source = stable_topk(links.values, count)
-    target = links.indices.gather(-1, source) * 2 + 1
     group = torch.arange(left, device=labels.device).repeat(len(labels), 1)
-    parent = group.scatter(-1, source * 2, target)
-    first = first.scatter_reduce(-1, parent, first, "amin")
-    gone = parent != group
-    first, order = first.masked_fill(gone, labels.shape[1]).sort(-1)
+    parent = group.scatter(-1, source * 2, links.indices.gather(-1, source) * 2 + 1)
+    first = first.scatter_reduce(-1, parent, first, "amin").masked_fill(parent != group, labels.shape[1])
+    first, order = first.sort(-1)
     rank = torch.empty_like(order).scatter_(-1, order, group)
     return rank.gather(-1, parent.gather(-1, labels)), first[:, : left - count]

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from clustrs.ops.diversity import cosines
 from clustrs.ops.indexing import gather_tokens, stable_topk, upcast_half
+from clustrs.ops.kmeans import membership
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.inputs import PrunerInputs, Selection, check_finite
 from clustrs.pruners.registry import register
@@ -37,12 +38,6 @@ class VisionZip(Pruner):
     needs = ("scores", "hidden", "keys", "projector")
     merges = True
 
-    @staticmethod
-    def split(k: int) -> tuple[int, int]:
-        """Return how many of k tokens are dominant (the CLS token among them), and how many contextual."""
-        contextual = max(1, 10 * k // 64) if k > 1 else 0
-        return k - contextual, contextual
-
     def _select(self, inputs: PrunerInputs, k: int, check: bool) -> Selection:
         if check:
             check_finite("tokens", inputs.tokens)
@@ -53,36 +48,27 @@ class VisionZip(Pruner):
         assert keys is not None
         assert inputs.projector is not None
         first = int(inputs.cls)
-        dominant, contextual = self.split(k)
+        contextual = max(1, 10 * k // 64) if k > 1 else 0
+        dominant = k - contextual  # with the CLS token
         rank = stable_topk(inputs.scores, inputs.tokens.shape[1])
-        best, rest = (
-            part.sort(-1).values for part in rank.split([dominant - first, rank.shape[1] - dominant + first], -1)
-        )
-
+        best, rest = (part.sort(-1).values for part in rank.tensor_split([dominant - first], -1))
         parts = [inputs.hidden[:, :first], gather_tokens(hidden, best)]
-        indices = [torch.full_like(rank[:, :first], -1), best]
-        labels = assign(torch.full_like(rank, -1), best, first)
+        targets, others = evenly_spaced(rest, contextual)
+        indices = torch.cat([torch.full_like(rank[:, :first], -1), best, targets], -1)
+        outputs = torch.arange(k, device=rank.device).expand(len(rank), k)
+        labels = torch.full_like(rank, -1).scatter(-1, indices[:, first:], outputs[:, first:])
         if contextual:
-            targets, others = evenly_spaced(rest, contextual)
             with torch.no_grad():
                 goal = cosines(gather_tokens(keys, others), gather_tokens(keys, targets)).argmax(-1)
-            indices.append(targets)
-            labels = assign(labels, targets, dominant).scatter(-1, others, goal + dominant)
+            labels = labels.scatter(-1, others, goal + dominant)
             parts.append(add_means(gather_tokens(hidden, targets), gather_tokens(hidden, others), goal))
-        kept = inputs.projector(torch.cat(parts, 1))
-        merged = torch.arange(k, device=rank.device).expand(len(rank), k) >= dominant
-        return Selection(kept.to(inputs.tokens.dtype), torch.cat(indices, -1), labels, merged=merged)
-
-
-def assign(labels: Tensor, tokens: Tensor, start: int) -> Tensor:
-    """Number the `tokens` [B, M] from `start` on in `labels` [B, N]."""
-    outputs = torch.arange(start, start + tokens.shape[1], device=labels.device)
-    return labels.scatter(-1, tokens, outputs.expand_as(tokens))
+        kept = inputs.projector(torch.cat(parts, 1)).to(inputs.tokens.dtype)
+        return Selection(kept, indices, labels, merged=outputs >= dominant)
 
 
 def evenly_spaced(rest: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Split [B, M] into `count` evenly spaced targets, the first of them at 0, and the others."""
-    step = max(1, rest.shape[1] // count)
+    step = max(1, rest.shape[1] // max(1, count))
     targets = torch.arange(count, device=rest.device) * step
     position = torch.arange(rest.shape[1] - count, device=rest.device)
     before = (position // (step - 1) + 1).clamp(max=count) if step > 1 else count
@@ -91,7 +77,6 @@ def evenly_spaced(rest: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 def add_means(targets: Tensor, others: Tensor, goal: Tensor) -> Tensor:
     """Add to each target [B, C, H] the mean of the others [B, M, H] whose `goal` [B, M] it is (0 if none)."""
-    hits = goal[:, None] == torch.arange(targets.shape[1], device=goal.device)[:, None]
-    share = hits.to(upcast_half(targets).dtype)
+    share = membership(goal, targets.shape[1]).to(upcast_half(targets).dtype)
     share = share / share.sum(-1, keepdim=True).clamp(min=1)
     return (upcast_half(targets) + share @ upcast_half(others)).to(targets.dtype)
