@@ -23,7 +23,7 @@ from clustrs.cli import base, main
 from clustrs.corruptions import Corruption
 from clustrs.corruptions.images import open_image
 from clustrs.embedded import DEFAULT, EMBEDDED
-from clustrs.models.adapters import Adapter, adapter_class, list_model_types
+from clustrs.models.adapters.base import Adapter, adapter_class, list_model_types
 from clustrs.models.ask import as_seen, chat_prompt
 from clustrs.models.ask import ask as ask_model
 from clustrs.models.load import load_model

@@ -10,7 +10,7 @@ import pytest
 from clustrs.cli import catalog
 from clustrs.corruptions import imagenet_c, list_corruptions
 from clustrs.export.vision import encoder_of
-from clustrs.models.adapters import adapter_class, list_model_types
+from clustrs.models.adapters.base import adapter_class, list_model_types
 from clustrs.serving.plugin import check_architectures
 from tools import matrix
 

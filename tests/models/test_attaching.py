@@ -8,7 +8,7 @@ import torch
 from tiny_models import FAMILIES, Load, make_image, prepare
 
 from clustrs import ClustRS, get_method, list_methods
-from clustrs.models.adapters import VisualTokens, list_model_types
+from clustrs.models.adapters.base import VisualTokens, list_model_types
 from clustrs.models.adapters.llava import LlavaAdapter
 
 

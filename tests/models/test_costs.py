@@ -12,8 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from clustrs import ClustRS
-from clustrs.models.adapters import get_adapter
-from clustrs.models.adapters.base import PatchGrid
+from clustrs.models.adapters.base import PatchGrid, get_adapter
 from clustrs.models.costs import _triangular_flops, count_cost, count_text, count_vision, meta_model, total
 
 LoadFamily = Callable[[str], tuple[Any, Any]]
@@ -212,9 +211,9 @@ def test_what_cannot_be_counted_is_refused() -> None:
     qwen.text_config.num_hidden_layers = gemma.text_config.num_hidden_layers = 1
     with pytest.raises(ValueError, match="a model of type 'gpt2' is not supported"):
         count_cost(tf.GPT2Config(), 1, 1)
-    with pytest.raises(ValueError, match="visual_tokens must be at least 0, got -1"):
+    with pytest.raises(ValueError, match="visual_tokens must be an integer of at least 0, got -1"):
         count_cost(qwen, 1, -1)
-    with pytest.raises(ValueError, match="crops must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="crops must be an integer of at least 1, got 0"):
         count_cost(qwen, 1, 1, crops=0)
     for config in (qwen, gemma):
         with pytest.raises(ValueError, match=f"grid must be a PatchGrid for a {config.model_type} model"):

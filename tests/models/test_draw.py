@@ -191,7 +191,7 @@ def test_the_default_size_has_room_for_every_token() -> None:
 
 @pytest.mark.parametrize("size", [0, -3, 2.5, True, "640"])
 def test_bad_sizes(size: Any) -> None:
-    with pytest.raises(ValueError, match="size must be the longer side of the drawing in pixels"):
+    with pytest.raises(ValueError, match="size must be an integer of at least 1, got"):
         draw.overlay_kept(GREY, selection([3]), size=size)
 
 

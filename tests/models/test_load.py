@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from clustrs.evaluation.runner import model_checksums
-from clustrs.models.load import LoadOptions, load_arguments, load_model, local_files
+from clustrs.models.load import load_arguments, load_model, local_files
+from clustrs.validation import LoadOptions
 
 CODE = "raise SystemExit('somebody else\\'s code was run')\n"
 

@@ -11,8 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from clustrs import ClustRS
-from clustrs.models.adapters import get_adapter
-from clustrs.models.adapters.base import attention_layer, has_cls, recorded, reduction
+from clustrs.models.adapters.base import attention_layer, get_adapter, has_cls, recorded, reduction
 from clustrs.models.scoring import StageTimer, _attend, attention_scores, record_scores
 
 

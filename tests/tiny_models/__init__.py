@@ -18,7 +18,7 @@ import transformers as tf
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from clustrs.models.adapters import get_adapter
+from clustrs.models.adapters.base import get_adapter
 from clustrs.models.processors import LlavaOnevisionProcessor, load_processor
 
 Load = Callable[..., tuple[Any, Any]]

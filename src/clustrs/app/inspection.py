@@ -10,7 +10,7 @@ from PIL import Image
 
 from clustrs.app.trial import LoadedModel
 from clustrs.models import shared_encoding
-from clustrs.models.adapters import VisualTokens
+from clustrs.models.adapters.base import VisualTokens
 from clustrs.models.ask import as_seen, chat_prompt
 from clustrs.models.select import select_tokens
 from clustrs.pruners import Pruner, Selection

@@ -17,7 +17,7 @@ from clustrs.evaluation.results import SCORED, Run, load_run
 from clustrs.evaluation.store import AnswerRecord, identity, read_answers
 from clustrs.evaluation.tasks import Task, get_task
 from clustrs.models import shared_encoding
-from clustrs.models.adapters import VisualTokens
+from clustrs.models.adapters.base import VisualTokens
 from clustrs.models.ask import as_seen, chat_prompt
 from clustrs.models.draw import overlay_kept
 from clustrs.models.load import apply_image_padding

@@ -19,8 +19,8 @@ from clustrs.app.results import RunLibrary
 from clustrs.app.tabs import InspectTab, ResultsTab, TryTab
 from clustrs.app.trial import LoadedModel, load_warm
 from clustrs.corruptions.images import first_sentence
-from clustrs.models.load import LoadOptions
 from clustrs.palette import dark_css
+from clustrs.validation import LoadOptions
 
 logger = logging.getLogger(__name__)
 STYLE = Path(__file__).with_name("style.css")

@@ -22,9 +22,10 @@ from clustrs.evaluation.tasks import normalize_answer
 from clustrs.models import shared_encoding
 from clustrs.models.ask import call_seconds, chat_prompt
 from clustrs.models.attach import Handle
-from clustrs.models.load import LoadOptions, load_model, quiet_transformers
+from clustrs.models.load import load_model, quiet_transformers
 from clustrs.models.select import ImageSelection
 from clustrs.pruners import Pruner, get_method
+from clustrs.validation import LoadOptions
 
 WARM_UP_QUESTION = "What is in the image?"
 

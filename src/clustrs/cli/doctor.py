@@ -93,7 +93,7 @@ def version_of(module: str) -> str:
 
 
 def try_models() -> str:
-    from clustrs.models.adapters import list_model_types
+    from clustrs.models.adapters.base import list_model_types
 
     import_module("clustrs.models.attach")
     return f"{len(list_model_types())} families of models"

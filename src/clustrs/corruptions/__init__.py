@@ -6,7 +6,6 @@ the module (or anything in it). Entry points are loaded when an unknown name is 
 
 import hashlib
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -17,16 +16,7 @@ from PIL import Image
 
 from clustrs.corruptions import effects, imagenet_c
 from clustrs.plugins import load_plugins
-
-__all__ = [
-    "IMAGENET_C_LEVELS",
-    "PAPER_LEVELS",
-    "Corruption",
-    "corruption_rule",
-    "list_corruptions",
-    "missing_reason",
-    "register_corruption",
-]
+from clustrs.validation import is_number
 
 Effect = Callable[[Image.Image, float, np.random.Generator], Image.Image]
 Kind = Literal["any", "integer", "odd"]
@@ -53,27 +43,18 @@ class Rule:
         return self.kind == "any" or level % (2 if self.kind == "odd" else 1) == (self.kind == "odd")
 
 
+SIGMA = "a standard deviation from 0 to 100 (pixels go from 0 to 1)"
 _rules = {
-    "gaussian": Rule(
-        effects.gaussian,
-        0,
-        100,
-        "a standard deviation from 0 to 100 (pixels go from 0 to 1)",
-        (0.1, 0.5, 1.0, 2.0, 3.0),
-    ),
+    "gaussian": Rule(effects.gaussian, 0, 100, SIGMA, (0.1, 0.5, 1.0, 2.0, 3.0)),
     "salt_pepper": Rule(effects.salt_pepper, 0, 1, "a fraction of the pixels from 0 to 1", (0.01, 0.1, 0.2, 0.3, 0.5)),
     "brightness": Rule(effects.brightness, 0, 100, "a factor from 0 to 100", (0.5, 1.5, 2.0)),
     "contrast": Rule(effects.contrast, 0, 100, "a factor from 0 to 100", (0.5, 1.5, 2.0)),
     "cutout": Rule(effects.cutout, 0, 1, "a fraction of the image from 0 to 1", (0.1, 0.25, 0.4)),
     "motion_blur": Rule(effects.motion_blur, 1, 999, "an odd number of pixels from 1 to 999", (15, 31), "odd"),
     "jpeg": Rule(effects.jpeg, 1, 100, "a quality (an integer) from 1 to 100", (60, 30), "integer"),
-    **{
-        f"imagenet_c/{family}": Rule(
-            effect, 1, 5, "a severity (an integer) from 1 to 5", (1, 2, 3, 4, 5), "integer", "imagenet_c"
-        )
-        for family, effect in imagenet_c.FAMILIES.items()
-    },
 }
+SEVERITIES = (1, 5, "a severity (an integer) from 1 to 5", (1, 2, 3, 4, 5), "integer", "imagenet_c")
+_rules |= {f"imagenet_c/{name}": Rule(effect, *SEVERITIES) for name, effect in imagenet_c.FAMILIES.items()}
 
 PAPER_LEVELS = {name: rule.levels for name, rule in _rules.items() if rule.group == "paper"}
 """The corruptions of the paper, each with its levels there."""
@@ -147,25 +128,15 @@ def missing_reason(name: str) -> str:
 
 
 def corruption_rule(name: str) -> Rule:
-    """Return the rule of a corruption; ValueError for an unknown name."""
+    """Return the rule of a corruption; ValueError for an unknown name, with the closest one, if there is any."""
     if name not in _rules:
         load_plugins(ENTRY_POINTS)
-    if not isinstance(name, str) or name not in _rules:
-        names = ", ".join(_rules)
-        raise ValueError(f"unknown corruption {name!r}{suggestion(str(name))}; available: {names}")
-    return _rules[name]
-
-
-def suggestion(name: str) -> str:
-    """Suggest the closest name, if there is one; `imagenet_c/` may be missing from the given name."""
+    if name in _rules:
+        return _rules[name]
     short = {known.rpartition("/")[2]: known for known in reversed(_rules)}  # the paper's come last, and stay
-    close = get_close_matches(name.lower(), [*_rules, *short], n=1)
-    return f" (did you mean {short.get(close[0], close[0])!r}?)" if close else ""
-
-
-def is_level(value: object) -> bool:
-    """Return True for a number that a float can hold."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    close = get_close_matches(str(name).lower(), [*_rules, *short], n=1)
+    near = f" (did you mean {short.get(close[0], close[0])!r}?)" if close else ""
+    raise ValueError(f"unknown corruption {name!r}{near}; available: {', '.join(_rules)}")
 
 
 @dataclass(frozen=True)
@@ -191,7 +162,7 @@ class Corruption:
 
     def __post_init__(self) -> None:
         rule = corruption_rule(self.name)
-        if not (is_level(self.level) and rule.accepts(self.level)):
+        if not (is_number(self.level) and rule.accepts(self.level)):
             raise ValueError(f"{self.name} level must be {rule.accepted}, got {self.level!r}")
         object.__setattr__(self, "level", float(self.level))
 
@@ -212,9 +183,9 @@ class Corruption:
         except ValueError:
             if colon:
                 corruption_rule(name)  # an unknown name is the first thing to tell
-            names = ", ".join(list_corruptions())
+            names = f"names: {', '.join(list_corruptions())}"
             raise ValueError(
-                f"corruption must be NAME:LEVEL (for example gaussian:0.5), got {text!r}; names: {names}"
+                f"corruption must be NAME:LEVEL (for example gaussian:0.5), got {text!r}; {names}"
             ) from None
         return cls(name, value)
 
@@ -230,24 +201,20 @@ class Corruption:
             The corrupted image, in RGB and of the same size.
 
         Raises:
-            ValueError: the image is not in RGB, or there is not enough memory.
+            ValueError: the image is not in RGB, the seed has more than 64 bits, or there is not enough memory.
         """
         if image.mode != "RGB":
             raise ValueError(f"image must be in RGB, got mode {image.mode!r} (use image.convert('RGB'))")
-        random = self._random(image_id, seed)
-        try:
-            return corruption_rule(self.name).effect(image, self.level, random)
-        except MemoryError:
-            size = f"{image.width} x {image.height} pixels"
-            raise ValueError(f"{self} of an image of {size}: out of memory, use a smaller image") from None
-
-    def _random(self, image_id: str, seed: int) -> np.random.Generator:
-        """Return the random generator of an image id, a corruption, its level and a seed."""
         if not isinstance(image_id, str):
             raise ValueError(f"image_id must be a string, got {image_id!r}")
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise ValueError(f"seed must be an integer, got {seed!r}")
         if seed.bit_length() > 64:
             raise ValueError("seed must have at most 64 bits")
-        key = json.dumps([image_id, self.name, self.level, seed])
-        return np.random.default_rng(int.from_bytes(hashlib.sha256(key.encode()).digest(), "big"))
+        key = json.dumps([image_id, self.name, self.level, seed]).encode()
+        random = np.random.default_rng(int.from_bytes(hashlib.sha256(key).digest(), "big"))
+        try:
+            return corruption_rule(self.name).effect(image, self.level, random)
+        except MemoryError:
+            size = f"{image.width} x {image.height} pixels"
+            raise ValueError(f"{self} of an image of {size}: out of memory, use a smaller image") from None

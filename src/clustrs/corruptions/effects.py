@@ -54,7 +54,7 @@ def cutout(image: Image.Image, level: float, random: np.random.Generator) -> Ima
 
 
 def cutout_size(height: int, width: int, fraction: float) -> tuple[int, int]:
-    """Height and width of the square of this fraction of the image's area, or of a rectangle where none fits."""
+    """Return height and width of the square of this fraction of the image's area, or of a rectangle if none fits."""
     area = fraction * height * width
     side = math.sqrt(area)
     if side <= min(height, width):

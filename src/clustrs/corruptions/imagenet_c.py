@@ -5,11 +5,14 @@ package breaks with current versions of numpy and scikit-image; of it, only the 
 """
 
 import math
+from collections.abc import Callable
+from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -22,7 +25,7 @@ PHOTOGRAPHS = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.j
 
 
 def to_array(image: Image.Image) -> Pixels:
-    """Pixels as numbers from 0 to 1: [height, width, 3]."""
+    """Return pixels as numbers from 0 to 1: [height, width, 3]."""
     return np.asarray(image) / 255
 
 
@@ -33,6 +36,25 @@ def to_bytes(pixels: Pixels) -> NDArray[np.uint8]:
 
 def to_image(pixels: Pixels) -> Image.Image:
     return Image.fromarray(to_bytes(pixels))
+
+
+FAMILIES: dict[str, Callable[[Image.Image, float, Generator], Image.Image]] = {}
+"""By name, in the order in which ImageNet-C lists them."""
+
+
+def severities(*constants: Any) -> Callable[[Callable[..., Pixels]], Callable[..., Pixels]]:
+    """Register a function of pixels, random numbers and constants, which differ between the five severities."""
+
+    def register(effect: Callable[..., Pixels]) -> Callable[..., Pixels]:
+        @wraps(effect)
+        def apply(image: Image.Image, level: float, random: Generator) -> Image.Image:
+            chosen = constants[int(level) - 1]
+            return to_image(effect(to_array(image), random, *(chosen if isinstance(chosen, tuple) else (chosen,))))
+
+        FAMILIES[effect.__name__] = apply
+        return effect
+
+    return register
 
 
 def convolve(pixels: Pixels, kernel: Pixels, border: Literal["edge", "reflect", "symmetric"]) -> Pixels:
@@ -90,25 +112,18 @@ def magnify(pixels: Pixels, factor: float) -> Pixels:
 
 
 def displaced(pixels: Pixels, down: Pixels, right: Pixels) -> Pixels:
-    """Each pixel from `down` rows below and `right` columns to its right, interpolated; borders mirror."""
-    height, width = pixels.shape[:2]
-    row, column = np.mgrid[:height, :width] + np.stack([down, right])
-    top, left = np.floor(row), np.floor(column)
-    result = np.zeros_like(pixels)
-    for below in (0, 1):
-        for across in (0, 1):
-            share = (1 - np.abs(row - top - below)) * (1 - np.abs(column - left - across))
-            result += share[..., None] * pixels[mirrored(top + below, height), mirrored(left + across, width)]
+    """Take each pixel from `down` rows below and `right` columns to its right, interpolated; borders mirror."""
+    size = np.array(pixels.shape[:2]).reshape(2, 1, 1)
+    place = np.mgrid[: pixels.shape[0], : pixels.shape[1]] + np.stack([down, right])
+    corner, result = np.floor(place), np.zeros_like(pixels)
+    for step in np.array([(0, 0), (0, 1), (1, 0), (1, 1)]).reshape(4, 2, 1, 1):
+        share = (1 - np.abs(place - corner - step)).prod(0)
+        folded = (corner + step).astype(np.int64) % (2 * size)
+        result += share[..., None] * pixels[tuple(np.minimum(folded, 2 * size - 1 - folded))]
     return result
 
 
-def mirrored(index: Pixels, size: int) -> NDArray[np.int64]:
-    """The index inside 0 ... size - 1 that mirrors at the borders lead to."""
-    folded = index.astype(np.int64) % (2 * size)
-    return np.minimum(folded, 2 * size - 1 - folded)
-
-
-def clouds(side: int, decay: float, random: np.random.Generator) -> Pixels:
+def clouds(side: int, decay: float, random: Generator) -> Pixels:
     """A cloudy sky from 0 to 1 by midpoint displacement, on a square whose borders meet; `side` is a power of two.
 
     Every finer grid is the mean of its neighbors plus noise, and the amplitude of the noise falls by `decay` squared.
@@ -132,48 +147,44 @@ def clouds(side: int, decay: float, random: np.random.Generator) -> Pixels:
     return sky / sky.max()
 
 
-def gaussian_noise(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+@severities(0.08, 0.12, 0.18, 0.26, 0.38)
+def gaussian_noise(pixels: Pixels, random: Generator, sigma: float) -> Pixels:
     """Add independent normal noise to every pixel and channel."""
-    sigma = (0.08, 0.12, 0.18, 0.26, 0.38)[int(level) - 1]
-    pixels = to_array(image)
-    return to_image(pixels + sigma * random.standard_normal(pixels.shape))
+    return pixels + sigma * random.standard_normal(pixels.shape)
 
 
-def shot_noise(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+@severities(60, 25, 12, 5, 3)
+def shot_noise(pixels: Pixels, random: Generator, photons: int) -> Pixels:
     """Count so few photons that their number is uncertain."""
-    photons = (60, 25, 12, 5, 3)[int(level) - 1]
-    return to_image(random.poisson(to_array(image) * photons) / photons)
+    return random.poisson(pixels * photons) / photons
 
 
-def impulse_noise(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+@severities(0.03, 0.06, 0.09, 0.17, 0.27)
+def impulse_noise(pixels: Pixels, random: Generator, share: float) -> Pixels:
     """Set single channels of single pixels to 0 or 1, as often the one as the other."""
-    share = (0.03, 0.06, 0.09, 0.17, 0.27)[int(level) - 1]
-    pixels = np.array(image)
     hit = random.random(pixels.shape) <= share
-    bright = random.random(pixels.shape) <= 0.5
-    pixels[hit] = np.where(bright[hit], 255, 0)
-    return Image.fromarray(pixels)
+    return np.where(hit, random.random(pixels.shape) <= 0.5, pixels)
 
 
-def defocus_blur(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+@severities((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5))
+def defocus_blur(pixels: Pixels, random: Generator, radius: int, sigma: float) -> Pixels:
     """Spread every point over a disk."""
-    radius, sigma = ((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5))[int(level) - 1]
-    return to_image(convolve(to_array(image), disk(radius, sigma), "reflect"))
+    return convolve(pixels, disk(radius, sigma), "reflect")
 
 
-def glass_blur(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+@severities((0.7, 1, 2), (0.9, 2, 1), (1.0, 2, 3), (1.1, 3, 2), (1.5, 4, 2))
+def glass_blur(pixels: Pixels, random: Generator, sigma: float, far: int, rounds: int) -> Pixels:
     """Blur, take every pixel from somewhere near it, blur again."""
-    sigma, far, rounds = ((0.7, 1, 2), (0.9, 2, 1), (1.0, 2, 3), (1.1, 3, 2), (1.5, 4, 2))[int(level) - 1]
     weights = bell(sigma, int(4 * sigma + 0.5))
     kernel = np.outer(weights, weights)
-    levels = to_bytes(convolve(to_array(image), kernel, "edge"))
+    levels = to_bytes(convolve(pixels, kernel, "edge"))
     for _ in range(rounds):
         source = wandering(levels.shape[0], levels.shape[1], far, random)
         levels = levels.reshape(-1, 3)[source].reshape(levels.shape)
-    return to_image(convolve(levels / 255, kernel, "edge"))
+    return convolve(levels / 255, kernel, "edge")
 
 
-def wandering(height: int, width: int, far: int, random: np.random.Generator) -> NDArray[np.int64]:
+def wandering(height: int, width: int, far: int, random: Generator) -> NDArray[np.int64]:
     """Return the source of each pixel of [height * width], if one pixel after the other copies a near one.
 
     From the last to the first: who copies a pixel that has copied already gets what that one got. So each pixel
@@ -193,34 +204,32 @@ def wandering(height: int, width: int, far: int, random: np.random.Generator) ->
     return pointer[:size] - size
 
 
-def motion_blur(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+@severities((10, 3), (15, 5), (15, 8), (15, 12), (20, 15))
+def motion_blur(pixels: Pixels, random: Generator, reach: int, sigma: float) -> Pixels:
     """Blur to one side, at a random angle within 45 degrees of the horizontal."""
-    reach, sigma = ((10, 3), (15, 5), (15, 8), (15, 12), (20, 15))[int(level) - 1]
-    return to_image(smear(to_array(image), reach, sigma, math.radians(random.uniform(-45, 45))))
+    return smear(pixels, reach, sigma, math.radians(random.uniform(-45, 45)))
 
 
-def zoom_blur(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
-    """The mean of the image and of ever larger versions of it."""
-    stop, step = ((1.11, 0.01), (1.16, 0.01), (1.21, 0.02), (1.26, 0.02), (1.31, 0.03))[int(level) - 1]
-    factors = np.arange(1, stop, step)
-    pixels = to_array(image)
+@severities((1.11, 0.01), (1.16, 0.01), (1.21, 0.02), (1.26, 0.02), (1.31, 0.03))
+def zoom_blur(pixels: Pixels, random: Generator, stop: float, step: float) -> Pixels:
+    """Return the mean of the image and of ever larger versions of it."""
     height, width = pixels.shape[:2]
-    total = pixels.copy()
+    factors, total = np.arange(1, stop, step), pixels.copy()
     for factor in factors:
         total += magnify(pixels, float(factor))[:height, :width]
-    return to_image(total / (len(factors) + 1))
+    return total / (len(factors) + 1)
 
 
-def snow(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+@severities(
+    (0.1, 0.3, 3, 0.5, 10, 4, 0.8),
+    (0.2, 0.3, 2, 0.5, 12, 4, 0.7),
+    (0.55, 0.3, 4, 0.9, 12, 8, 0.7),
+    (0.55, 0.3, 4.5, 0.85, 12, 8, 0.65),
+    (0.55, 0.3, 2.5, 0.85, 12, 12, 0.55),
+)
+def snow(pixels: Pixels, random: Generator, *constants: float) -> Pixels:
     """Whiten the image, and let smeared flakes fall over it from both sides."""
-    mean, sigma, size, least, reach, fade, own = (
-        (0.1, 0.3, 3, 0.5, 10, 4, 0.8),
-        (0.2, 0.3, 2, 0.5, 12, 4, 0.7),
-        (0.55, 0.3, 4, 0.9, 12, 8, 0.7),
-        (0.55, 0.3, 4.5, 0.85, 12, 8, 0.65),
-        (0.55, 0.3, 2.5, 0.85, 12, 12, 0.55),
-    )[int(level) - 1]
-    pixels = to_array(image)
+    mean, sigma, size, least, reach, fade, own = constants
     height, width = pixels.shape[:2]
     flakes = magnify(random.normal(mean, sigma, (height, width)), size)
     flakes = np.where(flakes < least, 0, flakes.clip(0, 1))
@@ -228,101 +237,78 @@ def snow(image: Image.Image, level: float, random: np.random.Generator) -> Image
     flakes = np.rint(flakes * 255) / 255
     gray = pixels @ np.array([0.299, 0.587, 0.114])
     whitened = own * pixels + (1 - own) * np.maximum(pixels, gray[..., None] * 1.5 + 0.5)
-    return to_image(whitened + flakes + flakes[::-1, ::-1])
+    return whitened + flakes + flakes[::-1, ::-1]
 
 
 def frost_photographs() -> list[Path]:
-    """The photographs of frost, from the package `imagecorruptions` if it is installed (it is not imported)."""
+    """Return the photographs of frost, from the package `imagecorruptions` if it is installed (it is not imported)."""
     package = find_spec("imagecorruptions")
     folders = [Path(folder) / "frost" for folder in (package and package.submodule_search_locations) or []]
     paths = [folder / name for folder in folders for name in PHOTOGRAPHS]
     return paths if all(path.is_file() for path in paths) else []
 
 
-def frost(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+@severities((1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75))
+def frost(pixels: Pixels, random: Generator, own: float, other: float) -> Pixels:
     """Lay a random part of a photograph of frost over the image."""
-    own, other = ((1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75))[int(level) - 1]
     paths = frost_photographs()
     if not paths:
         raise ValueError(f"imagenet_c/frost needs photographs of frost: {GET_PHOTOGRAPHS}")
     with Image.open(paths[random.integers(len(paths))]) as file:
         photograph = file.convert("RGB")
-    scale = 1.1 * max(1, image.width / photograph.width, image.height / photograph.height)
+    height, width = pixels.shape[:2]
+    scale = 1.1 * max(1, width / photograph.width, height / photograph.height)
     size = math.ceil(photograph.width * scale), math.ceil(photograph.height * scale)
     ice = to_array(photograph.resize(size, Image.Resampling.BICUBIC))
-    top, left = random.integers(size[1] - image.height), random.integers(size[0] - image.width)
-    ice = ice[top : top + image.height, left : left + image.width]
-    return to_image(own * to_array(image) + other * ice)
+    top, left = random.integers(size[1] - height), random.integers(size[0] - width)
+    return own * pixels + other * ice[top : top + height, left : left + width]
 
 
-def fog(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+@severities((1.5, 2), (2, 2), (2.5, 1.7), (2.5, 1.5), (3, 1.4))
+def fog(pixels: Pixels, random: Generator, thickness: float, decay: float) -> Pixels:
     """Add clouds, then bring the image back to the brightness it had at most."""
-    thickness, decay = ((1.5, 2), (2, 2), (2.5, 1.7), (2.5, 1.5), (3, 1.4))[int(level) - 1]
-    pixels = to_array(image)
     height, width = pixels.shape[:2]
     sky = clouds(2 ** (max(height, width, 2) - 1).bit_length(), decay, random)[:height, :width, None]
     brightest = pixels.max()
-    return to_image((pixels + thickness * sky) * brightest / (brightest + thickness))
+    return (pixels + thickness * sky) * brightest / (brightest + thickness)
 
 
-def brightness(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+@severities(0.1, 0.2, 0.3, 0.4, 0.5)
+def brightness(pixels: Pixels, random: Generator, more: float) -> Pixels:
     """Add to the value of each pixel (its largest channel); hue and saturation stay."""
-    pixels = to_array(image)
     value = pixels.max(axis=2, keepdims=True)
-    brighter = np.minimum(value + (0.1, 0.2, 0.3, 0.4, 0.5)[int(level) - 1], 1)
-    return to_image(np.where(value > 0, pixels * (brighter / np.where(value > 0, value, 1)), brighter))
+    brighter = np.minimum(value + more, 1)
+    return np.where(value > 0, pixels * (brighter / np.where(value > 0, value, 1)), brighter)
 
 
-def contrast(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+@severities(0.4, 0.3, 0.2, 0.1, 0.05)
+def contrast(pixels: Pixels, random: Generator, own: float) -> Pixels:
     """Blend with the image's mean color."""
-    own = (0.4, 0.3, 0.2, 0.1, 0.05)[int(level) - 1]
-    pixels = to_array(image)
-    return to_image(own * pixels + (1 - own) * pixels.mean(axis=(0, 1)))
+    return own * pixels + (1 - own) * pixels.mean(axis=(0, 1))
 
 
-def elastic_transform(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+@severities(0.05, 0.065, 0.085, 0.1, 0.12)
+def elastic_transform(pixels: Pixels, random: Generator, strength: float) -> Pixels:
     """Push every pixel to a random place near it, neighbors to almost the same one."""
-    strength = 250 * (0.05, 0.065, 0.085, 0.1, 0.12)[int(level) - 1]
-    down, right = (0.01 * size for size in (image.height, image.width))
-    kernel = np.outer(bell(down, int(3 * down + 0.5)), bell(right, int(3 * right + 0.5)))
-    farthest = 0.005 * image.height
+    height, width = pixels.shape[:2]
+    kernel = np.outer(*(bell(0.01 * size, int(3 * (0.01 * size) + 0.5)) for size in (height, width)))
+    farthest = 0.005 * height
     to_right, to_below = (
-        strength * convolve(random.uniform(-farthest, farthest, (image.height, image.width)), kernel, "symmetric")
+        250 * strength * convolve(random.uniform(-farthest, farthest, (height, width)), kernel, "symmetric")
         for _ in range(2)
     )
-    return to_image(displaced(to_array(image), to_below, to_right))
+    return displaced(pixels, to_below, to_right)
 
 
-def pixelate(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+@severities(0.6, 0.5, 0.4, 0.3, 0.25)
+def pixelate(pixels: Pixels, random: Generator, share: float) -> Pixels:
     """Make the image small, and large again without interpolation."""
-    share = (0.6, 0.5, 0.4, 0.3, 0.25)[int(level) - 1]
+    image = to_image(pixels)
     small = max(1, int(image.width * share)), max(1, int(image.height * share))
-    return image.resize(small, Image.Resampling.BOX).resize(image.size, Image.Resampling.NEAREST)
+    return to_array(image.resize(small, Image.Resampling.BOX).resize(image.size, Image.Resampling.NEAREST))
 
 
-def jpeg_compression(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+@severities(25, 18, 15, 10, 7)
+def jpeg_compression(pixels: Pixels, random: Generator, quality: int) -> Pixels:
     """Store as JPEG of low quality and read it back."""
-    return effects.jpeg(image, (25, 18, 15, 10, 7)[int(level) - 1], random)
-
-
-FAMILIES = {
-    effect.__name__: effect
-    for effect in (
-        gaussian_noise,
-        shot_noise,
-        impulse_noise,
-        defocus_blur,
-        glass_blur,
-        motion_blur,
-        zoom_blur,
-        snow,
-        frost,
-        fog,
-        brightness,
-        contrast,
-        elastic_transform,
-        pixelate,
-        jpeg_compression,
-    )
-}
-"""By name, in the order in which ImageNet-C lists them."""
+    return to_array(effects.jpeg(to_image(pixels), quality, random))

@@ -58,19 +58,19 @@ class Sample:
 
 
 def embedded_model(name: str) -> EmbeddedModel | None:
-    """The embedded model of this name; None for any other model."""
+    """Return the embedded model of this name; None for any other model."""
     return next((model for model in EMBEDDED if model.name == name), None)
 
 
 def default_task(model: str) -> str:
-    """The task that measures an embedded model; for any other model, that of the default one."""
+    """Return the task that measures an embedded model; for any other model, that of the default one."""
     found = embedded_model(model) or embedded_model(DEFAULT)
     assert found is not None
     return found.task
 
 
 def default_model(task: str) -> str:
-    """The embedded model that knows a task: the default one if it does, or else the first."""
+    """Return the embedded model that knows a task: the default one if it does, or else the first."""
     found = [model.name for model in EMBEDDED if model.task == task]
     return DEFAULT if DEFAULT in found or not found else found[0]
 
@@ -83,7 +83,7 @@ def model_and_task(model: str | None, task: str | None) -> tuple[str, str]:
 
 
 def list_known() -> str:
-    """The embedded models and what they know, in words."""
+    """Describe the embedded models and what they know."""
     by_knowledge: dict[str, list[str]] = {}
     for model in EMBEDDED:
         by_knowledge.setdefault(model.knows, []).append(model.name)
@@ -94,11 +94,16 @@ def model_folder(name: str) -> Path:
     """Return the folder of an embedded model, in the format of the model hub."""
     if name not in MODELS:
         raise ValueError(f"embedded model {name!r}: there are {', '.join(MODELS)}")
-    return _data(name, f"model {name!r}")
+    package = data_package()
+    if package is None:
+        raise ValueError(f"model {name!r}: the package clustrs-models has this and is not installed: {INSTALL}")
+    if not (package / name).is_dir():
+        raise ValueError(f"model {name!r}: the installed clustrs-models does not have this: {INSTALL}")
+    return package / name
 
 
 def folder_of(model_id: str) -> Path | None:
-    """The folder of an embedded model, or the one that is given; None for an id of the Hugging Face hub."""
+    """Return the folder of an embedded model, or the one that is given; None for an id of the Hugging Face hub."""
     expanded = model_folder(model_id) if model_id in MODELS else Path(os.path.expanduser(model_id))
     if os.path.exists(expanded):  # unlike Path.exists, also for names that are too long
         return expanded
@@ -111,58 +116,42 @@ def folder_of(model_id: str) -> Path | None:
 
 
 def data_package() -> Path | None:
-    """The folder of the package `clustrs-models`; None where it is not installed."""
+    """Return the folder of the package `clustrs-models`; None where it is not installed."""
     spec = find_spec(DATA_PACKAGE)
     return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
 
 
-def _data(folder: str, what: str) -> Path:
-    """A folder of `clustrs-models`; `what` is for the error when it is not installed, or too old to have it."""
-    package = data_package()
-    if package is None:
-        raise ValueError(f"{what}: the package clustrs-models has this and is not installed: {INSTALL}")
-    path = package / folder
-    if not path.is_dir():
-        raise ValueError(f"{what}: the installed clustrs-models does not have this: {INSTALL}")
-    return path
-
-
 def samples(task: str | None = None) -> list[Sample]:
-    """The sample images, those of the default model's task first; or those of one task. Those of the task `photos` are
-    in `clustrs-models`."""
-    folders = sample_folders()
-    listed = [(folder, row) for folder in folders for row in json.loads((folder / "samples.json").read_text())]
+    """Return the sample images, those of the default model's task first; or those of one task."""
     found = [
         Sample(row["name"], folder / row["file"], row["licence"], tuple(map(tuple, row["questions"])), row["task"])
-        for folder, row in listed
+        for folder in sample_folders()
+        for row in json.loads((folder / "samples.json").read_text())
     ]
     found.sort(key=lambda sample: (sample.task != default_task(DEFAULT), not sample.task))
-    return found if task is None else [sample for sample in found if sample.task == task]
+    return [sample for sample in found if task in (None, sample.task)]
 
 
 def sample_folders() -> list[Path]:
-    """Return the folders of the installed sample images."""
+    """Return the folders of the installed sample images; those of the task `photos` are in `clustrs-models`."""
     package = data_package()
-    photos = [] if package is None else [package / "samples"]
-    return [HERE / "images", *(folder for folder in photos if folder.is_dir())]
+    folders = [HERE / "images"] if package is None else [HERE / "images", package / "samples"]
+    return [folder for folder in folders if folder.is_dir()]
 
 
 def image_path(given: str) -> Path:
-    """The file that a user means: `sample:NAME` is a sample image, anything else is a path."""
+    """Return the file that a user means: `sample:NAME` is a sample image, anything else is a path."""
     if not given.startswith(SAMPLE):
         return Path(given)
+    paths = {sample.name: sample.path for sample in samples()}
     name = given.removeprefix(SAMPLE)
-    for sample in samples():
-        if sample.name == name:
-            return sample.path
-    names = [sample.name for sample in samples()]
-    near = nearest(name, names).replace("mean '", f"mean '{SAMPLE}")
-    raise ValueError(f"image {given!r}{near}: the samples are {', '.join(names)} (see clustrs samples)")
+    if name not in paths:
+        near = nearest(name, paths).replace("mean '", f"mean '{SAMPLE}")
+        raise ValueError(f"image {given!r}{near}: the samples are {', '.join(paths)} (see clustrs samples)")
+    return paths[name]
 
 
 def expected_answer(image: str, question: str) -> str | None:
-    """The right answer to a question that `clustrs samples` lists for a sample image; None for any other."""
-    for sample in samples():
-        if image == f"{SAMPLE}{sample.name}":
-            return dict(sample.questions).get(question.strip())
-    return None
+    """Return the answer to a question that `clustrs samples` lists for a sample image; None for any other."""
+    found = [sample for sample in samples() if image == f"{SAMPLE}{sample.name}"]
+    return dict(found[0].questions).get(question.strip()) if found else None

@@ -11,8 +11,7 @@ from torch.export import Dim, ExportedProgram
 
 from clustrs import validation
 from clustrs.models import scoring
-from clustrs.models.adapters import Adapter, get_adapter
-from clustrs.models.adapters.base import recorded
+from clustrs.models.adapters.base import Adapter, get_adapter, recorded
 from clustrs.models.attach import MARK, unwrap
 from clustrs.models.scoring import StageTimer
 from clustrs.pruners import Pruner, list_methods, method_class
@@ -42,9 +41,7 @@ def encode_llava(adapter: Any, pixels: Tensor) -> CropTokens:
     """LLaVA-1.5, and the base crop of LLaVA-NeXT and LLaVA-OneVision."""
     cls = adapter.check({})
     with adapter.record({}, StageTimer(pixels.device)) as recorder:
-        states = adapter.inner.vision_tower(pixels, output_hidden_states=True, return_dict=True).hidden_states
-        read = torch.cat([states[layer][:, int(cls) :] for layer in adapter.feature_layers({})], -1)
-        features = adapter.inner.multi_modal_projector(read)
+        features, states = adapter.run_tower(pixels, {})
     encoded = adapter.crops({}, states, recorder)
     return CropTokens(features, encoded.scores, torch.cat([encoded.cls_hidden, encoded.hidden], 1), cls)
 
@@ -60,8 +57,8 @@ def encode_gemma(adapter: Any, pixels: Tensor) -> CropTokens:
 
 def encode_internvl(adapter: Any, pixels: Tensor) -> CropTokens:
     """A tile of InternVL."""
-    tiles = adapter.encode_tiles(pixels, {}, {}, StageTimer(pixels.device))
-    return CropTokens(tiles.features, tiles.scores, torch.cat([tiles.cls_hidden, tiles.hidden], 1), True)
+    tiles = adapter.encode_tiles({"pixel_values": pixels}, {}, StageTimer(pixels.device))
+    return CropTokens(tiles["features"], tiles["scores"], torch.cat([tiles["cls_hidden"], tiles["hidden"]], 1), True)
 
 
 def encode_idefics3(adapter: Any, pixels: Tensor, position_ids: Tensor) -> CropTokens:

@@ -4,15 +4,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from PIL import Image
 from torch import nn
 
+from clustrs import validation
 from clustrs.models.scoring import now, timing
 from clustrs.pruners import Pruner
-from clustrs.validation import Attention, Crops, Positions, PromptTemplate, Scope
+from clustrs.validation import PromptTemplate
 
 if TYPE_CHECKING:
     from clustrs.models.select import ImageSelection
@@ -50,7 +51,7 @@ class Answer:
 
 
 def as_seen(processor: Any, image: Image.Image) -> Image.Image:
-    """The part of an image that the base crop shows: processors pad it to a square, or cut a square out."""
+    """Return the part of an image that the base crop shows: processors pad it to a square, or cut a square out."""
     how = processor.image_processor
     tiled = ("crop_to_patches", "do_image_splitting")  # the whole image, squeezed into one tile
     if getattr(how, "image_grid_pinpoints", None) or any(hasattr(how, name) for name in tiled):
@@ -74,11 +75,8 @@ def ask(
     method: Pruner,
     max_new_tokens: int = 64,
     *,
-    scope: Scope = "image",
-    crops: Crops = "all",
-    positions: Positions = "auto",
-    attention: Attention = "auto",
     prompt_template: PromptTemplate = "checkpoint",
+    **options: Any,
 ) -> Answer:
     """Answer a question about an image, greedily, with the visual tokens that `method` keeps.
 
@@ -89,11 +87,8 @@ def ask(
         question: The question, without a placeholder for the image.
         method: The pruning method.
         max_new_tokens: Largest number of tokens of the answer.
-        scope: As in `attach`.
-        crops: As in `attach`.
-        positions: As in `attach`.
-        attention: As in `attach`.
         prompt_template: "checkpoint" has the words of the model's own chat template, "vicuna_v1" those of LLaVA-1.5.
+        **options: Options of `Pruner.attach`: scope, crops, positions, attention, deepstack.
 
     Returns:
         The text, numbers of tokens, seconds of each stage, and the kept tokens.
@@ -109,38 +104,38 @@ def ask(
         >>> answer.visual_tokens
         16
     """
-    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens must be an integer of at least 1, got {max_new_tokens!r}")
+    validation.integer("max_new_tokens", max_new_tokens, 1)
     text = chat_prompt(processor, question, prompt_template)
     inputs = processor(images=[image], text=[text], return_tensors="pt").to(model.device, model.dtype)
     with (
-        method(model, scope=scope, crops=crops, positions=positions, attention=attention) as handle,
+        method(model, **options) as handle,
         call_seconds(model.get_decoder()) as calls,
         timing(),
         torch.inference_mode(),
     ):
         output = model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
-    new = output[0, inputs["input_ids"].shape[1] :]
-    result = handle.last[0]
+    new, result = output[0, inputs["input_ids"].shape[1] :], handle.last[0]
     prefill, *steps = calls
-    seconds = Seconds(
-        vision=handle.seconds["vision"],
-        scoring=handle.seconds["scoring"],
-        selection=handle.seconds["selection"],
-        prefill=prefill,
-        decode=sum(steps),
-        decode_per_token=sum(steps) / len(steps) if steps else None,
+    return Answer(
+        text=processor.decode(new, skip_special_tokens=True).strip(),
+        unpruned_tokens=result.placeholders,
+        visual_tokens=result.kept,
+        new_tokens=len(new),
+        seconds=Seconds(
+            **handle.seconds,
+            prefill=prefill,
+            decode=sum(steps),
+            decode_per_token=sum(steps) / len(steps) if steps else None,
+        ),
+        image=result,
+        unknown_words=tuple(unknown_words(processor, question)),
     )
-    answer = processor.decode(new, skip_special_tokens=True).strip()
-    unknown = tuple(unknown_words(processor, question))
-    return Answer(answer, result.placeholders, result.kept, len(new), seconds, result, unknown)
 
 
 @contextmanager
 def call_seconds(module: nn.Module) -> Iterator[list[float]]:
-    """Collects the wall seconds of every call of a module; the device is waited for before and after."""
+    """Collect the wall seconds of every call of a module; the device is waited for before and after."""
     seconds: list[float] = []
-
     device = next(module.parameters()).device
 
     def before(*_: Any) -> None:
@@ -149,12 +144,8 @@ def call_seconds(module: nn.Module) -> Iterator[list[float]]:
     def after(*_: Any) -> None:
         seconds[-1] = now(device) - seconds[-1]
 
-    hooks = [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
-    try:
+    with module.register_forward_pre_hook(before), module.register_forward_hook(after):
         yield seconds
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 SYSTEM = (
@@ -172,9 +163,8 @@ def chat_prompt(processor: Any, question: str, template: PromptTemplate = "check
     """Return the question with one image before it, in the words that the template has around them."""
     if not question.strip():
         raise ValueError("question must not be empty")
-    placeholder = processor.image_token
-    if placeholder in question:
-        raise ValueError(f"the question has {placeholder!r} in it, which stands for an image: leave it out")
+    if processor.image_token in question:
+        raise ValueError(f"the question has {processor.image_token!r} in it, which stands for an image: leave it out")
     content = [{"type": "image"}, {"type": "text", "text": question}]
     return messages_prompt(processor, [{"role": "user", "content": content}], template)
 
@@ -187,9 +177,14 @@ def messages_prompt(
     `messages` are those of chat templates: a role, and parts of type "image" or "text". LLaVA-1.5's words, and those
     for processors without a template, are for one turn of a user whose images come before the text.
     """
-    words = plain_words(processor, template)
-    if words is None:
-        return apply_template(processor, messages)
+    validation.choice("prompt_template", template, get_args(PromptTemplate))
+    if template == "checkpoint" and getattr(processor, "chat_template", None):
+        try:
+            return str(processor.apply_chat_template(list(messages), add_generation_prompt=True))
+        except Exception as error:  # a template is a program: it raises what it likes
+            raise ValueError(f"the model's chat template failed: {' '.join(str(error).split())[:200]}") from error
+    plain = PLAIN_PROMPTS.get(type(processor).__name__, PLAIN_PROMPT)
+    words = VICUNA_V1 if template == "vicuna_v1" else plain
     roles = [message["role"] for message in messages]
     if roles != ["user"]:
         raise ValueError(
@@ -205,61 +200,37 @@ def messages_prompt(
     return words.format(image=after.join([processor.image_token] * images), question=text)
 
 
-def plain_words(processor: Any, template: PromptTemplate) -> str | None:
-    """Return the words around one turn, or None where the checkpoint's own template has them."""
-    if template == "vicuna_v1":
-        return VICUNA_V1
-    if template != "checkpoint":
-        raise ValueError(f"prompt_template must be one of 'checkpoint', 'vicuna_v1', got {template!r}")
-    if getattr(processor, "chat_template", None):
-        return None
-    return PLAIN_PROMPTS.get(type(processor).__name__, PLAIN_PROMPT)
-
-
-def apply_template(processor: Any, messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return what the checkpoint's own chat template makes of messages, up to where the answer begins."""
-    try:
-        return str(processor.apply_chat_template(list(messages), add_generation_prompt=True))
-    except Exception as error:  # a template is a program: it raises what it likes
-        raise ValueError(f"the model's chat template failed: {' '.join(str(error).split())[:200]}") from error
-
-
 NEAR = 0.8
 """Similarity of a known word that is proposed: `colour` for `color`, but not `list` for `it`."""
 
 
 def unknown_words(processor: Any, text: str) -> list[str]:
-    """The words of a text that the tokenizer maps to its unknown token, as they are written there, each once.
+    """Return the words of a text that the tokenizer maps to its unknown token, as they are written there, each once.
 
     Only a word-level tokenizer can have some. Others spell a word out of pieces, and nothing is lost of it.
     """
     from tokenizers.models import WordLevel
 
     core: Any = getattr(getattr(processor, "tokenizer", None), "backend_tokenizer", None)
-    if core is None or not isinstance(core.model, WordLevel):
-        return []
-    unknown = core.token_to_id(core.model.unk_token)
+    unknown = core.token_to_id(core.model.unk_token) if core and isinstance(core.model, WordLevel) else None
     if unknown is None:
         return []
     encoded = core.encode(text, add_special_tokens=False)
     spans: list[tuple[int, int]] = []
     for token, (start, end) in zip(encoded.ids, encoded.offsets, strict=True):
-        if token != unknown:
-            continue
-        if spans and spans[-1][1] == start:  # 's is one word to a reader
+        if token == unknown and spans and spans[-1][1] == start:  # 's is one word to a reader
             spans[-1] = (spans[-1][0], end)
-        else:
+        elif token == unknown:
             spans.append((start, end))
     written = (text[start:end] for start, end in spans)
     return list(dict.fromkeys(word.strip(".,;:!?") or word for word in written))
 
 
 def name_unknown_words(processor: Any, text: str) -> str:
-    """One line that names the words of a question that a model does not know; nothing if it knows them all."""
-    unknown = unknown_words(processor, text)
-    if not unknown:
-        return ""
-    known = [word for word in processor.tokenizer.get_vocab() if word.isalpha()]
-    near = {word: get_close_matches(word.lower(), known, n=1, cutoff=NEAR) for word in unknown}
-    named = ", ".join(f"{word!r}" + "".join(f" (did you mean {one!r}?)" for one in near[word]) for word in unknown)
-    return f"not in the model's vocabulary: {named}"
+    """Return one line that names the words of a question that a model does not know; "" if it knows them all."""
+    named = []
+    for word in unknown_words(processor, text):
+        known = [known for known in processor.tokenizer.get_vocab() if known.isalpha()]
+        close = get_close_matches(word.lower(), known, n=1, cutoff=NEAR)
+        named.append(f"{word!r}" + "".join(f" (did you mean {one!r}?)" for one in close))
+    return f"not in the model's vocabulary: {', '.join(named)}" if named else ""

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from clustrs import validation
 from clustrs.models import prompt as prompts
 from clustrs.models import proportional, scoring, turns
-from clustrs.models.adapters import VisualTokens, get_adapter
-from clustrs.models.adapters.base import Adapter, Modality
+from clustrs.models.adapters.base import Adapter, Modality, VisualTokens, get_adapter
 from clustrs.models.prompt import Compaction, PrunedImage, checked_ids, compact, compact_arguments, given_as
 from clustrs.models.scoring import StageTimer
 from clustrs.models.select import ImageSelection, prune_images

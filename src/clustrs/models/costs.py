@@ -9,7 +9,7 @@ is written as elementwise products there, which do not count.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
-from clustrs.models.adapters import adapter_class, get_adapter
-from clustrs.models.adapters.base import PatchGrid
+from clustrs import validation
+from clustrs.models.adapters.base import PatchGrid, adapter_class, get_adapter
 
 CACHED = ("keys", "values", "conv_states", "recurrent_states")
 """Tensors of a cache's layers, under transformers' names."""
@@ -81,13 +81,9 @@ def count_cost(
         >>> f"{cost.prefill / 1e12:.2f} TFLOP, {cost.kv_bytes / 2**20:.0f} MiB"
         '8.11 TFLOP, 611 MiB'
     """
-    for name, value, least in [
-        ("text_tokens", text_tokens, 0),
-        ("visual_tokens", visual_tokens, 0),
-        ("crops", crops, 1),
-    ]:
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value!r}")
+    validation.integer("text_tokens", text_tokens, 0)
+    validation.integer("visual_tokens", visual_tokens, 0)
+    validation.integer("crops", crops, 1)
     kind = adapter_class(getattr(config, "model_type", None) or type(config).__name__)
     if kind.takes_grid and grid is None:
         raise ValueError(f"grid must be a PatchGrid for a {config.model_type} model, whose images have any size")
@@ -111,23 +107,13 @@ def meta_model(config: Any, dtype: torch.dtype = torch.float32) -> Any:
 
 def count_vision(model: Any, grid: PatchGrid | None = None) -> tuple[int, int]:
     """Count the FLOPs of the tower and of the projector for one crop, or for one image (or video) of a grid."""
-    adapter = get_adapter(model)
-    projected = 0
-
-    def start(*_: Any) -> None:
-        nonlocal projected
-        projected -= total(counter)
-
-    def stop(*_: Any) -> None:
-        nonlocal projected
-        projected += total(counter)
-
-    hooks = [hook for part in adapter.projectors() for hook in _hooks(part, start, stop)]
-    with counting() as counter:
+    adapter, projected = get_adapter(model), []
+    with counting() as counter, ExitStack() as hooks:
+        for part in adapter.projectors():
+            hooks.enter_context(part.register_forward_pre_hook(lambda *_: projected.append(-total(counter))))
+            hooks.enter_context(part.register_forward_hook(lambda *_: projected.append(total(counter))))
         adapter.encode_blank(grid)
-    for hook in hooks:
-        hook.remove()
-    return total(counter) - projected, projected
+    return total(counter) - sum(projected), sum(projected)
 
 
 def count_text(model: Any, tokens: int) -> tuple[int, int, int]:
@@ -183,22 +169,12 @@ class _HelpersToMeta(TorchDispatchMode):
         if any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in tree_leaves((args, kwargs))):
             if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype == torch.bool:
                 return True
-            if func is torch.ops.aten.index.Tensor:
-                args = (args[0], [index for given in args[1] for index in _as_indices(given)])
-            args, kwargs = tree_map(_to_meta, (args, kwargs))
+            if func is torch.ops.aten.index.Tensor:  # row numbers in place of a mask, whose values are known on the CPU
+                args = (args[0], [part for index in args[1] for part in _as_indices(index)])
+            args, kwargs = tree_map_only(Tensor, lambda value: value.to("meta"), (args, kwargs))
         return func(*args, **kwargs)
 
 
 def _as_indices(given: Tensor | None) -> list[Tensor | None]:
-    """Row numbers in place of a mask, whose values are known on the CPU alone."""
-    if given is None or given.dtype != torch.bool or given.is_meta:
-        return [given]
-    return list(given.nonzero().unbind(1))
-
-
-def _to_meta(value: Any) -> Any:
-    return value.to("meta") if isinstance(value, Tensor) else value
-
-
-def _hooks(module: Any, start: Callable[..., None], stop: Callable[..., None]) -> list[Any]:
-    return [module.register_forward_pre_hook(start), module.register_forward_hook(stop)]
+    is_mask = given is not None and given.dtype == torch.bool and not given.is_meta
+    return list(given.nonzero().unbind(1)) if is_mask and given is not None else [given]

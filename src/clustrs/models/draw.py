@@ -2,16 +2,19 @@
 
 import math
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image, ImageColor, ImageDraw, ImageEnhance
 
+from clustrs import validation
+
 if TYPE_CHECKING:
     from clustrs.models.select import ImageSelection
 
+Cell = tuple[int, int]
+"""Y and x of a token in a grid."""
 Box = tuple[int, int, int, int]
 """Left, top, right and bottom in pixels; right and bottom are outside."""
 
@@ -43,13 +46,40 @@ def overlay_kept(
     `size` is the longer side of the image in the drawing, in pixels; by default every token has room. Where nothing was
     dropped, the image is shown as it is. All methods look alike, so that drawings of several can be compared.
     """
-    views = _views(image, result)
-    size = _longer_side(size, max(max(grid) for grid, _ in views))
-    return _beside([_draw_view(image, *view, clusters, size) for view in views])
+    if size is not None:
+        validation.integer("size", size, 1)
+    layout, selection = result.layout, result.selection
+    merged = [False] * len(selection.indices) if selection.merged is None else selection.merged.tolist()
+    kept = dict(zip(selection.indices.tolist(), merged, strict=True))
+    labels = selection.labels.tolist() if clusters and selection.labels is not None else [-1] * len(layout.tile)
+    base, others = layout.tile == 0, layout.tile > 0
+    views = [(result.grids[0], base, layout.y[base], layout.x[base])]
+    if others.any() and result.modality == "image":
+        height, width = result.grids[1]
+        columns = result.columns or _tile_columns(image.size, len(result.grids) - 1)
+        tile = layout.tile[others] - 1
+        # padding has no tokens, and tokens may be fewer than cells: rows and columns of tokens are counted
+        rows, y = (tile // columns * height + layout.y[others]).unique(return_inverse=True)
+        lines, x = (tile % columns * width + layout.x[others]).unique(return_inverse=True)
+        views.append(((len(rows), len(lines)), others, y, x))
+    size = size or max(DEFAULT_SIZE, CELL * max(max(grid) for grid, *_ in views))
+    drawings = []
+    for grid, members, y, x in views:
+        places = zip(y.tolist(), x.tolist(), strict=True)
+        cells = dict(zip(places, members.nonzero()[:, 0].tolist(), strict=True))
+        drawings.append(_draw_view(image, grid, cells, kept, labels, size))
+    if len(drawings) == 1:
+        return drawings[0]
+    width, height = drawings[0].size
+    right, down = (0, height + GAP) if width >= height else (width + GAP, 0)
+    whole = Image.new("RGB", (width + right, height + down), "white")
+    whole.paste(drawings[0])
+    whole.paste(drawings[1], (right, down))
+    return whole
 
 
 def cell_box(size: tuple[int, int], grid: tuple[int, int], y: int, x: int) -> Box:
-    """The pixels of one token's cell in a drawing of that width and height; cells meet without gaps."""
+    """Return the pixels of one token's cell in a drawing of that width and height; cells meet without gaps."""
     (width, height), (rows, columns) = size, grid
     left, right = (round(i * width / columns) for i in (x, x + 1))
     top, bottom = (round(i * height / rows) for i in (y, y + 1))
@@ -91,7 +121,24 @@ def draw_kept(image: Image.Image, result: "ImageSelection", path: str | os.PathL
     grey = image.convert("L").resize(_scaled(image, size), Image.Resampling.LANCZOS)
     panels["attention before pruning"] = grey
     fig, axes = _panels(panels, len(panels), title, _crops(result), legend=96)
-    _draw_attention(fig, axes[-1], grey.size, result)
+    heat, layout = np.full(result.grids[0], np.nan), result.layout
+    base = layout.tile == 0
+    y, x, scores = (part[base].detach().cpu().numpy() for part in (layout.y, layout.x, result.scores.float()))
+    heat[y, x] = scores
+    shown = axes[-1].imshow(
+        heat,
+        extent=(-0.5, grey.width - 0.5, grey.height - 0.5, -0.5),
+        cmap="inferno",
+        vmin=0,
+        vmax=float(np.nanquantile(heat, 0.99)) or 1.0,  # a few outliers would leave all else black
+        alpha=0.6,
+        interpolation="nearest",
+        aspect="auto",
+    )
+    place, pixel = axes[-1].get_position(), 1 / (fig.get_figwidth() * DPI)
+    bar = fig.add_axes((place.x1 + 8 * pixel, place.y0, 12 * pixel, place.height))
+    fig.colorbar(shown, cax=bar, extend="max").set_label("attention", fontsize=9)
+    bar.tick_params(labelsize=8)
     _save(fig, path)
 
 
@@ -122,40 +169,6 @@ def draw_comparison(
     _save(fig, path)
 
 
-@dataclass(frozen=True)
-class _Token:
-    """State of one token. `cluster` is the index of its output token, -1 without one."""
-
-    kept: bool = False
-    merged: bool = False
-    cluster: int = -1
-
-
-Tokens = dict[tuple[int, int], _Token]
-"""By their y and x in a grid."""
-
-
-def _views(image: Image.Image, result: "ImageSelection") -> list[tuple[tuple[int, int], Tokens]]:
-    """The grids to draw over the image, with their tokens: that of the base crop, and that of all tiles together."""
-    layout, tokens = result.layout, _tokens(result)
-
-    def some(of: Any, y: Any, x: Any) -> Tokens:
-        places = zip(y.tolist(), x.tolist(), strict=True)
-        return {place: tokens[i] for place, i in zip(places, of.nonzero()[:, 0].tolist(), strict=True)}
-
-    base, others = layout.tile == 0, layout.tile > 0
-    views = [(result.grids[0], some(base, layout.y[base], layout.x[base]))]
-    if others.any() and result.modality == "image":
-        height, width = result.grids[1]
-        columns = result.columns or _tile_columns(image.size, len(result.grids) - 1)
-        tile = layout.tile[others] - 1
-        # padding has no tokens, and tokens may be fewer than cells: rows and columns of tokens are counted
-        rows, y = (tile // columns * height + layout.y[others]).unique(return_inverse=True)
-        lines, x = (tile % columns * width + layout.x[others]).unique(return_inverse=True)
-        views.append(((len(rows), len(lines)), some(others, y, x)))
-    return views
-
-
 def _tile_columns(size: tuple[int, int], tiles: int) -> int:
     """Return how many tiles lie side by side where the family does not say: the number that fits the image best."""
     shape = math.log(size[0] / size[1])
@@ -163,120 +176,72 @@ def _tile_columns(size: tuple[int, int], tiles: int) -> int:
     return min(fitting, key=lambda columns: abs(math.log(columns**2 / tiles) - shape))
 
 
-def _tokens(result: "ImageSelection") -> list[_Token]:
-    """Return the state of each token that could be kept."""
-    selection = result.selection
-    indices = selection.indices.tolist()
-    mixed = selection.merged.tolist() if selection.merged is not None else [False] * len(indices)
-    merged = dict(zip(indices, mixed, strict=True))
-    count = len(result.layout.tile)
-    labels = [-1] * count if selection.labels is None else selection.labels.tolist()
-    return [_Token(i in merged, merged.get(i, False), labels[i]) for i in range(count)]
-
-
-def _draw_view(image: Image.Image, grid: tuple[int, int], tokens: Tokens, clusters: bool, size: int) -> Image.Image:
-    """The image with the cells of one grid."""
+def _draw_view(
+    image: Image.Image,
+    grid: tuple[int, int],
+    cells: dict[Cell, int],
+    kept: dict[int, bool],
+    labels: list[int],
+    size: int,
+) -> Image.Image:
+    """Draw the cells of one grid over the image: `kept` says of a token's index if others were merged into it."""
     width, height = _scaled(image, size)
     room = math.ceil(max(1.0, SMALLEST_CELL / min(width / grid[1], height / grid[0])))
     drawing = image.convert("RGB").resize((room * width, room * height), Image.Resampling.LANCZOS)
-    if not all(token.kept for token in tokens.values()) or any(token.merged for token in tokens.values()):
-        _dim(drawing, grid, tokens)
+    if any(kept.get(i, True) for i in cells.values()):  # dropped, or merged
+        boxes = {cell: cell_box(drawing.size, grid, *cell) for cell in cells}
+        dropped = Image.new("L", drawing.size, 0)
+        mask, pen = ImageDraw.Draw(dropped), ImageDraw.Draw(drawing)
+        for cell, i in cells.items():
+            if i not in kept:
+                left, top, right, bottom = boxes[cell]
+                mask.rectangle((left, top, right - 1, bottom - 1), fill=255)
+        dark = ImageEnhance.Brightness(ImageEnhance.Color(drawing).enhance(SATURATION)).enhance(BRIGHTNESS)
+        drawing.paste(dark, mask=dropped)
         line = max(1, round(min(drawing.width / grid[1], drawing.height / grid[0]) / 9))
-        if clusters:
-            _outline_clusters(drawing, grid, tokens, line)
-        for (y, x), token in tokens.items():
-            if token.kept:
-                edge = _cluster_color(token.cluster) if clusters and token.cluster >= 0 else "white"
-                _outline(drawing, cell_box(drawing.size, grid, y, x), line, edge, token.merged)
+        for (y, x), i in cells.items():  # a thin line along each cluster's border, inside its own cells
+            left, top, right, bottom = boxes[y, x]
+            sides = {
+                (y - 1, x): (left, top, right - 1, top + line - 1),
+                (y + 1, x): (left, bottom - line, right - 1, bottom - 1),
+                (y, x - 1): (left, top, left + line - 1, bottom - 1),
+                (y, x + 1): (right - line, top, right - 1, bottom - 1),
+            }
+            for neighbor, side in sides.items():
+                if labels[i] >= 0 and (neighbor not in cells or labels[cells[neighbor]] != labels[i]):
+                    pen.rectangle(side, fill=_cluster_color(labels[i]))
+        for cell, i in cells.items():
+            if i in kept:
+                _outline(pen, boxes[cell], line, _cluster_color(labels[i]) if labels[i] >= 0 else "white", kept[i])
     return drawing.reduce(room) if room > 1 else drawing
 
 
 def _scaled(image: Image.Image, size: int) -> tuple[int, int]:
-    """Width and height of the image when its longer side has `size` pixels."""
+    """Return width and height of the image when its longer side has `size` pixels."""
     scale = size / max(image.size)
     width, height = (max(1, round(side * scale)) for side in image.size)
     return width, height
 
 
-def _beside(drawings: list[Image.Image]) -> Image.Image:
-    """Drawings of one size, with a gap: wide ones below each other, tall ones side by side."""
-    if len(drawings) == 1:
-        return drawings[0]
-    width, height = drawings[0].size
-    across, down = (0, height + GAP) if width >= height else (width + GAP, 0)
-    last = len(drawings) - 1
-    whole = Image.new("RGB", (width + last * across, height + last * down), "white")
-    for i, drawing in enumerate(drawings):
-        whole.paste(drawing, (i * across, i * down))
-    return whole
-
-
-def _longer_side(size: int | None, cells: int) -> int:
-    if size is None:
-        return max(DEFAULT_SIZE, CELL * cells)
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ValueError(
-            f"size must be the longer side of the drawing in pixels, an integer of at least 1, got {size!r}"
-        )
-    return size
-
-
-def _dim(drawing: Image.Image, grid: tuple[int, int], tokens: Tokens) -> None:
-    """Darken the cells of dropped tokens, and take some of their color away."""
-    dropped = Image.new("L", drawing.size, 0)
-    pen = ImageDraw.Draw(dropped)
-    for (y, x), token in tokens.items():
-        if not token.kept:
-            left, top, right, bottom = cell_box(drawing.size, grid, y, x)
-            pen.rectangle((left, top, right - 1, bottom - 1), fill=255)
-    dark = ImageEnhance.Brightness(ImageEnhance.Color(drawing).enhance(SATURATION)).enhance(BRIGHTNESS)
-    drawing.paste(dark, mask=dropped)
-
-
-def _outline(drawing: Image.Image, box: Box, line: int, edge: str, dashed: bool) -> None:
+def _outline(pen: ImageDraw.ImageDraw, box: Box, line: int, edge: str, dashed: bool) -> None:
     """Outline a cell: a thin black frame outside, which shows on white, and inside it one in the given color."""
-    pen = ImageDraw.Draw(drawing)
     left, top, right, bottom = box
     halo = max(1, line // 2)
     pen.rectangle((left - halo, top - halo, right + halo - 1, bottom + halo - 1), outline="black", width=halo)
     pen.rectangle((left, top, right - 1, bottom - 1), outline=edge, width=line)
-    if not dashed:
-        return
-    for start, end in _gaps(right - left, line):
-        for y in (top, bottom - line):
-            pen.rectangle((left + start, y, left + end - 1, y + line - 1), fill="black")
-    for start, end in _gaps(bottom - top, line):
-        for x in (left, right - line):
-            pen.rectangle((x, top + start, x + line - 1, top + end - 1), fill="black")
-
-
-def _gaps(length: int, line: int) -> list[tuple[int, int]]:
-    """Return the gaps of a dashed line: starts and ends between dashes of about three times its width."""
-    count = 2 * max(1, round(length / (6 * line))) + 1
-    edges = [round(i * length / count) for i in range(count + 1)]
-    return list(zip(edges[1:-1:2], edges[2::2], strict=False))
-
-
-def _outline_clusters(drawing: Image.Image, grid: tuple[int, int], tokens: Tokens, line: int) -> None:
-    """Draw a thin line in each cluster's color along its border, inside its own cells."""
-    pen = ImageDraw.Draw(drawing)
-    for (y, x), token in tokens.items():
-        if token.cluster < 0:
-            continue
-        left, top, right, bottom = cell_box(drawing.size, grid, y, x)
-        sides = {
-            (y - 1, x): (left, top, right - 1, top + line - 1),
-            (y + 1, x): (left, bottom - line, right - 1, bottom - 1),
-            (y, x - 1): (left, top, left + line - 1, bottom - 1),
-            (y, x + 1): (right - line, top, right - 1, bottom - 1),
-        }
-        for neighbor, side in sides.items():
-            if neighbor not in tokens or tokens[neighbor].cluster != token.cluster:
-                pen.rectangle(side, fill=_cluster_color(token.cluster))
+    for length, across in ((right - left, True), (bottom - top, False)):
+        count = 2 * max(1, round(length / (6 * line))) + 1  # dashes of about three times the line's width
+        ends = [round(i * length / count) for i in range(count + 1)]
+        for start, end in zip(ends[1:-1:2], ends[2::2], strict=False) if dashed else ():
+            for near in (top, bottom - line) if across else (left, right - line):
+                if across:
+                    pen.rectangle((left + start, near, left + end - 1, near + line - 1), fill="black")
+                else:
+                    pen.rectangle((near, top + start, near + line - 1, top + end - 1), fill="black")
 
 
 def _cluster_color(cluster: int) -> str:
-    """The color of a cluster as #rrggbb; a shade goes towards white or (negative) towards black."""
+    """Return the color of a cluster as #rrggbb; a shade goes towards white or (negative) towards black."""
     shade = SHADES[cluster // len(OKABE_ITO) % len(SHADES)]
     parts = ImageColor.getrgb(OKABE_ITO[cluster % len(OKABE_ITO)])
     shaded = (part + shade * (255 - part) if shade >= 0 else part * (1 + shade) for part in parts)
@@ -284,7 +249,7 @@ def _cluster_color(cluster: int) -> str:
 
 
 def _panel_size(image: Image.Image, width: int) -> int:
-    """The longer side of a panel of that width; very tall images get a narrower one."""
+    """Return the longer side of a panel of that width; very tall images get a narrower one."""
     return max(width, min(round(1.5 * width), round(width * image.height / image.width)))
 
 
@@ -292,21 +257,21 @@ def _panels(
     panels: dict[str, Image.Image], columns: int, title: str = "", note: str = "", legend: int = 0
 ) -> tuple[Any, list[Any]]:
     """A figure with titled images in rows, each shown pixel by pixel, and as many pixels on the right for a legend."""
-    plt = _pyplot()
+    from matplotlib.figure import Figure
+
     gap, heading, footer = 12, 48, 26
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
     width, height = (max(side) for side in zip(*(panel.size for panel in panels.values()), strict=True))
     top = 34 if title else 0
     total = max(480, columns * (width + gap) + gap + legend), top + rows * (heading + height + footer)
-    fig = plt.figure(figsize=(total[0] / DPI, total[1] / DPI), dpi=DPI)
+    fig: Any = Figure(figsize=(total[0] / DPI, total[1] / DPI), dpi=DPI)
     axes = []
     for i, (name, panel) in enumerate(panels.items()):
         row, column = divmod(i, columns)
         left = gap + column * (width + gap) + (width - panel.width) // 2
         bottom = total[1] - top - (row + 1) * heading - row * (height + footer) - panel.height
-        box = (left / total[0], bottom / total[1], panel.width / total[0], panel.height / total[1])
-        axis = fig.add_axes(box)
+        axis = fig.add_axes((left / total[0], bottom / total[1], panel.width / total[0], panel.height / total[1]))
         axis.imshow(np.asarray(panel.convert("RGB")), interpolation="none", aspect="auto")
         axis.set(xticks=[], yticks=[])
         axis.set_title(name, fontsize=10, parse_math=False)
@@ -318,30 +283,17 @@ def _panels(
     return fig, axes
 
 
-def _pyplot() -> Any:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    return plt
-
-
 def _save(fig: Any, path: str | os.PathLike[str]) -> None:
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         fig.savefig(path, dpi=DPI)
     except OSError as error:
         raise ValueError(f"drawing {str(path)!r} could not be written: {error.strerror}") from error
-    finally:
-        _pyplot().close(fig)
 
 
 def _count(result: "ImageSelection") -> str:
     """Describe how many tokens are kept, and what of them the cells cannot show."""
-    indices = result.selection.indices
-    cls = int((indices < 0).sum())
-    merged = result.selection.merged
+    cls, merged = int((result.selection.indices < 0).sum()), result.selection.merged
     extra = [f"{cls} CLS"] if cls else []
     extra += [f"{int(merged.sum())} merged, dashed"] if merged is not None and merged.any() else []
     return f"{result.kept} of {result.placeholders} tokens" + (f" ({', '.join(extra)})" if extra else "")
@@ -357,27 +309,3 @@ def _crops(result: "ImageSelection") -> str:
     if result.modality == "video":
         return f"kept in the first frame: {crops.count(0)}; in the frames not drawn: {counts}"
     return f"kept in the base crop: {crops.count(0)}; in the others: {counts}"
-
-
-def _draw_attention(fig: Any, axis: Any, size: tuple[int, int], result: "ImageSelection") -> None:
-    """Draw the attention of the base crop's tokens as a heat map over the image of that size, with its scale."""
-    rows, columns = result.grids[0]
-    base = (result.layout.tile == 0).cpu().numpy()
-    heat = np.full((rows, columns), np.nan)
-    at = result.layout.y.cpu().numpy()[base], result.layout.x.cpu().numpy()[base]
-    heat[at] = result.scores.detach().float().cpu().numpy()[base]
-    shown = axis.imshow(
-        heat,
-        extent=(-0.5, size[0] - 0.5, size[1] - 0.5, -0.5),
-        cmap="inferno",
-        vmin=0,
-        vmax=float(np.nanquantile(heat, 0.99)) or 1.0,  # a few outliers would leave all else black
-        alpha=0.6,
-        interpolation="nearest",
-        aspect="auto",
-    )
-    place = axis.get_position()
-    pixel = 1 / (fig.get_figwidth() * DPI)
-    bar = fig.add_axes((place.x1 + 8 * pixel, place.y0, 12 * pixel, place.height))
-    fig.colorbar(shown, cax=bar, extend="max").set_label("attention", fontsize=9)
-    bar.tick_params(labelsize=8)

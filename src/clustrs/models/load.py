@@ -3,7 +3,7 @@
 from copy import copy
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -11,8 +11,6 @@ from clustrs import validation
 from clustrs.corruptions.images import first_sentence
 from clustrs.embedded import folder_of
 from clustrs.validation import ImagePadding, LoadOptions
-
-__all__ = ["LoadOptions", "folder_of", "load_model", "local_files", "quiet_transformers"]
 
 ADVICE = "give a folder that save_pretrained wrote (model and processor), or an id of the Hugging Face hub"
 DEFAULTS = LoadOptions()
@@ -86,8 +84,13 @@ def describe(options: LoadOptions) -> str:
 
 
 def load_arguments(options: LoadOptions) -> tuple[torch.device, dict[str, Any]]:
-    """The device of a model, and what `from_pretrained` is given. Float32 on a CPU and the checkpoint's own type
-    elsewhere, unless the options say otherwise."""
+    """Return the device of a model, and what `from_pretrained` is given.
+
+    Weights are float32 on a CPU and of the checkpoint's own type elsewhere, unless the options say otherwise.
+    """
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    from transformers.utils import is_flash_attn_2_available
+
     device = resolve_device(options.device)
     if options.device is not None and options.device_map is not None:
         raise ValueError(f"device and device_map exclude each other, got {options.device!r} and {options.device_map!r}")
@@ -95,10 +98,14 @@ def load_arguments(options: LoadOptions) -> tuple[torch.device, dict[str, Any]]:
     dtype = options.dtype or usual
     arguments: dict[str, Any] = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
     if options.attn is not None:
-        arguments["attn_implementation"] = check_attention(options.attn)
+        known = {"eager", *(key for key in ALL_ATTENTION_FUNCTIONS.valid_keys() if "|" not in key)}
+        validation.choice("attn", options.attn, sorted(known))
+        if options.attn == "flash_attention_2" and not is_flash_attn_2_available():
+            reason = "flash-attn is not installed, or has no GPU here: pip install flash-attn"
+            raise ValueError(f"attn={options.attn!r}: {reason}")
+        arguments["attn_implementation"] = options.attn
     if options.load_in_8bit or options.load_in_4bit:
-        arguments["quantization_config"] = quantization(options)
-        arguments["device_map"] = {"": str(device)}
+        arguments |= {"quantization_config": quantization(options), "device_map": {"": str(device)}}
     if options.device_map is not None:
         arguments["device_map"] = options.device_map
     if "device_map" in arguments and find_spec("accelerate") is None:
@@ -111,30 +118,16 @@ def resolve_device(name: str | None) -> torch.device:
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if name is None:
         return accelerator or torch.device("cpu")
-    here = ["cpu", *([] if accelerator is None else [f"{accelerator.type}:{i}" for i in range(count_accelerators())])]
+    kind, here = accelerator.type if accelerator else "cpu", ["cpu"]
+    if accelerator:
+        here += [f"{kind}:{i}" for i in range(torch.accelerator.device_count())]
     try:
         device = torch.device(name)
     except RuntimeError:
         raise ValueError(f"device must be one of {', '.join(here)}, got {name!r}") from None
-    if name not in here and not (accelerator is not None and name == accelerator.type):
+    if name not in (kind, *here):
         raise ValueError(f"device={name!r}: this machine has {', '.join(here)}")
     return device
-
-
-def count_accelerators() -> int:
-    return torch.accelerator.device_count()
-
-
-def check_attention(name: str) -> str:
-    """Return an attention implementation; raise ValueError if transformers lacks it or its package is missing."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-    from transformers.utils import is_flash_attn_2_available
-
-    known = sorted({"eager", *(key for key in ALL_ATTENTION_FUNCTIONS.valid_keys() if "|" not in key)})
-    validation.choice("attn", name, known)
-    if name == "flash_attention_2" and not is_flash_attn_2_available():
-        raise ValueError(f"attn={name!r}: flash-attn is not installed, or has no GPU here: pip install flash-attn")
-    return name
 
 
 def quantization(options: LoadOptions) -> Any:
@@ -161,10 +154,9 @@ STEPS = ("do_resize", "do_center_crop", "do_rescale", "do_normalize")
 
 def apply_image_padding(processor: Any, padding: ImagePadding = "checkpoint") -> Any:
     """Return a processor that fits images this way; the one given stays as it is."""
+    validation.choice("image_padding", padding, get_args(ImagePadding))
     if padding == "checkpoint":
         return processor
-    if padding != "square":
-        raise ValueError(f"image_padding must be one of 'checkpoint', 'square', got {padding!r}")
     from transformers import LlavaProcessor
 
     from clustrs.models.processors import SquareImageProcessor

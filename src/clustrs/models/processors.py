@@ -25,25 +25,24 @@ class SmolVLMProcessor(tf.SmolVLMProcessor):  # type: ignore[misc]
     """SmolVLM's processor for images only, under the name of the whole one. It does not need num2words, either."""
 
     def __init__(
-        self,
-        image_processor: Any,
-        tokenizer: Any,
-        image_seq_len: int = 169,
-        chat_template: str | None = None,
-        **kwargs: Any,
+        self, image_processor: Any, tokenizer: Any, image_seq_len: int = 169, chat_template: str | None = None, **_: Any
     ) -> None:
-        self.fake_image_token = getattr(tokenizer, "fake_image_token", "<fake_token_around_image>")
-        self.image_token = getattr(tokenizer, "image_token", "<image>")
+        tokens = {
+            "fake_image_token": "<fake_token_around_image>",
+            "image_token": "<image>",
+            "end_of_utterance_token": "<end_of_utterance>",
+            "global_image_token": "<global-img>",
+            "video_token": "<video>",
+        }
+        for name, token in tokens.items():
+            setattr(self, name, getattr(tokenizer, name, token))
         self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
-        self.end_of_utterance_token = getattr(tokenizer, "end_of_utterance_token", "<end_of_utterance>")
-        self.global_image_token = getattr(tokenizer, "global_image_token", "<global-img>")
-        self.video_token = getattr(tokenizer, "video_token", "<video>")
         self.image_seq_len = image_seq_len
-        tf.ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
+        ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
 
     def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any:
         """As all processors do it: SmolVLM's own asks its video half for numbers of frames."""
-        return tf.ProcessorMixin.apply_chat_template(self, *args, **kwargs)
+        return ProcessorMixin.apply_chat_template(self, *args, **kwargs)
 
 
 class Gemma4ProcessorKwargs(ProcessingKwargs, total=False):  # type: ignore[call-arg, misc]

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from clustrs.models.adapters import VisualTokens, get_adapter
+from clustrs.models.adapters.base import VisualTokens, get_adapter
 from clustrs.models.scoring import StageTimer
 from clustrs.models.select import ImageSelection
 from clustrs.pruners import Pruner

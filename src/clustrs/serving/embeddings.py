@@ -19,7 +19,7 @@ from torch import Tensor
 
 from clustrs import validation
 from clustrs.corruptions.images import open_image
-from clustrs.models.adapters import get_adapter
+from clustrs.models.adapters.base import get_adapter
 from clustrs.models.scoring import StageTimer
 from clustrs.models.select import select_tokens
 from clustrs.pruners.base import Pruner

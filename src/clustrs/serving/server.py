@@ -10,7 +10,8 @@ from importlib.util import find_spec
 from itertools import zip_longest
 from typing import Any
 
-from clustrs.models.load import ADVICE, folder_of
+from clustrs.embedded import folder_of
+from clustrs.models.load import ADVICE
 from clustrs.plugins import install_hint
 from clustrs.serving import plugin
 

@@ -10,7 +10,7 @@ import tiny_models
 from tiny_models import BUILDERS, SAME_ADAPTER
 
 from clustrs import list_methods
-from clustrs.models.adapters import list_model_types
+from clustrs.models.adapters.base import list_model_types
 
 KEEP = 6
 GAUSSIAN = ("clean", "gaussian:0.5")

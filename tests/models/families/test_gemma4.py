@@ -18,7 +18,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from clustrs import ClustRS, get_method, list_methods
 from clustrs.models import draw, shared_encoding
-from clustrs.models.adapters import adapter_class
+from clustrs.models.adapters.base import adapter_class
 from clustrs.models.ask import as_seen, ask
 from clustrs.models.load import load_model
 from clustrs.models.processors import load_processor

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from clustrs import validation
 from clustrs.models.prompt import Compaction, PrunedImage
@@ -26,7 +27,7 @@ Modality = Literal["image", "video"]
 
 @dataclass(frozen=True, kw_only=True)
 class VisualTokens:
-    """Visual tokens of one image or video before pruning.
+    """Visual tokens of one image or video before pruning; `on_grid` makes them for an image without newlines.
 
     M is the number of rows that the unpruned model reads, N the number of those that can be kept or dropped.
 
@@ -74,6 +75,26 @@ class VisualTokens:
         """Features [N, D] of the candidates."""
         return self.features[self.candidates]
 
+    @classmethod
+    def on_grid(cls, features: Tensor, scores: Tensor, grid: tuple[int, int], **others: Any) -> Self:
+        """Return tokens that stand in the prompt tile by tile and line by line.
+
+        Args:
+            features: [M, D], the rows that the unpruned model reads. Rows after the first N are not candidates.
+            scores: [N], attention scores.
+            grid: Height and width of a tile in tokens; there are N / (height * width) tiles.
+            **others: Further fields, or other values for those that follow from these.
+        """
+        height, width = grid
+        cell = torch.arange(len(scores), device=features.device)
+        derived = {
+            "candidates": cell,
+            "layout": Layout(cell // (height * width), cell // width % height, cell % width),
+            "grids": [grid] * (len(scores) // (height * width)),
+            "slots": len(features),
+        }
+        return cls(features=features, scores=scores, **{**derived, **others})
+
 
 @dataclass(frozen=True)
 class PatchGrid:
@@ -107,13 +128,27 @@ class Adapter:
     Args:
         inner: The model without its language head (`model.model`).
 
+    Attributes:
+        model_types: Values of `config.model_type` that this adapter is for.
+        pixel_arguments: Arguments of `forward` that hold images or videos.
+        vision_kwargs: Further arguments that only the vision part reads; removed once images are encoded.
+        first_position: First position id that `forward` assigns when it is given none.
+        auto_positions: Positions that "auto" chooses. With each survivor's own, none is at a place the model never saw.
+        has_planes: True if later layers of the language model add further features (`VisualTokens.planes`).
+        nested_images: True if the processor takes a list of images for each prompt.
+        one_tensor: True if the model asks for the features of all images in one tensor.
+        takes_grid: True if images may have any size, so that `encode_blank` needs their grid of patches.
+        tokens_per_image: Number of visual tokens of an image, for `clustrs models`, as are the following.
+        tested: Tested features.
+        takes_video: Support for videos: "yes", "no", or "frames as images".
+        published_weights: Published checkpoint that the family was tested with: "no", or a checkpoint's id.
+        gpu: GPU that the family was tested on: "no", or the device.
+
     Examples:
         A family with one crop of fixed size per image, as LLaVA-1.5 has it:
 
-        >>> import torch
         >>> from clustrs.models.adapters.base import attention_layer, recorded, register_adapter
         >>> from clustrs.models.scoring import record_scores
-        >>> from clustrs.pruners.inputs import Layout
         >>> class ToyAdapter(Adapter):
         ...     model_types = ("toy_llava",)
         ...
@@ -125,18 +160,8 @@ class Adapter:
         ...             out = self.inner.get_image_features(pixel_values=inputs["pixel_values"], return_dict=True)
         ...         scores, keys = recorded(recorder)  # [images, N] and [images, 1 + N, K]
         ...         side = int(scores.shape[1] ** 0.5)
-        ...         cell = torch.arange(side * side, device=scores.device)
-        ...         layout = Layout(torch.zeros_like(cell), cell // side, cell % side)
         ...         return [
-        ...             VisualTokens(
-        ...                 features=features,
-        ...                 candidates=cell,
-        ...                 scores=scores[i],
-        ...                 layout=layout,
-        ...                 grids=[(side, side)],
-        ...                 slots=len(features),
-        ...                 keys=keys[i, 1:],
-        ...             )
+        ...             VisualTokens.on_grid(features, scores[i], (side, side), keys=keys[i, 1:])
         ...             for i, features in enumerate(out.pooler_output)
         ...         ]
 
@@ -144,29 +169,19 @@ class Adapter:
     """
 
     model_types: ClassVar[tuple[str, ...]] = ()
-    """Values of `config.model_type` that this adapter is for."""
     pixel_arguments: ClassVar[tuple[str, ...]] = ("pixel_values",)
-    """Arguments of `forward` that hold images or videos."""
     vision_kwargs: ClassVar[tuple[str, ...]] = ()
-    """Further arguments of `forward` that only the vision part reads; they are removed once images are encoded."""
     first_position: ClassVar[int] = 0
-    """First position id that `forward` assigns when it is given none."""
     auto_positions: ClassVar[Literal["compact", "original"]] = "original"
-    """Positions that "auto" chooses. By default each survivor's own: none is at a place that the model never saw."""
     has_planes: ClassVar[bool] = False
-    """True if later layers of the language model add further features (`VisualTokens.planes`)."""
-    tokens_per_image: ClassVar[str] = "not stated"
-    """Number of visual tokens of an image, for `clustrs models`."""
-    tested: ClassVar[str] = "not stated"
-    """Tested features, for `clustrs models`."""
-    takes_video: ClassVar[str] = "no"
-    """Support for videos: "yes", "no", or "frames as images"."""
-    published_weights: ClassVar[str] = "no"
-    """Published checkpoint that the family was tested with: "no", or a checkpoint's id."""
-    gpu: ClassVar[str] = "no"
-    """GPU that the family was tested on: "no", or the device."""
+    nested_images: ClassVar[bool] = False
+    one_tensor: ClassVar[bool] = False
     takes_grid: ClassVar[bool] = False
-    """True if images may have any size, so that `encode_blank` needs their grid of patches."""
+    tokens_per_image: ClassVar[str] = "not stated"
+    tested: ClassVar[str] = "not stated"
+    takes_video: ClassVar[str] = "no"
+    published_weights: ClassVar[str] = "no"
+    gpu: ClassVar[str] = "no"
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -206,7 +221,10 @@ class Adapter:
 
     def outputs(self, kept: Sequence[PrunedImage], modality: Modality) -> Any:
         """Return what `mm_encoder_outputs` takes for the pruned images or videos; a new object for each call."""
-        return encoder_output([tokens.features for tokens in kept])
+        features: Any = [tokens.features for tokens in kept]
+        if self.one_tensor:
+            features = torch.cat(features)[:, None].as_subclass(TokenRows)
+        return BaseModelOutputWithPooling(pooler_output=features)
 
     def set_position_ids(self, arguments: dict[str, Any], compaction: Compaction, positions: Tensor | None) -> None:
         """Set `position_ids`, and what else the family needs, for a compacted prompt.
@@ -226,7 +244,7 @@ class Adapter:
 
     def batch_images(self, images: Sequence[Any]) -> list[Any]:
         """Arrange the images of prompts with one image each as the family's processor takes them."""
-        return list(images)
+        return [[image] for image in images] if self.nested_images else list(images)
 
     def projectors(self) -> list[nn.Module]:
         """Return the modules between vision tower and language model, for `count_cost`."""
@@ -234,25 +252,11 @@ class Adapter:
 
     def encode_blank(self, grid: PatchGrid | None) -> None:
         """Run tower and projector on one blank crop, or on an image of that grid, on the meta device."""
-        raise NotImplementedError(f"{type(self).__name__} must define encode_blank to count FLOPs")
-
-
-def setting(config: Any, inputs: dict[str, Any], name: str) -> Any:
-    """Return an argument of the call, or the model's configured value."""
-    given = inputs.get(name)
-    return getattr(config, name) if given is None else given
-
-
-def encoder_output(features: Any) -> Any:
-    """Return an encoder output that holds features and nothing else."""
-    from transformers.modeling_outputs import BaseModelOutputWithPooling
-
-    return BaseModelOutputWithPooling(pooler_output=features)
+        self.inner.get_image_features(blank_pixels(self.config.vision_config))
 
 
 class TokenRows(Tensor):
-    """Features [K, 1, D] of the images of all prompts, for models that ask for one tensor: images may keep different
-    numbers of tokens.
+    """Features [K, 1, D] of the images of all prompts, in one tensor: images may keep different numbers of tokens.
 
     Beam search looks for the rows that belong to a prompt, and repeats them as a whole; transformers 5.18 would repeat
     each row for itself instead. Models call `to` before they use the features, and get a plain tensor.
@@ -263,12 +267,6 @@ class TokenRows(Tensor):
 
     def to(self, *args: Any, **kwargs: Any) -> Tensor:
         return self.as_subclass(Tensor).to(*args, **kwargs)
-
-
-def token_rows(kept: Sequence[PrunedImage]) -> Any:
-    """An encoder output with the tokens of all images, one after the other."""
-    rows = torch.cat([tokens.features for tokens in kept])[:, None]
-    return encoder_output(rows.as_subclass(TokenRows))
 
 
 Kind = TypeVar("Kind", bound=type[Adapter])
@@ -284,8 +282,8 @@ def register_adapter(adapter: Kind) -> Kind:
     The same module may register again (a notebook cell that is run twice); another module may not take a type over.
     """
     for model_type in adapter.model_types:
-        known = _adapters.get(model_type)
-        if known is not None and (known.__module__, known.__qualname__) != (adapter.__module__, adapter.__qualname__):
+        known = _adapters.get(model_type, adapter)
+        if (known.__module__, known.__qualname__) != (adapter.__module__, adapter.__qualname__):
             raise ValueError(
                 f"model type {model_type!r} has an adapter already: {known.__module__}.{known.__qualname__}"
             )
@@ -303,34 +301,30 @@ def _load_all() -> None:
 
 
 def list_model_types() -> list[str]:
-    """The model types that can be opened."""
+    """Return the model types that can be opened."""
     _load_all()
     return sorted(_adapters)
 
 
 def adapter_class(model_type: str) -> type[Adapter]:
-    """The adapter of a model type; an error that names the known ones."""
-    _load_all()
-    if model_type in WITHOUT_TOWER and model_type not in _adapters:
-        raise ValueError(
-            f"a model of type {model_type!r} is not supported: it has no vision tower, hence no attention that scores "
-            "its visual tokens; use select(...) with scores of your own"
-        )
-    if model_type not in _adapters:
-        near = validation.nearest(model_type, _adapters)
-        known = ", ".join(list_model_types())
-        raise ValueError(
-            f"a model of type {model_type!r} is not supported{near}: known are {known}; for others use select(...)"
-        )
-    return _adapters[model_type]
+    """Return the adapter of a model type; the error names the known ones."""
+    known = list_model_types()
+    if model_type in _adapters:
+        return _adapters[model_type]
+    if model_type in WITHOUT_TOWER:
+        reason = ": it has no vision tower, hence no attention that scores its visual tokens; use select(...) with "
+        raise ValueError(f"a model of type {model_type!r} is not supported{reason}scores of your own")
+    near = validation.nearest(model_type, known)
+    raise ValueError(
+        f"a model of type {model_type!r} is not supported{near}: known are {', '.join(known)}; "
+        "for others use select(...)"
+    )
 
 
 def get_adapter(model: Any) -> Adapter:
-    """An adapter for a loaded model, with or without its language head."""
-    inner = getattr(model, "model", model)
-    config = getattr(model, "config", None)
-    kind = adapter_class(getattr(config, "model_type", None) or type(model).__name__)
-    return kind(inner)
+    """Return an adapter for a loaded model, with or without its language head."""
+    kind = adapter_class(getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__)
+    return kind(getattr(model, "model", model))
 
 
 HAS_CLS = {"clip_vision_model": True, "dinov2": True, "siglip_vision_model": False}
@@ -358,8 +352,7 @@ def attention_layer(tower: Any, feature_layer: int) -> nn.Module:
     index = feature_layer - 1 if feature_layer >= 0 else len(blocks) + feature_layer
     if not 0 <= index < len(blocks):
         raise ValueError(f"vision_feature_layer={feature_layer}: no layer of the {len(blocks)} makes that output")
-    block = blocks[index]
-    layer: nn.Module = block.self_attn if hasattr(block, "self_attn") else block.attention
+    layer: nn.Module = getattr(blocks[index], "self_attn", None) or blocks[index].attention
     return layer
 
 
@@ -369,6 +362,19 @@ def recorded(recorder: ScoreRecorder) -> tuple[Tensor, Tensor]:
         name = type(recorder.layer).__name__
         raise ValueError(f"the attention of {name} was recorded {len(recorder.scores)} times, expected once")
     return recorder.scores[0], recorder.keys[0]
+
+
+def setting(config: Any, inputs: dict[str, Any], name: str) -> Any:
+    """Return an argument of the call, or the model's configured value."""
+    given = inputs.get(name)
+    return getattr(config, name) if given is None else given
+
+
+def required(inputs: dict[str, Any], name: str, partner: str) -> Any:
+    """Return an argument that must come along with another."""
+    if inputs.get(name) is None:
+        raise ValueError(f"{name} is missing, expected it with {partner}, as the processor returns them")
+    return inputs[name]
 
 
 def blank_pixels(config: Any) -> Tensor:

@@ -1,27 +1,13 @@
 """PaliGemma, PaliGemma 2 and Gemma 3: SigLIP towers; Gemma 3 pools patches and has pan-and-scan crops."""
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from clustrs.models import scoring
-from clustrs.models.adapters.base import (
-    Adapter,
-    Modality,
-    PatchGrid,
-    VisualTokens,
-    attention_layer,
-    blank_pixels,
-    has_cls,
-    recorded,
-    register_adapter,
-    token_rows,
-)
-from clustrs.models.prompt import PrunedImage
+from clustrs.models.adapters.base import Adapter, VisualTokens, attention_layer, has_cls, recorded, register_adapter
 from clustrs.models.scoring import StageTimer
-from clustrs.pruners.inputs import Layout
 from clustrs.validation import Crops
 
 
@@ -34,7 +20,8 @@ class PaliGemmaAdapter(Adapter):
     tokens_per_image = "256, 1024 or 4096 (224, 448 or 896 px)"
     tested = "PaliGemma and PaliGemma 2; several images, batches"
     pixel_arguments = ("pixel_values", "pixel_values_videos")
-    first_position: ClassVar[int] = 1
+    first_position = 1
+    one_tensor = True
 
     def scoring_layer(self) -> Any:
         tower = self.inner.vision_tower
@@ -48,53 +35,37 @@ class PaliGemmaAdapter(Adapter):
             kind = self.config.model_type
             raise ValueError(f"pixel_values_videos: a {kind} model takes no videos, give their frames as images")
         pixels, counts = inputs["pixel_values"], self.crop_counts(inputs)
-        starts = [sum(counts[:i]) for i in range(len(counts))]
-        fed = [1] * len(counts) if crops == "base" else counts
+        encoded = counts
         if crops == "base":
-            pixels = pixels[starts]
+            encoded = [1] * len(counts)
+            pixels = pixels[[sum(counts[:i]) for i in range(len(counts))]]
         with timer.time("vision"), scoring.record_scores(self.scoring_layer(), "received", timer) as recorder:
             out = self.inner.get_image_features(pixels, return_dict=True)
         with timer.time("scoring"):
             scores, keys = recorded(recorder)
             maps = (out.pooler_output, *map(self.pooled, (scores[..., None], out.last_hidden_state, keys)))
-            images = zip(*(part.split(fed) for part in maps), counts, strict=True)
-            return [self.image(*parts) for parts in images]
-
-    def encode_blank(self, grid: PatchGrid | None) -> None:
-        self.inner.get_image_features(blank_pixels(self.config.vision_config))
+            cells = maps[0].shape[1]
+            side = int(cells**0.5)
+            images = []
+            for count, *parts in zip(counts, *(part.split(encoded) for part in maps), strict=True):
+                features, scores, hidden, keys = (part.flatten(0, 1) for part in parts)
+                states = {"hidden": hidden, "keys": keys, "project": self.project}
+                grid = (side, side)
+                images.append(VisualTokens.on_grid(features, scores[:, 0], grid, slots=count * cells, **states))
+            return images
 
     def crop_counts(self, inputs: dict[str, Any]) -> list[int]:
         """Return the number of crops of each image."""
         return [1] * len(inputs["pixel_values"])
 
     def pooled(self, patches: Tensor) -> Tensor:
-        """A map of patches [C, P, F] as a map of tokens [C, N, F]."""
+        """Return the map of tokens [C, N, F] of a map of patches [C, P, F]."""
         return patches
 
     def project(self, hidden: Tensor) -> Tensor:
-        """The features of pooled hidden states."""
+        """Return the features of pooled hidden states."""
         features: Tensor = self.inner.multi_modal_projector(hidden)
         return features
-
-    def image(self, features: Tensor, scores: Tensor, hidden: Tensor, keys: Tensor, crops: int) -> VisualTokens:
-        """One image of `crops` crops, from the maps [C, N, F] of those that were encoded."""
-        fed, cells = features.shape[:2]
-        side = int(cells**0.5)
-        index = torch.arange(fed * cells, device=features.device)
-        return VisualTokens(
-            features=features.flatten(0, 1),
-            candidates=index,
-            scores=scores.flatten(),
-            layout=Layout(index // cells, index % cells // side, index % side),
-            grids=[(side, side)] * fed,
-            slots=crops * cells,
-            hidden=hidden.flatten(0, 1),
-            keys=keys.flatten(0, 1),
-            project=self.project,
-        )
-
-    def outputs(self, kept: Sequence[PrunedImage], modality: Modality) -> Any:
-        return token_rows(kept)
 
 
 @register_adapter
@@ -110,8 +81,9 @@ class Gemma3Adapter(PaliGemmaAdapter):
     auto_positions = "original"  # every crop had 256 tokens in training
     tokens_per_image = "256 per crop"
     tested = "several images, batches, pan-and-scan"
-    vision_kwargs: ClassVar[tuple[str, ...]] = ("num_crops",)
-    first_position: ClassVar[int] = 0
+    vision_kwargs = ("num_crops",)
+    first_position = 0
+    nested_images = True
 
     def crop_counts(self, inputs: dict[str, Any]) -> list[int]:
         given, crops = inputs.get("num_crops"), len(inputs["pixel_values"])
@@ -133,8 +105,4 @@ class Gemma3Adapter(PaliGemmaAdapter):
 
     def project(self, hidden: Tensor) -> Tensor:
         projector = self.inner.multi_modal_projector
-        normed = projector.mm_soft_emb_norm(hidden)
-        return torch.matmul(normed, projector.mm_input_projection_weight).type_as(hidden)
-
-    def batch_images(self, images: Sequence[Any]) -> list[Any]:
-        return [[image] for image in images]
+        return torch.matmul(projector.mm_soft_emb_norm(hidden), projector.mm_input_projection_weight).type_as(hidden)

@@ -3,30 +3,24 @@
 The processor pads the patches of every image to the budget. Padding attends to nothing that counts and gets no score.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from clustrs.models import scoring
-from clustrs.models.adapters.base import Adapter, Modality, PatchGrid, VisualTokens, recorded, register_adapter
+from clustrs.models.adapters.base import (
+    Adapter,
+    Modality,
+    PatchGrid,
+    VisualTokens,
+    recorded,
+    register_adapter,
+    required,
+)
 from clustrs.models.scoring import StageTimer
 from clustrs.pruners.inputs import Layout
 from clustrs.validation import Crops
-
-
-@dataclass(frozen=True)
-class EncodedFrame:
-    """One image, or one frame of a video: features [N, D], scores [N], hidden states [N, H] and keys [N, K] of its N
-    tokens, and the height and width of their grid."""
-
-    features: Tensor
-    scores: Tensor
-    hidden: Tensor
-    keys: Tensor
-    grid: tuple[int, int]
 
 
 @register_adapter
@@ -39,8 +33,9 @@ class Gemma4Adapter(Adapter):
     tested = "several images, batches, video, sound"
     takes_video = "yes"
     pixel_arguments = ("pixel_values", "pixel_values_videos")
+    vision_kwargs = ("image_position_ids", "video_position_ids", "num_frames_per_video")
     takes_grid = True
-    vision_kwargs: ClassVar[tuple[str, ...]] = ("image_position_ids", "video_position_ids", "num_frames_per_video")
+    nested_images = True
 
     def scoring_layer(self) -> Any:
         if self.inner.vision_tower is None:
@@ -51,64 +46,68 @@ class Gemma4Adapter(Adapter):
         return encoder.layers[encoder.config.num_hidden_layers - 1].self_attn
 
     def encode(self, inputs: dict[str, Any], timer: StageTimer, crops: Crops = "all") -> list[VisualTokens]:
-        """Encode images, then videos. An image is one crop, so `crops` makes no difference."""
+        """Encode images, then videos. An image is one crop, so `crops` makes no difference.
+
+        Frames of videos come stacked (transformers 5.18), or one after the other with a count for each video.
+        """
         encoded = []
-        if inputs.get("pixel_values") is not None:
+        pixels, videos = inputs.get("pixel_values"), inputs.get("pixel_values_videos")
+        if pixels is not None:
             positions = required(inputs, "image_position_ids", "pixel_values")
-            frames = self.frames(inputs["pixel_values"], positions, timer)
-            encoded += [self.visual_tokens([frame], "image") for frame in frames]
-        if inputs.get("pixel_values_videos") is not None:
-            encoded += self.videos(inputs, timer)
+            encoded += self.encode_frames(pixels, positions, [1] * len(pixels), "image", timer)
+        if videos is not None:
+            positions = required(inputs, "video_position_ids", "pixel_values_videos")
+            if videos.dim() == 4:
+                counts = [videos.shape[1]] * len(videos)
+                videos, positions = videos.flatten(0, 1), positions.flatten(0, 1)
+            else:
+                counts = [int(n) for n in required(inputs, "num_frames_per_video", "pixel_values_videos")]
+            if sum(counts) != len(videos):
+                raise ValueError(f"num_frames_per_video={counts}: pixel_values_videos has {len(videos)} frames")
+            encoded += self.encode_frames(videos, positions, counts, "video", timer)
         return encoded
 
-    def videos(self, inputs: dict[str, Any], timer: StageTimer) -> list[VisualTokens]:
-        """Frames come stacked by video (transformers 5.18), or one after the other with a count for each video."""
-        pixels = inputs["pixel_values_videos"]
-        positions = required(inputs, "video_position_ids", "pixel_values_videos")
-        if pixels.dim() == 4:
-            counts = [pixels.shape[1]] * len(pixels)
-            pixels, positions = pixels.flatten(0, 1), positions.flatten(0, 1)
-        else:
-            counts = [int(n) for n in required(inputs, "num_frames_per_video", "pixel_values_videos")]
-        if sum(counts) != len(pixels):
-            raise ValueError(f"num_frames_per_video={counts}: pixel_values_videos has {len(pixels)} frames")
-        frames = iter(self.frames(pixels, positions, timer))
-        return [self.visual_tokens([next(frames) for _ in range(count)], "video") for count in counts]
+    def encode_frames(
+        self, pixels: Tensor, positions: Tensor, counts: list[int], modality: Modality, timer: StageTimer
+    ) -> list[VisualTokens]:
+        """Encode patches [F, P, pixels] at positions [F, P, 2] (x, y; -1 for padding); `counts` are frames per image.
 
-    def frames(self, pixels: Tensor, positions: Tensor, timer: StageTimer) -> list[EncodedFrame]:
-        """Run the tower over patches [F, P, pixels] at positions [F, P, 2] (x, y; -1 for padding)."""
+        The frames of a video stand as tiles.
+        """
         valid, kernel = (positions != -1).all(-1), self.config.vision_config.pooling_kernel_size
         pooling = [pooling_order(frame, real, kernel) for frame, real in zip(positions, valid, strict=True)]
         with timer.time("vision"), scoring.record_scores(self.scoring_layer(), "received", timer, valid) as recorder:
             out = self.inner.get_image_features(pixels, positions, return_dict=True)
         with timer.time("scoring"):
-            scores, keys = recorded(recorder)
+            scores, keys = (
+                [part[i, order].unflatten(0, (-1, kernel**2)).mean(1) for i, (order, _) in enumerate(pooling)]
+                for part in recorded(recorder)
+            )
             hidden = out.last_hidden_state.split([len(features) for features in out.pooler_output])
-            results = []
-            for i, (order, grid) in enumerate(pooling):
-                score, key = (part[i, order].unflatten(0, (-1, kernel**2)).mean(1) for part in (scores, keys))
-                results.append(EncodedFrame(out.pooler_output[i], score, hidden[i], key, grid))
-            return results
-
-    def visual_tokens(self, frames: Sequence[EncodedFrame], modality: Modality) -> VisualTokens:
-        """An image of one frame, or a video whose frames stand as tiles."""
-        features = torch.cat([frame.features for frame in frames])
-        cells = [torch.arange(len(frame.features), device=features.device) for frame in frames]
-        tile = torch.cat([torch.full_like(cell, i) for i, cell in enumerate(cells)])
-        y = torch.cat([cell // frame.grid[1] for cell, frame in zip(cells, frames, strict=True)])
-        x = torch.cat([cell % frame.grid[1] for cell, frame in zip(cells, frames, strict=True)])
-        return VisualTokens(
-            features=features,
-            candidates=torch.arange(len(features), device=features.device),
-            scores=torch.cat([frame.scores for frame in frames]),
-            layout=Layout(tile, y, x),
-            grids=[frame.grid for frame in frames],
-            slots=len(features),
-            hidden=torch.cat([frame.hidden for frame in frames]),
-            keys=torch.cat([frame.keys for frame in frames]),
-            project=self.inner.embed_vision,
-            modality=modality,
-        )
+            images, start = [], 0
+            for count in counts:
+                some = slice(start, start + count)
+                start += count
+                grids = [grid for _, grid in pooling[some]]
+                cells = [torch.arange(height * width, device=pixels.device) for height, width in grids]
+                columns = torch.cat([torch.full_like(cell, w) for cell, (_, w) in zip(cells, grids, strict=True)])
+                cell, features = torch.cat(cells), torch.cat(list(out.pooler_output[some]))
+                tile = torch.cat([torch.full_like(cell, i) for i, cell in enumerate(cells)])
+                images.append(
+                    VisualTokens(
+                        features=features,
+                        candidates=torch.arange(len(features), device=features.device),
+                        scores=torch.cat(scores[some]),
+                        layout=Layout(tile, cell // columns, cell % columns),
+                        grids=grids,
+                        slots=len(features),
+                        hidden=torch.cat(hidden[some]),
+                        keys=torch.cat(keys[some]),
+                        project=self.inner.embed_vision,
+                        modality=modality,
+                    )
+                )
+            return images
 
     def projectors(self) -> list[nn.Module]:
         return [self.inner.embed_vision]
@@ -129,16 +128,6 @@ class Gemma4Adapter(Adapter):
         positions[:, : len(cells)] = cells
         pixels = torch.zeros(grid.frames, patches, 3 * vision.patch_size**2, device="meta")
         self.inner.get_image_features(pixels, positions)
-
-    def batch_images(self, images: Sequence[Any]) -> list[Any]:
-        return [[image] for image in images]
-
-
-def required(inputs: dict[str, Any], name: str, partner: str) -> Any:
-    """An argument that must come along with another."""
-    if inputs.get(name) is None:
-        raise ValueError(f"{name} is missing, expected it with {partner}, as the processor returns them")
-    return inputs[name]
 
 
 def pooling_order(positions: Tensor, valid: Tensor, kernel: int) -> tuple[Tensor, tuple[int, int]]:

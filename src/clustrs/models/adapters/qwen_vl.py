@@ -5,16 +5,16 @@ and keys as means, hidden states side by side, as the merger reads them.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from clustrs.models import scoring
-from clustrs.models.adapters.base import Adapter, Modality, PatchGrid, VisualTokens, register_adapter
+from clustrs.models.adapters.base import Adapter, Modality, PatchGrid, VisualTokens, register_adapter, required
 from clustrs.models.prompt import Compaction, PrunedImage
 from clustrs.models.scoring import StageTimer
-from clustrs.pruners.inputs import Layout
 from clustrs.validation import Crops
 
 SOURCES: tuple[tuple[Modality, str, str], ...] = (
@@ -24,11 +24,16 @@ SOURCES: tuple[tuple[Modality, str, str], ...] = (
 """Arguments of images and videos: the patches of all of them, and frames, height and width of each in patches."""
 
 
-class QwenAdapter(Adapter):
-    """Base class for Qwen's families. A frame of a video is a tile; all frames share one budget."""
+@register_adapter
+class Qwen2VLAdapter(Adapter):
+    """Qwen2-VL, and what all of Qwen's families share. A frame of a video is a tile; all frames share one budget."""
 
+    model_types: ClassVar[tuple[str, ...]] = ("qwen2_vl",)
+    tokens_per_image = "one per 28 x 28 pixels"
+    tested = "several images, batches, video"
+    takes_video = "yes"
     pixel_arguments = ("pixel_values", "pixel_values_videos")
-    vision_kwargs: ClassVar[tuple[str, ...]] = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
+    vision_kwargs = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
     takes_grid = True
     auto_positions = "original"  # M-RoPE: a position says where in the image a token lies
 
@@ -40,71 +45,43 @@ class QwenAdapter(Adapter):
     def scoring_layer(self) -> Any:
         return self.inner.visual.blocks[-1].attn
 
-    def check(self, inputs: dict[str, Any]) -> None:
-        for _, pixels, grid in SOURCES:
-            if inputs.get(pixels) is not None and inputs.get(grid) is None:
-                raise ValueError(f"{grid} is missing, expected it with {pixels}, as the processor returns them")
+    def given(self, inputs: dict[str, Any]) -> list[tuple[Modality, Tensor, Tensor]]:
+        """Return patches and grids of the images and of the videos that a call has."""
+        return [
+            (modality, inputs[pixels], required(inputs, grids, pixels))
+            for modality, pixels, grids in SOURCES
+            if inputs.get(pixels) is not None
+        ]
 
     def encode(self, inputs: dict[str, Any], timer: StageTimer, crops: Crops = "all") -> list[VisualTokens]:
-        self.check(inputs)
-        given = [(modality, inputs[pixels], inputs[grid]) for modality, pixels, grid in SOURCES if has(inputs, pixels)]
-        return [image for part in given for image in self.encode_all(*part, timer)]
+        images, side = [], self.inner.visual.spatial_merge_size
+        for modality, pixels, grids in self.given(inputs):
+            encode = self.inner.get_image_features if modality == "image" else self.inner.get_video_features
+            with timer.time("vision"), scoring.record_scores(self.scoring_layer(), "received", timer) as recorder:
+                out = encode(pixels, grids, return_dict=True)
+            with timer.time("scoring"):
+                scores, keys = (
+                    torch.cat(parts, 1)[0].unflatten(0, (-1, self.unit)).mean(1)
+                    for parts in (recorder.scores, recorder.keys)
+                )
+                hidden = out.last_hidden_state.unflatten(0, (-1, self.unit)).flatten(1)
+                counts = [len(features) for features in out.pooler_output]
+                parts = zip(grids.tolist(), *(part.split(counts) for part in (scores, keys, hidden)), strict=True)
+                deepstack = getattr(out, "deepstack_features", None)
+                for i, ((_, height, width), score, key, state) in enumerate(parts):
+                    planes = torch.stack([plane[i] for plane in deepstack]) if deepstack else None
+                    others = {"keys": key, "hidden": state, "planes": planes, "modality": modality}
+                    grid = (height // side, width // side)
+                    image = VisualTokens.on_grid(out.pooler_output[i], score, grid, project=self.project, **others)
+                    images.append(self.in_prompt_order(image))
+        return images
 
-    def encode_all(self, modality: Modality, pixels: Tensor, grids: Tensor, timer: StageTimer) -> list[VisualTokens]:
-        """Encode all images, or all videos."""
-        encode = self.inner.get_image_features if modality == "image" else self.inner.get_video_features
-        with timer.time("vision"), scoring.record_scores(self.scoring_layer(), "received", timer) as recorder:
-            out = encode(pixels, grids, return_dict=True)
-        with timer.time("scoring"):
-            scores, keys = (torch.cat(parts, 1)[0] for parts in (recorder.scores, recorder.keys))
-            blocks = (
-                scores.unflatten(0, (-1, self.unit)).mean(1),
-                keys.unflatten(0, (-1, self.unit)).mean(1),
-                out.last_hidden_state.unflatten(0, (-1, self.unit)).flatten(1),
-            )
-            counts = [len(features) for features in out.pooler_output]
-            parts = zip(grids.tolist(), *(block.split(counts) for block in blocks), strict=True)
-            return [
-                self.visual_tokens(out, i, modality, grid, scores, keys, hidden)
-                for i, (grid, scores, keys, hidden) in enumerate(parts)
-            ]
-
-    def visual_tokens(
-        self, out: Any, index: int, modality: Modality, grid: list[int], scores: Tensor, keys: Tensor, hidden: Tensor
-    ) -> VisualTokens:
-        """One image or video of those encoded; scores, keys and hidden states are in the order of the tower."""
-        features = out.pooler_output[index]
-        side = self.inner.visual.spatial_merge_size
-        frames, height, width = grid[0], grid[1] // side, grid[2] // side
-        cell = torch.arange(len(features), device=features.device)
-        layout = Layout(cell // (height * width), cell // width % height, cell % width)
-        order = self.tower_order(layout)
-        if order is not None:
-            scores, keys, hidden = scores[order], keys[order], hidden[order]
-        return VisualTokens(
-            features=features,
-            candidates=cell,
-            scores=scores,
-            layout=layout,
-            grids=[(height, width)] * frames,
-            slots=len(features),
-            hidden=hidden,
-            keys=keys,
-            project=self.project,
-            planes=self.planes(out, index),
-            modality=modality,
-        )
-
-    def tower_order(self, layout: Layout) -> Tensor | None:
-        """Return the index of each token [M] in the tower; None if it is that in the prompt."""
-        return None
-
-    def planes(self, out: Any, index: int) -> Tensor | None:
-        """Further features [L, M, D] of one image."""
-        return None
+    def in_prompt_order(self, image: VisualTokens) -> VisualTokens:
+        """Return an image whose scores, keys and hidden states were in the order of the tower."""
+        return image
 
     def project(self, hidden: Tensor) -> Tensor:
-        """The merger, on tokens [..., patches * H]."""
+        """Run the merger on tokens [..., patches * H]."""
         patches = hidden.reshape(-1, hidden.shape[-1] // self.unit)
         merged: Tensor = self.inner.visual.merger(patches)
         return merged.reshape(*hidden.shape[:-1], -1)
@@ -136,14 +113,14 @@ class QwenAdapter(Adapter):
 
     def positions(self, inputs: dict[str, Any]) -> Tensor | None:
         """Positions [3, B, S] (time, height, width), as the model counts them for the prompt before pruning."""
-        self.check(inputs)
+        self.given(inputs)
         ids, types = inputs["input_ids"], inputs.get("mm_token_type_ids")
         if types is None:
             types = (ids == self.config.image_token_id).long() + 2 * (ids == self.config.video_token_id)
         elif types.shape != ids.shape:
             shapes = f"{list(ids.shape)}, got {list(types.shape)}"
             raise ValueError(f"mm_token_type_ids must have the shape of input_ids {shapes}")
-        given = {name: inputs[name] for name in self.vision_kwargs if has(inputs, name)}
+        given = {name: inputs[name] for name in self.vision_kwargs if inputs.get(name) is not None}
         positions: Tensor = self.inner.get_rope_index(
             ids, mm_token_type_ids=types, attention_mask=inputs.get("attention_mask"), **given
         )[0]
@@ -162,17 +139,37 @@ class QwenAdapter(Adapter):
 
 
 @register_adapter
-class Qwen3VLAdapter(QwenAdapter):
+class Qwen25VLAdapter(Qwen2VLAdapter):
+    """Qwen2.5-VL: most blocks of the tower attend within windows, and it has the tokens of a window side by side."""
+
+    model_types = ("qwen2_5_vl",)
+
+    def scoring_layer(self) -> Any:
+        blocks = self.inner.visual.blocks
+        full = [i for i in self.config.vision_config.fullatt_block_indexes if 0 <= i < len(blocks)]
+        if not full:
+            raise ValueError("vision_config.fullatt_block_indexes names no block of the tower: none attends in full")
+        return blocks[max(full)].attn
+
+    def in_prompt_order(self, image: VisualTokens) -> VisualTokens:
+        """The tower's order is frame by frame, window by window, and raster order in each window."""
+        vision, tile, y, x = self.config.vision_config, image.layout.tile, image.layout.y, image.layout.x
+        side = vision.window_size // vision.spatial_merge_size // vision.patch_size
+        windows = int(x.max()) // side + 1
+        window = (tile * (int(y.max()) // side + 1) + y // side) * windows + x // side
+        order = ((window * side + y % side) * side + x % side).argsort().argsort()
+        assert image.keys is not None
+        assert image.hidden is not None
+        return replace(image, scores=image.scores[order], keys=image.keys[order], hidden=image.hidden[order])
+
+
+@register_adapter
+class Qwen3VLAdapter(Qwen2VLAdapter):
     """Qwen3-VL. The survivors' rows of deepstack features, which later layers add, are fed as they are."""
 
     model_types = ("qwen3_vl", "qwen3_vl_moe")
     tokens_per_image = "one per 32 x 32 pixels"
     has_planes = True
-    tested = "several images, batches, video"
-    takes_video = "yes"
-
-    def planes(self, out: Any, index: int) -> Tensor | None:
-        return torch.stack([plane[index] for plane in out.deepstack_features]) if out.deepstack_features else None
 
     def outputs(self, kept: Sequence[PrunedImage], modality: Modality) -> Any:
         from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
@@ -185,50 +182,8 @@ class Qwen3VLAdapter(QwenAdapter):
 
 
 @register_adapter
-class Qwen35Adapter(QwenAdapter):
+class Qwen35Adapter(Qwen2VLAdapter):
     """Qwen3.5: the tower of Qwen3-VL without deepstack features, a language model with linear attention."""
 
     model_types = ("qwen3_5", "qwen3_5_moe")
     tokens_per_image = "one per 32 x 32 pixels"
-    tested = "several images, batches, video"
-    takes_video = "yes"
-
-
-@register_adapter
-class Qwen2VLAdapter(QwenAdapter):
-    """Qwen2-VL."""
-
-    model_types = ("qwen2_vl",)
-    tokens_per_image = "one per 28 x 28 pixels"
-    tested = "several images, batches, video"
-    takes_video = "yes"
-
-
-@register_adapter
-class Qwen25VLAdapter(QwenAdapter):
-    """Qwen2.5-VL: most blocks of the tower attend within windows, and it has the tokens of a window side by side."""
-
-    model_types = ("qwen2_5_vl",)
-    tokens_per_image = "one per 28 x 28 pixels"
-    tested = "several images, batches, video"
-    takes_video = "yes"
-
-    def scoring_layer(self) -> Any:
-        blocks = self.inner.visual.blocks
-        full = [i for i in self.config.vision_config.fullatt_block_indexes if 0 <= i < len(blocks)]
-        if not full:
-            raise ValueError("vision_config.fullatt_block_indexes names no block of the tower: none attends in full")
-        return blocks[max(full)].attn
-
-    def tower_order(self, layout: Layout) -> Tensor:
-        """Frame by frame, window by window, and raster order in each window."""
-        vision = self.config.vision_config
-        side = vision.window_size // vision.spatial_merge_size // vision.patch_size
-        y, x = layout.y, layout.x
-        windows = int(x.max()) // side + 1
-        window = (layout.tile * (int(y.max()) // side + 1) + y // side) * windows + x // side
-        return ((window * side + y % side) * side + x % side).argsort().argsort()
-
-
-def has(inputs: dict[str, Any], name: str) -> bool:
-    return inputs.get(name) is not None

@@ -12,7 +12,7 @@ from clustrs.corruptions.images import open_image
 from clustrs.embedded import image_path
 from clustrs.evaluation.tasks import get_task
 from clustrs.models import shared_encoding
-from clustrs.models.adapters import VisualTokens
+from clustrs.models.adapters.base import VisualTokens
 from clustrs.models.ask import chat_prompt
 from clustrs.models.load import apply_image_padding, load_model
 from clustrs.models.select import select_tokens
