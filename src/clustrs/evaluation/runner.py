@@ -32,7 +32,7 @@ from clustrs.evaluation.tasks import (
     image_checksum,
 )
 from clustrs.models import load, shared_encoding
-from clustrs.models.adapters import adapter_class
+from clustrs.models.adapters.base import adapter_class
 from clustrs.models.ask import chat_prompt
 from clustrs.models.attach import resolve_auto
 from clustrs.models.load import apply_image_padding
