@@ -15,7 +15,7 @@ from transformers import AutoConfig
 from clustrs import count_cost
 from clustrs.embedded import folder_of
 from clustrs.evaluation.metrics import Values, estimates, question_means, retention
-from clustrs.evaluation.report.overview import read_latency
+from clustrs.evaluation.report.summary import read_latency
 from clustrs.evaluation.results import Method, Run, load_run
 from clustrs.evaluation.store import identity
 

@@ -4,34 +4,20 @@ Text comes from result files, so every renderer makes it harmless for the place 
 """
 
 import re
+import sys
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from textwrap import wrap
 
+NAMED = {"\\": "backslash", "^": "asciicircum", "~": "asciitilde", "<": "less", ">": "greater", "|": "bar"}
 TEX = {
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "&": r"\&",
-    "#": r"\#",
-    "%": r"\%",
-    "_": r"\_",
-    "^": r"\textasciicircum{}",
-    "~": r"\textasciitilde{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
-    "[": "{[}",
-    "]": "{]}",
-    "*": "{*}",
-    "`": r"\textasciigrave{}",
+    **{character: f"\\{character}" for character in "{}$&#%_"},
+    **{character: f"{{{character}}}" for character in "[]*"},  # else options of a line break before them
+    **{character: rf"\text{name}{{}}" for character, name in {**NAMED, '"': "quotedbl", "`": "asciigrave"}.items()},
     "\N{EN DASH}": "--",
 }
-"""Brackets and stars would be taken for options of a line break before them."""
-MARKDOWN = "\\`*_{}[]#!|~"
+MARKDOWN = {ord(c): f"\\{c}" for c in "\\`*_{}[]#!|~"} | {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;"}
 FORMULA = re.compile(r"(^|[;\t])(?=\s*[=+\-@\uff1d\uff0b\uff0d\uff20])")
 """Start of a formula in a spreadsheet, also in one that separates columns by semicolons."""
 LONGEST = 40
@@ -50,8 +36,7 @@ def plain(text: str) -> str:
 
 def for_markdown(text: str) -> str:
     """Escape whatever Markdown or HTML would interpret."""
-    text = "".join("\\" + character if character in MARKDOWN else character for character in plain(text))
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return plain(text).translate(MARKDOWN)
 
 
 def for_tex(text: str) -> str:
@@ -124,14 +109,13 @@ class Table:
     across: str = "method"
     sentences: bool = False
 
-    @property
-    def grouped(self) -> bool:
-        """True if the rows form groups."""
-        return any(row.opens for row in self.rows)
-
     def headings(self, row: Row) -> tuple[str, ...]:
         """Return the headings of a row; that of a group only where the group begins."""
-        return ("", *row.heads[1:]) if self.grouped and not row.opens else row.heads
+        return ("", *row.heads[1:]) if not row.opens and self._grouped else row.heads
+
+    @property
+    def _grouped(self) -> bool:
+        return any(row.opens for row in self.rows)
 
     def transposed(self) -> "Table":
         """Return the table with its columns as rows; with two headings, the first goes on to name groups of rows."""
@@ -157,14 +141,13 @@ class Table:
         A table that is too wide is transposed; if that is too wide as well, its columns go into several tables below
         each other. A star marks a strong value; paper numbers stand in brackets.
         """
-        if width is None:
-            return "\n".join(self._lines(None))
-        candidates = [self] if self.sentences or len(self.heads) > 2 else [self, self.transposed()]
+        limit = sys.maxsize if width is None else width
+        candidates = [self] if width is None or self.sentences or len(self.heads) > 2 else [self, self.transposed()]
         for table in candidates:
-            lines = table._lines(width)
-            if max(map(len, lines)) <= width:
+            lines = table._lines(limit)
+            if max(map(len, lines)) <= limit:
                 return "\n".join(lines)
-        return "\n\n".join("\n".join(part._lines(width)) for part in candidates[-1]._narrowed(width))
+        return "\n\n".join("\n".join(part._lines(limit)) for part in candidates[-1]._narrowed(limit))
 
     def _narrowed(self, width: int) -> "Iterator[Table]":
         """Yield tables of as many columns each as fit; headings are cut off where they leave no room for one."""
@@ -175,138 +158,113 @@ class Table:
         others = [max(len(plain(row.heads[i])) for row in self.rows) for i in range(len(self.heads) - 1)]
         limits = [min(other, width // 3) for other in others]
         limits.append(max(8, width - widest - sum(limits) - 2 * len(self.heads)))
-        rows = tuple(
-            replace(row, heads=tuple(short(plain(head), limit) for head, limit in zip(row.heads, limits, strict=True)))
-            for row in self.rows
-        )
+        heads = [tuple(short(plain(head), limits[i]) for i, head in enumerate(row.heads)) for row in self.rows]
         first, last = 0, len(columns)
-        table = replace(self, columns=columns, rows=rows)
         while first < last:
-            stop = last
-            while stop > first + 1 and max(map(len, table._columns(first, stop)._lines(width))) > width:
-                stop -= 1
-            yield table._columns(first, stop)
+            for stop in range(last, first, -1):
+                part = replace(
+                    self,
+                    columns=columns[first:stop],
+                    rows=tuple(
+                        replace(row, heads=own, values=row.values[first:stop])
+                        for row, own in zip(self.rows, heads, strict=True)
+                    ),
+                    sentences=self.sentences and stop == last,
+                )
+                if stop == first + 1 or max(map(len, part._lines(width))) <= width:
+                    break
+            yield part
             first = stop
 
-    def _columns(self, first: int, stop: int) -> "Table":
-        rows = tuple(replace(row, values=row.values[first:stop]) for row in self.rows)
-        return replace(
-            self, columns=self.columns[first:stop], rows=rows, sentences=self.sentences and stop == len(self.columns)
-        )
-
     def _cells(self) -> list[list[str]]:
-        """Return the text of all cells, the header first; parts of values are aligned within a column."""
-        columns = range(len(self.columns))
-        papers = [max((len(row.values[i].paper) for row in self.rows), default=0) for i in columns]
-        margins = [max((len(row.values[i].interval) for row in self.rows), default=0) for i in columns]
-        starred = [any(row.values[i].strong for row in self.rows) for i in columns]
-        lines = [[*self.heads, *map(plain, self.columns)]]
-        for row in self.rows:
-            shown = [_cell(*parts) for parts in zip(row.values, margins, papers, starred, strict=True)]
-            lines.append([*map(plain, self.headings(row)), *shown])
-        return lines
+        """Return the text of all cells, the header first; numbers, margins, stars and brackets align in a column."""
+        columns = []
+        for i, name in enumerate(self.columns):
+            values = [row.values[i] for row in self.rows]
+            margin = max((len(value.interval) for value in values), default=0)
+            paper = max((len(value.paper) for value in values), default=0)
+            starred = any(value.strong for value in values) or paper or margin
+            column = [plain(name)]
+            for value in values:
+                bounds = f" {value.interval.rjust(margin)}" if margin else ""
+                star = "*" if value.strong else " " if starred else ""
+                bracket = (f"({value.paper})" if value.paper else "").rjust(paper + 2 if paper else 0)
+                column.append(f"{plain(value.text)}{bounds}{star}{bracket}")
+            columns.append(column)
+        heads = [list(self.heads), *([*map(plain, self.headings(row))] for row in self.rows)]
+        return [[*head, *cells] for head, *cells in zip(heads, *columns, strict=True)]
 
-    def _lines(self, width: int | None) -> list[str]:
+    def _lines(self, width: int) -> list[str]:
         cells = self._cells()
-        widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
-        left = [i < len(self.heads) or (self.sentences and i == len(widths) - 1) for i in range(len(widths))]
-        last: list[list[str]] = [[line[-1]] for line in cells]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        endings = [[line[-1]] for line in cells]
         if self.sentences:
-            room = None if width is None else width - sum(widths[:-1]) - 2 * (len(widths) - 1)
-            if room is not None and NARROWEST <= room < widths[-1]:
-                widths[-1] = room
-            last = [wrap(line[-1], widths[-1]) or [""] for line in cells]
+            room = width - sum(widths[:-1]) - 2 * (len(widths) - 1)
+            widths[-1] = room if NARROWEST <= room < widths[-1] else widths[-1]
+            endings = [wrap(line[-1], widths[-1]) or [""] for line in cells]
+        left = len(self.heads)
         text = []
-        for line, ending in zip(cells, last, strict=True):
+        for line, ending in zip(cells, endings, strict=True):
             for number, end in enumerate(ending):
                 parts = [*([""] * (len(line) - 1) if number else line[:-1]), end]
-                padded = [
-                    c.ljust(w) if to_left else c.rjust(w) for c, w, to_left in zip(parts, widths, left, strict=True)
-                ]
+                padded = [part.ljust(w) for part, w in zip(parts[:left], widths[:left], strict=True)]
+                padded += [part.rjust(w) for part, w in zip(parts[left:], widths[left:], strict=True)]
+                if self.sentences:
+                    padded[-1] = end
                 text.append("  ".join(padded).rstrip())
-        text.insert(len(last[0]), "-" * max(map(len, text)))
+        text.insert(len(endings[0]), "-" * max(map(len, text)))
         return text
 
     def markdown(self) -> str:
         """Render a Markdown table, below its title where it has one."""
-        lines = [f"**{for_markdown(self.title)}**", ""] if self.title else []
-        rules = [":---" if self.sentences and i == len(self.columns) - 1 else "---:" for i in range(len(self.columns))]
-        lines += [
-            _markdown_line([for_markdown(text) for text in (*self.heads, *self.columns)]),
-            _markdown_line(["---"] * len(self.heads) + rules),
-        ]
+        rules = ["---"] * len(self.heads) + ["---:"] * len(self.columns)
+        if self.sentences:
+            rules[-1] = ":---"
+        lines = [[for_markdown(text) for text in (*self.heads, *self.columns)], rules]
         for row in self.rows:
-            lines.append(_markdown_line([*map(for_markdown, row.heads), *map(_markdown_value, row.values)]))
-        return "\n".join(lines)
+            line = [for_markdown(head) for head in row.heads]
+            for value in row.values:
+                text, paper = for_markdown(value.text), f"(paper {for_markdown(value.paper)})" if value.paper else ""
+                parts = (f"**{text}**" if value.strong else text, value.interval, value.note, paper)
+                line.append(" ".join(filter(None, parts)))
+            lines.append(line)
+        title = f"**{for_markdown(self.title)}**\n\n" if self.title else ""
+        return title + "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
-    def latex(self, caption: str, labels: Sequence[str]) -> str:
-        """Render a booktabs table, or several if it is longer than a page; `labels` are taken in turn."""
-        parts = self.pages()
-        captions = [self.caption or caption, *[f"{self.title} (continued)."] * (len(parts) - 1)]
-        pairs = zip(captions, labels, parts, strict=True)
-        return "\n\n".join(self._latex_part(caption, label, rows) for caption, label, rows in pairs)
-
-    def pages(self) -> list[list[Row]]:
-        """Divide the rows into parts that fit a page each, at the beginning of a group."""
+    def latex(self, caption: str, label: Callable[[], str]) -> str:
+        r"""Render a booktabs table, or several if it is longer than a page; `label` returns each one's `\label`."""
         parts: list[list[Row]] = [[]]
         for row in self.rows:
-            if len(parts[-1]) >= LONGEST and (row.opens or not self.grouped):
+            if len(parts[-1]) >= LONGEST and (row.opens or not self._grouped):
                 parts.append([])
             parts[-1].append(row)
-        return parts
-
-    def _latex_part(self, caption: str, label: str, rows: list[Row]) -> str:
-        wordy = any(len(head) > 60 for row in rows for head in row.heads)
-        form = (r"p{0.6\linewidth}" if wordy else "l") * len(self.heads) + "r" * len(self.columns)
-        lines = [
-            r"\begin{table}[!htbp]",
-            r"\centering",
-            rf"\caption{{{for_tex(caption)}}}",
-            label,
-            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
-            rf"\begin{{tabular}}{{{form}}}",
-            r"\toprule",
-            _latex_line([for_tex(text) for text in (*self.heads, *self.columns)]),
-            r"\midrule",
-        ]
-        for number, row in enumerate(rows):
-            if row.opens and number:
-                lines.append(r"\midrule")
-            lines.append(_latex_line([*map(for_tex, self.headings(row)), *map(_latex_value, row.values)]))
-        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}}", r"\end{table}"])
-
-
-def _cell(value: Value, margin: int, paper: int, starred: bool) -> str:
-    """A number with its margin and its star, and the paper's in brackets, in fields of that many characters."""
-    bracket = f"({value.paper})".rjust(paper + 2) if value.paper else " " * (paper + 2 if paper else 0)
-    bounds = f" {value.interval.rjust(margin)}" if margin else ""
-    star = "*" if value.strong else " " if starred or paper or margin else ""
-    return f"{plain(value.text)}{bounds}{star}{bracket}"
-
-
-def _markdown_line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _markdown_value(value: Value) -> str:
-    text = for_markdown(value.text)
-    parts = [f"**{text}**" if value.strong else text, value.interval, value.note]
-    parts.append(f"(paper {for_markdown(value.paper)})" if value.paper else "")
-    return " ".join(part for part in parts if part)
-
-
-def _latex_line(cells: list[str]) -> str:
-    return " & ".join(cells) + r" \\"
+        texts = []
+        for number, rows in enumerate(parts):
+            wordy = any(len(head) > 60 for row in rows for head in row.heads)
+            form = (r"p{0.6\linewidth}" if wordy else "l") * len(self.heads) + "r" * len(self.columns)
+            lines = [
+                r"\begin{table}[!htbp]",
+                r"\centering",
+                rf"\caption{{{for_tex(f'{self.title} (continued).' if number else self.caption or caption)}}}",
+                label(),
+                r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
+                rf"\begin{{tabular}}{{{form}}}",
+                r"\toprule",
+                " & ".join(map(for_tex, (*self.heads, *self.columns))) + r" \\",
+                r"\midrule",
+            ]
+            for i, row in enumerate(rows):
+                lines += [r"\midrule"] if row.opens and i else []
+                lines.append(" & ".join([*map(for_tex, self.headings(row)), *map(_latex_value, row.values)]) + r" \\")
+            texts.append("\n".join([*lines, r"\bottomrule", r"\end{tabular}}", r"\end{table}"]))
+        return "\n\n".join(texts)
 
 
 def _latex_value(value: Value) -> str:
-    """The number, and small next to it the interval and what else is known."""
-    extras = [_latex_number(part) for part in (value.interval, value.note) if part]
-    extras += [f"(paper {_latex_number(value.paper)})"] if value.paper else []
-    small = rf" {{\scriptsize {' '.join(extras)}}}" if extras else ""
-    return (rf"\textbf{{{_latex_number(value.text)}}}" if value.strong else _latex_number(value.text)) + small
-
-
-def _latex_number(text: str) -> str:
-    """A minus sign for each hyphen."""
-    return for_tex(text) if text == NOTHING.text else for_tex(text).replace("-", "$-$")
+    """The number, and small next to it the interval and what else is known; a minus sign for each hyphen."""
+    number, interval, note, paper = (
+        for_tex(text) if text == NOTHING.text else for_tex(text).replace("-", "$-$")
+        for text in (value.text, value.interval, value.note, value.paper)
+    )
+    extras = " ".join(filter(None, (interval, note, f"(paper {paper})" if paper else "")))
+    return (rf"\textbf{{{number}}}" if value.strong else number) + (rf" {{\scriptsize {extras}}}" if extras else "")

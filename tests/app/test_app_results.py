@@ -10,9 +10,9 @@ import pytest
 from recorded_run import Row, write_run
 
 from clustrs.app import markup
-from clustrs.app.results import Disagreement, OpenRun, RunLibrary, disagreements, kept_images, rival
+from clustrs.app.results import Disagreement, OpenRun, RunLibrary, disagreements, kept_images
 from clustrs.app.trial import LoadedModel
-from clustrs.evaluation.report.charts import Figure, draw, marker_path
+from clustrs.evaluation.report.charts import draw, marker_path
 from clustrs.evaluation.report.scores import figures
 from clustrs.palette import MARKERS, OTHER_MARKERS
 
@@ -24,7 +24,7 @@ def opened(tmp_path: Path) -> OpenRun:
 
 
 def index(opened: OpenRun, label: str, budget: str = "4") -> int:
-    return next(m for m in opened.methods(budget) if opened.label(m) == label)
+    return next(m for m in opened.methods(budget) if opened.summary.label(m) == label)
 
 
 def clean_disagreements(opened: OpenRun) -> list[Disagreement]:
@@ -105,7 +105,7 @@ def test_filters_and_what_they_refuse(opened: OpenRun) -> None:
         "gaussian:0.5",
         "gaussian:2",
     ]
-    assert [opened.label(m) for m in opened.methods("8")] == ["unpruned", "fastervlm", "clustrs"]
+    assert [opened.summary.label(m) for m in opened.methods("8")] == ["unpruned", "fastervlm", "clustrs"]
     with pytest.raises(ValueError, match="corruption 'fog': this run has clean, gaussian, jpeg"):
         opened.conditions("fog")
     with pytest.raises(ValueError, match="keep '5': this run has 4, 8"):
@@ -146,8 +146,8 @@ def test_failed_and_missing_answers_are_no_disagreements(tmp_path: Path) -> None
 
 def test_clustrs_is_the_first_rival_and_has_one_itself(opened: OpenRun) -> None:
     ours, theirs, whole = (index(opened, name) for name in ("clustrs", "fastervlm", "unpruned"))
-    assert rival(opened, "4", theirs) == rival(opened, "4", whole) == ours
-    assert rival(opened, "4", ours) == theirs
+    assert opened.rival("4", theirs) == opened.rival("4", whole) == ours
+    assert opened.rival("4", ours) == theirs
 
 
 def test_table_has_a_button_for_every_cell_and_marks_the_chosen_one(opened: OpenRun) -> None:
@@ -176,13 +176,10 @@ def test_answers_are_escaped(tmp_path: Path) -> None:
 
 
 def test_chart_puts_better_scores_higher_and_names_every_point(opened: OpenRun) -> None:
-    section = figures(opened.summary)
-    assert section is not None
-    figure = section.blocks[0]
-    assert isinstance(figure, Figure)
-    for plot, panel in zip(draw(figure).plots, figure.panels, strict=True):
-        assert [trace.label for trace in plot.traces] == [curve.label for curve in panel.curves]
-        for trace, curve in zip(plot.traces, panel.curves, strict=True):
+    figure = figures(opened.summary)[0]
+    for (_, traces), (_, curves) in zip(draw(figure).plots, figure.panels, strict=True):
+        assert [trace.label for trace in traces] == [curve.label for curve in curves]
+        for trace, curve in zip(traces, curves, strict=True):
             means, heights = [p.mean for p in curve.points], [float(place.split()[1]) for place, *_ in trace.marks]
             assert np.argsort(means).tolist() == np.argsort(-np.array(heights)).tolist()
             assert all(text.startswith(f"{trace.label}: ") for *_, text in trace.marks)

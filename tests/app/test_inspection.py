@@ -28,18 +28,19 @@ def inspected(loaded: LoadedModel, images: list[tuple[str, Image.Image]]) -> Ins
 
 def test_every_token_is_there_and_k_are_kept(inspected: Inspection) -> None:
     for view in inspected.views:
-        assert len(view.tokens) == 576
+        columns = view.columns
+        assert {len(values) for values in columns.values()} == {576}
         assert view.grid == (24, 24)
-        assert sum(token.kept for token in view.tokens) == 12
-        assert {(t.y, t.x) for t in view.tokens} == {(y, x) for y in range(24) for x in range(24)}
+        assert sum(columns["kept"]) == 12
+        assert set(zip(columns["y"], columns["x"], strict=True)) == {(y, x) for y in range(24) for x in range(24)}
 
 
 def test_every_cluster_has_one_kept_token_and_only_that_has_an_alpha(inspected: Inspection) -> None:
     for view in inspected.views:
         clusters: dict[int | None, list[bool]] = {}
-        for token in view.tokens:
-            clusters.setdefault(token.cluster, []).append(token.kept)
-            assert (token.alpha is not None) == token.kept
+        for cluster, kept, alpha in zip(*(view.columns[name] for name in ("cluster", "kept", "alpha")), strict=True):
+            clusters.setdefault(cluster, []).append(kept)
+            assert (alpha is not None) == kept
         assert None not in clusters
         assert len(clusters) == 12
         assert all(sum(kept) == 1 for kept in clusters.values())
@@ -54,16 +55,15 @@ def test_distances_and_scores_are_those_of_the_selection(
     assert selection.labels is not None
     assert selection.centroids is not None
     for index in range(0, 576, 37):
-        token = inspected.views[0].tokens[index]
+        token = {name: values[index] for name, values in inspected.views[0].columns.items()}
         expected = (encoded.tokens[index] - selection.centroids[selection.labels[index]]).norm()
-        assert token.cluster == selection.labels[index]
-        assert token.distance == pytest.approx(float(expected), rel=1e-4)
-        assert token.score == pytest.approx(float(encoded.scores[index]))
+        assert token["cluster"] == selection.labels[index]
+        assert token["distance"] == pytest.approx(float(expected), rel=1e-4)
+        assert token["score"] == pytest.approx(float(encoded.scores[index]))
 
 
 def test_plane_is_that_of_the_clean_image(inspected: Inspection) -> None:
-    clean = np.array([(t.px, t.py) for t in inspected.views[0].tokens])
-    noisy = np.array([(t.px, t.py) for t in inspected.views[1].tokens])
+    clean, noisy = (np.array([view.columns["px"], view.columns["py"]]).T for view in inspected.views)
     assert np.allclose(clean.mean(0), 0, atol=1e-6)
     assert clean[:, 0].var() >= clean[:, 1].var()
     assert abs(np.corrcoef(clean.T)[0, 1]) < 1e-6
@@ -73,7 +73,7 @@ def test_plane_is_that_of_the_clean_image(inspected: Inspection) -> None:
 def test_method_without_clusters_says_so(loaded: LoadedModel, images: list[tuple[str, Image.Image]]) -> None:
     found = inspect(loaded, get_method("divprune", keep=8), images[:1])
     assert not found.clusters
-    assert all(t.cluster is None and t.alpha is None and t.distance is None for t in found.views[0].tokens)
+    assert all(found.views[0].columns[name] == [None] * 576 for name in ("cluster", "alpha", "distance"))
     assert "DivPrune forms no clusters" in markup.inspection(found)
 
 
@@ -115,12 +115,11 @@ def test_page_draws_every_token_twice_and_lets_the_keyboard_in_once(inspected: I
 def test_attention_map_is_brightest_where_the_score_is_highest(inspected: Inspection) -> None:
     view = inspected.views[0]
     heat, brightest = markup.attention_map(view)
-    scores = np.array([token.score for token in view.tokens])
+    scores = np.array(view.columns["score"])
     assert brightest == pytest.approx(np.quantile(scores, 0.99))
-    best, worst = view.tokens[int(scores.argmax())], view.tokens[int(scores.argmin())]
     side = heat.width / 24
     tones = [
-        sum(heat.getpixel((int((t.x + 0.5) * side), int((t.y + 0.5) * side))))  # type: ignore[arg-type]
-        for t in (best, worst)
+        sum(heat.getpixel((int((view.columns["x"][i] + 0.5) * side), int((view.columns["y"][i] + 0.5) * side))))  # type: ignore[arg-type]
+        for i in (int(scores.argmax()), int(scores.argmin()))
     ]
     assert tones[0] > tones[1] + 200

@@ -1,5 +1,6 @@
 """Images of a trial, and answers of several methods: costs, failures, and a visitor who leaves."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
@@ -10,22 +11,19 @@ import pytest
 from PIL import Image
 
 from clustrs import embedded
-from clustrs.app import trial
+from clustrs.app import markup, trial
 from clustrs.app.trial import (
     LoadedModel,
     Source,
-    Trial,
     TrialAnswer,
     corrupted,
-    data_uri,
     level_range,
     load_warm,
     nearest_level,
     run_trial,
     sample_sources,
-    saved_share,
+    trial_methods,
     uploaded,
-    verdict,
 )
 from clustrs.corruptions import Corruption, corruption_rule, list_corruptions
 from clustrs.embedded import samples
@@ -73,10 +71,10 @@ def test_upload_has_no_known_answers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", list_corruptions())
 def test_every_level_of_a_slider_is_accepted(name: str) -> None:
     span, rule = level_range(name), corruption_rule(name)
-    steps = round((span.maximum - span.minimum) / span.step)
-    for level in (span.minimum, span.value, span.maximum, *(span.minimum + i * span.step for i in range(steps + 1))):
+    low, high, step, value = (span[key] for key in ("minimum", "maximum", "step", "value"))
+    for level in (low, value, high, *(low + i * step for i in range(round((high - low) / step) + 1))):
         assert rule.accepts(nearest_level(name, level))
-    assert nearest_level(name, span.value) == span.value
+    assert nearest_level(name, value) == value
     assert set(rule.levels) <= {nearest_level(name, level) for level in rule.levels}
 
 
@@ -95,7 +93,7 @@ def test_corrupted_image_is_that_of_the_command_line() -> None:
 
 
 def test_large_images_are_shown_small() -> None:
-    small, large = data_uri(Image.new("RGB", (100, 50))), data_uri(Image.effect_noise((4000, 2000), 90))
+    small, large = markup.data_uri(Image.new("RGB", (100, 50))), markup.data_uri(Image.effect_noise((4000, 2000), 90))
     assert small.startswith("data:image/webp;base64,")
     assert len(large) < 400_000
 
@@ -112,13 +110,18 @@ def test_source_reads_the_file_each_time(tmp_path: Path) -> None:
 QUESTION = "How many objects are there?"
 
 
-def final(loaded: LoadedModel, asked: Trial) -> dict[str, TrialAnswer]:
-    return {answer.method: answer for answer in run_trial(loaded, asked)}
+def trial_of(loaded: LoadedModel, names: tuple[str, ...], keep: int, max_new_tokens: int = 32) -> Iterator[TrialAnswer]:
+    image = sample_sources("scenes")[0].open()
+    return run_trial(loaded, image, QUESTION, trial_methods(names, keep), max_new_tokens)
+
+
+def final(loaded: LoadedModel, names: tuple[str, ...], keep: int) -> dict[str, TrialAnswer]:
+    return {answer.method: answer for answer in trial_of(loaded, names, keep)}
 
 
 @pytest.fixture(scope="module")
 def answers(loaded: LoadedModel) -> dict[str, TrialAnswer]:
-    return final(loaded, Trial(sample_sources("scenes")[0].open(), QUESTION, ("clustrs", "visionzip"), keep=16))
+    return final(loaded, ("clustrs", "visionzip"), keep=16)
 
 
 def test_unpruned_model_comes_first_and_every_method_answers(answers: dict[str, TrialAnswer]) -> None:
@@ -143,7 +146,8 @@ def test_kv_bytes_are_those_of_the_compacted_prompt(loaded: LoadedModel, answers
     assert pruned.kv_bytes is not None
     one = count_text(meta_model(loaded.model.config), 1)[2]
     assert whole.kv_bytes - pruned.kv_bytes == (576 - 16) * one
-    assert saved_share(list(answers.values()), pruned) == pytest.approx(1 - pruned.kv_bytes / whole.kv_bytes)
+    card = markup.answer_card(pruned, others=list(answers.values()))
+    assert f"\u2212{100 * (1 - pruned.kv_bytes / whole.kv_bytes):.0f}%" in card
 
 
 def test_costs_are_measured(answers: dict[str, TrialAnswer]) -> None:
@@ -159,16 +163,14 @@ def test_method_that_fails_does_not_stop_the_others(loaded: LoadedModel, monkeyp
         raise ValueError("fastervlm needs something else. And more")
 
     monkeypatch.setattr("clustrs.pruners.fastervlm.FasterVLM._choose", fail)
-    found = final(loaded, Trial(sample_sources("scenes")[0].open(), QUESTION, ("fastervlm", "clustrs"), keep=8))
+    found = final(loaded, ("fastervlm", "clustrs"), keep=8)
     assert found["fastervlm"].error == "fastervlm needs something else"
     assert found["clustrs"].text
     assert not found["clustrs"].error
 
 
 def test_leaving_stops_the_generation_and_frees_the_model(loaded: LoadedModel) -> None:
-    stream = run_trial(
-        loaded, Trial(sample_sources("scenes")[0].open(), QUESTION, ("clustrs",), keep=8, max_new_tokens=500)
-    )
+    stream = trial_of(loaded, ("clustrs",), keep=8, max_new_tokens=500)
     next(stream)
     stream.close()  # type: ignore[attr-defined]
     assert loaded.lock.acquire(blocking=False)
@@ -179,28 +181,30 @@ def test_leaving_stops_the_generation_and_frees_the_model(loaded: LoadedModel) -
 def test_unknown_method_and_empty_question_are_refused(loaded: LoadedModel) -> None:
     image = sample_sources("scenes")[0].open()
     with pytest.raises(ValueError, match="unknown method 'clusters'"):
-        next(run_trial(loaded, Trial(image, QUESTION, ("clusters",), keep=8)))
+        trial_methods(("clusters",), keep=8)
     with pytest.raises(ValueError, match="question must not be empty"):
-        next(run_trial(loaded, Trial(image, "  ", ("clustrs",), keep=8)))
+        next(run_trial(loaded, image, "  ", trial_methods(("clustrs",), keep=8)))
     assert not loaded.lock.locked()
 
 
 def test_unpruned_model_is_asked_once() -> None:
-    image = sample_sources("scenes")[0].open()
-    assert [p.name for p in Trial(image, QUESTION, ("none", "clustrs", "clustrs"), 4).pruners()] == ["none", "clustrs"]
+    assert [p.name for p in trial_methods(("none", "clustrs", "clustrs"), 4)] == ["none", "clustrs"]
 
 
-def test_verdict_ignores_case_and_a_full_stop() -> None:
-    assert verdict(" Red. ", "red") is True
-    assert verdict("blue", "red") is False
-    assert verdict("blue", None) is None
+@pytest.mark.parametrize(
+    ("text", "expected", "shown"), [(" Red. ", "red", "right"), ("blue", "red", "wrong"), ("blue", None, "")]
+)
+def test_verdict_ignores_case_and_a_full_stop(text: str, expected: str | None, shown: str) -> None:
+    card = markup.answer_card(TrialAnswer("clustrs", text=text, done=True), expected=expected)
+    assert [word for word in ("right", "wrong") if word in card] == ([shown] if shown else [])
 
 
-def test_share_is_unknown_without_the_unpruned_model() -> None:
-    pruned = TrialAnswer("clustrs", kv_bytes=10)
-    assert saved_share([pruned], pruned) is None
-    assert saved_share([TrialAnswer("none", kv_bytes=40), pruned], pruned) == 0.75
-    assert saved_share([TrialAnswer("none", kv_bytes=40)], replace(pruned, kv_bytes=None)) is None
+def test_share_is_unknown_without_the_unpruned_model(answers: dict[str, TrialAnswer]) -> None:
+    pruned, whole = replace(answers["clustrs"], kv_bytes=10), TrialAnswer("none", kv_bytes=40)
+    assert "\u221275%" in markup.answer_card(pruned, others=[whole, pruned])
+    assert "\u2212" not in markup.answer_card(pruned, others=[pruned])
+    assert "\u2212" not in markup.answer_card(replace(pruned, kv_bytes=None), others=[whole])
+    assert "\u2212" not in markup.answer_card(replace(whole, image=pruned.image), others=[whole])
 
 
 def test_embedded_models_are_known_as_such(loaded: LoadedModel) -> None:

@@ -17,7 +17,7 @@ from recorded_run import CONFIG, METHODS, Row, failed, large_run, rows_of, write
 from report_reading import Page, cells_of
 
 from clustrs.evaluation.report import replace_files, terminal_table, write_report
-from clustrs.evaluation.report.document import environment
+from clustrs.evaluation.report.document import TEMPLATES
 from clustrs.evaluation.results import load_run
 from clustrs.tables import for_markdown, for_spreadsheet, for_tex, plain
 
@@ -60,9 +60,9 @@ def test_all_files_are_replaced_or_none(
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == contents
 
 
-@pytest.mark.parametrize("renderer", ["csv_table", "latex", "markdown", "page"])
+@pytest.mark.parametrize("renderer", ["scores.csv_table", "document.latex", "document.markdown", "document.page"])
 def test_a_crash_leaves_the_old_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renderer: str) -> None:
-    def crash(_: Any) -> str:
+    def crash(*_: Any) -> str:
         raise Broken
 
     folder = write_run(tmp_path)
@@ -233,7 +233,7 @@ def test_strings_of_the_record_do_no_harm(tmp_path: Path) -> None:
 
 def test_escaping() -> None:
     assert plain("a\n\tb\x00\ud800") == "a  b\ufffd\ufffd"
-    html = environment().from_string("{{ text }}").render(text="<a b=\"c\" d='e'>&\n\x00")
+    html = TEMPLATES.from_string("{{ text }}").render(text="<a b=\"c\" d='e'>&\n\x00")
     assert html == "&lt;a b=&#34;c&#34; d=&#39;e&#39;&gt;&amp; \ufffd"
     assert for_markdown("a|b*_<x>&[y](z)") == r"a\|b\*\_&lt;x&gt;&amp;\[y\](z)"
     assert for_tex(r"50 % of \x_{1} & $é漢") == r"50 \% of \textbackslash{}x\_\{1\} \& \$é?"

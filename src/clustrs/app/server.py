@@ -10,13 +10,13 @@ from typing import Any
 import gradio as gr
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from clustrs import __version__, embedded
 from clustrs.app import markup
 from clustrs.app.results import RunLibrary
-from clustrs.app.tabs import InspectTab, ResultsTab, TryTab
+from clustrs.app.tabs import Html, InspectTab, ResultsTab, TryTab
 from clustrs.app.trial import LoadedModel, load_warm
 from clustrs.corruptions.images import first_sentence
 from clustrs.palette import dark_css
@@ -24,10 +24,26 @@ from clustrs.validation import LoadOptions
 
 logger = logging.getLogger(__name__)
 STYLE = Path(__file__).with_name("style.css")
-TEXT_FONTS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif")
+TEXT_FONTS = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif"]
+CODE_FONTS = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"]
+GRAYS = {  # Gradio's own are too faint to read
+    **{"body_text_color_subdued": "#57606a", "body_text_color_subdued_dark": "#a9b4c2"},
+    **{"block_label_text_color": "#3d444d", "block_label_text_color_dark": "#c9d1d9"},
+    **{"block_title_text_color": "#3d444d", "block_title_text_color_dark": "#c9d1d9"},
+}
 CLEANING, UPLOADS_KEPT = 600, 3600
 """Seconds between deletions of uploads, and age in seconds of those that are deleted."""
-CODE_FONTS = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
+LARGEST_UPLOAD = "20mb"
+LARGEST_BODY = 21_000_000
+"""Bytes of a request, which has an upload and some text around it."""
+LONGEST_QUEUE = 32
+POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; frame-src 'none'; object-src 'none'"
+)
+"""Browsers load from this server alone, whatever Gradio's page or a stored answer asks for."""
+PROXY = "/proxy="
+"""A route of Gradio that fetches from other servers."""
 
 
 class Page(gr.Blocks):  # type: ignore[misc]
@@ -43,50 +59,8 @@ class Page(gr.Blocks):  # type: ignore[misc]
             raise gr.Error(shown, print_exception=False) from None
 
 
-def build_page(loaded: LoadedModel, library: RunLibrary) -> gr.Blocks:
-    """Lay out the page. Gradio's telemetry is off, and uploads are deleted after an hour."""
-    gr.set_static_paths(embedded.sample_folders())  # served where they lie; only uploads go to the cache
-    with Page(title="ClustRS", analytics_enabled=False, delete_cache=(CLEANING, UPLOADS_KEPT)) as page:
-        gr.HTML(
-            markup.render("intro", model=loaded.name, embedded=loaded.embedded, version=__version__),
-            apply_default_css=False,
-        )
-        with gr.Tab("Try", id="try"):
-            inputs = TryTab(loaded).build()
-        with gr.Tab("Inspect", id="inspect") as tab:
-            InspectTab(loaded).build(tab, inputs)
-        with gr.Tab("Results", id="results") as tab:
-            ResultsTab(loaded, library).build(tab)
-    return page
-
-
-def theme() -> gr.themes.Base:
-    """Return a theme that loads no fonts: those of the visitor's system are used."""
-    plain = gr.themes.Default(primary_hue="blue", font=list(TEXT_FONTS), font_mono=list(CODE_FONTS))
-    return plain.set(  # Gradio's own grays are too faint to read
-        body_text_color_subdued="#57606a",
-        body_text_color_subdued_dark="#a9b4c2",
-        block_label_text_color="#3d444d",
-        block_label_text_color_dark="#c9d1d9",
-        block_title_text_color="#3d444d",
-        block_title_text_color_dark="#c9d1d9",
-    )
-
-
-LARGEST_UPLOAD = "20mb"
-LARGEST_BODY = 21_000_000
-"""Bytes of a request, which has an upload and some text around it."""
-LONGEST_QUEUE = 32
-POLICY = (
-    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; frame-src 'none'; object-src 'none'"
-)
-"""Browsers load from this server alone, whatever Gradio's page or a stored answer asks for."""
-
-
-PROXY = "/proxy="
-"""A route of Gradio that fetches from other servers."""
-NOT_FOUND = PlainTextResponse("not found", 404)
+class BodyTooLarge(Exception):
+    """More bytes came than a request may have."""
 
 
 class Guard:
@@ -105,10 +79,9 @@ class Guard:
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        refusal = NOT_FOUND if PROXY in scope["path"] else self._refusal(headers)
-        if refusal is not None:
-            await (_close if scope["type"] == "websocket" else refusal)(scope, receive, send)
+        status, reason = self._refusal(scope["path"], Headers(scope=scope))
+        if status and scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
             return
         started, received = False, 0
 
@@ -117,7 +90,7 @@ class Guard:
             message = await receive()
             received += len(message.get("body", b""))
             if received > LARGEST_BODY:
-                raise _BodyTooLarge
+                raise BodyTooLarge
             return message
 
         async def with_policy(message: Message) -> None:
@@ -128,42 +101,33 @@ class Guard:
             await send(message)
 
         try:
-            await self.app(scope, counted, with_policy)
-        except _BodyTooLarge:
-            if not started:
-                await _too_large(received)(scope, receive, send)
+            if not status:
+                await self.app(scope, counted, with_policy)
+        except BodyTooLarge:
+            status, reason = _too_large(received)
         except (KeyError, IndexError, TypeError, ValueError) as error:  # Gradio's routes trust some fields
-            if not started:
-                await PlainTextResponse(f"bad request: {type(error).__name__}", 400)(scope, receive, send)
+            status, reason = 400, f"bad request: {type(error).__name__}"
+        if status and not started:
+            await PlainTextResponse(reason, status)(scope, receive, send)
 
-    def _refusal(self, headers: Headers) -> Response | None:
+    def _refusal(self, path: str, headers: Headers) -> tuple[int, str]:
+        """Status and text of a refusal; 0 where there is no reason for one."""
+        if PROXY in path:
+            return 404, "not found"
         host, origin, length = headers.get("host", ""), headers.get("origin"), headers.get("content-length", "0")
         if self.hosts is not None:
-            if _host_name(host) not in self.hosts:
-                names = ", ".join(sorted(self.hosts))
-                return PlainTextResponse(f"Host must be one of {names}, got {host!r}", 403)
+            name = host.rpartition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0].lower()
+            if name not in self.hosts:
+                return 403, f"Host must be one of {', '.join(sorted(self.hosts))}, got {host!r}"
             if origin is not None and origin.partition("://")[2] != host:
-                return PlainTextResponse(f"Origin must be this page's, {host}, got {origin!r}", 403)
+                return 403, f"Origin must be this page's, {host}, got {origin!r}"
         if length.isdecimal() and len(length) < 20 and int(length) > LARGEST_BODY:
             return _too_large(int(length))
-        return None
+        return 0, ""
 
 
-class _BodyTooLarge(Exception):
-    pass
-
-
-def _too_large(size: int) -> Response:
-    return PlainTextResponse(f"a request must have at most {LARGEST_BODY} bytes, got {size} or more", 413)
-
-
-async def _close(scope: Scope, receive: Receive, send: Send) -> None:
-    await send({"type": "websocket.close", "code": 1008})
-
-
-def _host_name(host: str) -> str:
-    """Return a Host header without its port."""
-    return host.rpartition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0].lower()
+def _too_large(size: int) -> tuple[int, str]:
+    return 413, f"a request must have at most {LARGEST_BODY} bytes, got {size} or more"
 
 
 def accepted_hosts(host: str) -> frozenset[str] | None:
@@ -213,9 +177,20 @@ def serve(
     browser: bool = False,
     block: bool = False,
 ) -> tuple[gr.Blocks, str]:
-    """Serve the page of a model that is loaded already; as `launch` otherwise."""
+    """Serve the page of a model that is loaded already; as `launch` otherwise.
+
+    Gradio's telemetry is off, no fonts are loaded, and uploads are deleted after an hour.
+    """
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # Gradio reads it when it starts its server
-    page = build_page(loaded, RunLibrary(Path(runs)))
+    gr.set_static_paths(embedded.sample_folders())  # served where they lie; only uploads go to the cache
+    with Page(title="ClustRS", analytics_enabled=False, delete_cache=(CLEANING, UPLOADS_KEPT)) as page:
+        Html(markup.render("intro", model=loaded.name, embedded=loaded.embedded, version=__version__))
+        with gr.Tab("Try", id="try"):
+            inputs = TryTab(loaded).build()
+        with gr.Tab("Inspect", id="inspect") as tab:
+            InspectTab(loaded).build(tab, inputs)
+        with gr.Tab("Results", id="results") as tab:
+            ResultsTab(loaded, RunLibrary(Path(runs))).build(tab)
     page.queue(max_size=LONGEST_QUEUE, default_concurrency_limit=4)
     _check_port(host, port)
     _, address, _ = page.launch(
@@ -233,7 +208,7 @@ def serve(
         mcp_server=False,
         enable_monitoring=False,
         footer_links=[],
-        theme=theme(),
+        theme=gr.themes.Default(primary_hue="blue", font=TEXT_FONTS, font_mono=CODE_FONTS).set(**GRAYS),
         css=STYLE.read_text(encoding="utf-8") + dark_css(".dark"),
         app_kwargs={
             "middleware": [Middleware(Guard, hosts=accepted_hosts(host))],

@@ -1,44 +1,46 @@
 """The three tabs: Try (several methods side by side), Inspect (what a method kept, and why), Results (runs)."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
-from PIL import Image
 
 from clustrs.app import markup
 from clustrs.app.inspection import inspect
-from clustrs.app.results import Disagreement, OpenRun, RunLibrary, disagreements, kept_images, rival
+from clustrs.app.results import OpenRun, RunLibrary, disagreements, kept_images
 from clustrs.app.trial import (
     NO_PRUNING,
     LoadedModel,
     Source,
-    Trial,
     TrialAnswer,
     corrupted,
     level_range,
     nearest_level,
     run_trial,
     sample_sources,
+    trial_methods,
     uploaded,
 )
 from clustrs.corruptions import Corruption, list_corruptions
 from clustrs.corruptions.images import first_sentence
 from clustrs.evaluation.config import CLEAN
+from clustrs.evaluation.report.scores import OURS
 from clustrs.models.ask import as_seen, name_unknown_words
 from clustrs.pruners import get_method, list_methods
 
 INSPECT_SCRIPT, BUTTONS_SCRIPT = (Path(__file__).with_name(name) for name in ("inspect.js", "buttons.js"))
 MODEL_QUEUE: dict[str, Any] = {"concurrency_id": "model", "concurrency_limit": 1}
 """Settings of events that use the model, one at a time."""
+HIDDEN: dict[str, Any] = {"show_progress": "hidden"}
 SHOWN_AT_FIRST = ("clustrs", "fastervlm", "divprune")
 KEEP = 16
 LONGEST_ANSWER = 512
 LONGEST_QUESTION = 2000
 """Characters."""
-OWN_QUESTION = "What is in the image?"
+Html = partial(gr.HTML, apply_default_css=False)
 
 
 @dataclass(frozen=True)
@@ -54,37 +56,86 @@ class ImageInputs:
         return [self.source, self.corruption, self.level, self.seed]
 
 
+def _pruning() -> list[tuple[str, str]]:
+    """Display names and names of the methods that prune."""
+    return [(markup.label(name), name) for name in list_methods() if name != NO_PRUNING]
+
+
+def _keep_slider(loaded: LoadedModel, scale: int, elem_id: str) -> gr.Slider:
+    most = loaded.visual_tokens
+    label = "Visual tokens to keep (k)"
+    return gr.Slider(1, most, min(KEEP, most), step=1, label=label, scale=scale, elem_id=elem_id)
+
+
+def _caption(source: Source, corruption: str, level: float) -> str:
+    return f"{source.name}, {Corruption(corruption, nearest_level(corruption, level))}"
+
+
+def _notice(text: str) -> Any:
+    """A line that stands out; nothing at all where there is nothing to say."""
+    return gr.HTML(markup.render("notice", text=text), visible=bool(text))
+
+
 class TryTab:
     """The first tab: what the unpruned model and each method answer, side by side."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
         self.samples = sample_sources(loaded.embedded.task if loaded.embedded else None)
-        self.own_question = loaded.embedded.question if loaded.embedded else OWN_QUESTION
-        self.pruning = [name for name in list_methods() if name != NO_PRUNING]
 
     def build(self) -> ImageInputs:
         """Lay the tab out, inside a `gr.Tab`."""
         with gr.Row(equal_height=False):
             with gr.Column(scale=5, min_width=300):
-                inputs, gallery, upload, notice = self._image_column()
-            with gr.Column(scale=4, min_width=300):
-                preview = gr.HTML(
-                    self.preview(self.samples[0], CLEAN, 0, 0), elem_id="preview", apply_default_css=False
+                source = gr.State(self.samples[0])
+                gallery = gr.Gallery(
+                    [(str(sample.path), sample.path.stem) for sample in self.samples],
+                    label="Sample images",
+                    columns=5,
+                    allow_preview=False,
+                    selected_index=0,
+                    object_fit="cover",
+                    interactive=False,
+                    buttons=[],
+                    elem_id="samples",
                 )
-        question, known = self._question_row()
-        methods, keep, longest, ask = self._method_row()
-        status = gr.HTML(_status("press Ask to compare them"), elem_id="status", min_height=40, apply_default_css=False)
+                upload = gr.File(label="Or your own image", height=130, type="filepath", elem_id="upload")
+                notice = Html(visible=False, elem_id="notice")
+                with gr.Row():
+                    names = [CLEAN, *list_corruptions()]
+                    corruption = gr.Dropdown(names, value=CLEAN, label="Corruption", elem_id="corruption")
+                    level = gr.Slider(**level_range("gaussian"), label="Level", interactive=False, elem_id="level")
+                    seed = gr.Number(0, label="Seed", precision=0, minimum=0, min_width=80, elem_id="seed")
+            with gr.Column(scale=4, min_width=300):
+                preview = Html(self.preview(self.samples[0], CLEAN, 0, 0), elem_id="preview")
+        inputs = ImageInputs(source, corruption, level, seed)
+        questions = [question for question, _ in self.samples[0].questions]
+        with gr.Row():
+            question = gr.Textbox(questions[0], label="Question", lines=1, max_lines=3, scale=3, elem_id="question")
+            known = gr.Dropdown(
+                questions, value=questions[0], label="Questions with a known answer", scale=2, elem_id="known"
+            )
+        methods = gr.CheckboxGroup(
+            _pruning(),
+            value=[name for name in SHOWN_AT_FIRST if name in list_methods()],
+            label="Methods, beside the unpruned model",
+            elem_id="methods",
+        )
+        with gr.Row(equal_height=True):
+            keep = _keep_slider(self.loaded, 4, "keep")
+            bounds: dict[str, Any] = {"precision": 0, "minimum": 1, "maximum": LONGEST_ANSWER}
+            longest = gr.Number(32, label="Longest answer (tokens)", min_width=120, **bounds)
+            ask = gr.Button("Ask", variant="primary", scale=1, min_width=140, elem_id="ask")
+        status = Html(_status("press Ask to compare them"), elem_id="status", min_height=40)
         with gr.Row(elem_classes="cl-cards", elem_id="answers"):
-            cards = [gr.HTML(visible=False, apply_default_css=False) for _ in list_methods()]
-        chosen: list[Any] = [inputs.source, known, question, notice]
-        gallery.select(self.choose_sample, None, [*chosen, upload], show_progress="hidden")
-        upload.upload(self.take_upload, [upload, inputs.source], [*chosen, gallery])
-        known.input(lambda text: text, known, question, show_progress="hidden")
-        inputs.corruption.change(self.change_corruption, inputs.corruption, inputs.level, show_progress="hidden")
-        shown: dict[str, Any] = {"show_progress": "hidden", "trigger_mode": "always_last"}
-        for event in (inputs.source.change, inputs.corruption.change, inputs.level.change, inputs.seed.change):
-            event(self.preview, inputs.listed(), preview, **shown)
+            cards = [Html(visible=False) for _ in list_methods()]
+        chosen: list[Any] = [source, known, question, notice]
+        gallery.select(self.choose_sample, None, [*chosen, upload], **HIDDEN)
+        upload.upload(self.take_upload, [upload, source], [*chosen, gallery])
+        known.input(lambda text: text, known, question, **HIDDEN)
+        corruption.change(self.change_corruption, corruption, level, **HIDDEN)
+        for event in (source.change, corruption.change, level.change, seed.change):
+            event(self.preview, inputs.listed(), preview, trigger_mode="always_last", **HIDDEN)
         gr.on(
             [ask.click, question.submit],
             self.answer,
@@ -97,60 +148,6 @@ class TryTab:
         )
         return inputs
 
-    def _image_column(self) -> tuple[ImageInputs, gr.Gallery, gr.File, gr.HTML]:
-        source = gr.State(self.samples[0])
-        gallery = gr.Gallery(
-            [(str(sample.path), sample.path.stem) for sample in self.samples],
-            label="Sample images",
-            columns=5,
-            allow_preview=False,
-            selected_index=0,
-            object_fit="cover",
-            interactive=False,
-            buttons=[],
-            elem_id="samples",
-        )
-        upload = gr.File(label="Or your own image", height=130, file_count="single", type="filepath", elem_id="upload")
-        notice = gr.HTML(visible=False, elem_id="notice", apply_default_css=False)
-        with gr.Row():
-            corruption = gr.Dropdown(
-                [CLEAN, *list_corruptions()], value=CLEAN, label="Corruption", elem_id="corruption"
-            )
-            level = gr.Slider(**asdict(level_range("gaussian")), label="Level", interactive=False, elem_id="level")
-            seed = gr.Number(0, label="Seed", precision=0, minimum=0, min_width=80, elem_id="seed")
-        return ImageInputs(source, corruption, level, seed), gallery, upload, notice
-
-    def _question_row(self) -> tuple[gr.Textbox, gr.Dropdown]:
-        questions = [question for question, _ in self.samples[0].questions]
-        with gr.Row():
-            question = gr.Textbox(questions[0], label="Question", lines=1, max_lines=3, scale=3, elem_id="question")
-            known = gr.Dropdown(
-                questions,
-                value=questions[0],
-                label="Questions with a known answer",
-                scale=2,
-                elem_id="known",
-            )
-        return question, known
-
-    def _method_row(self) -> tuple[gr.CheckboxGroup, gr.Slider, gr.Number, gr.Button]:
-        most = self.loaded.visual_tokens
-        methods = gr.CheckboxGroup(
-            [(markup.label(name), name) for name in self.pruning],
-            value=[name for name in SHOWN_AT_FIRST if name in self.pruning],
-            label="Methods, beside the unpruned model",
-            elem_id="methods",
-        )
-        with gr.Row(equal_height=True):
-            keep = gr.Slider(
-                1, most, min(KEEP, most), step=1, label="Visual tokens to keep (k)", scale=4, elem_id="keep"
-            )
-            longest = gr.Number(
-                32, label="Longest answer (tokens)", precision=0, minimum=1, maximum=LONGEST_ANSWER, min_width=120
-            )
-            ask = gr.Button("Ask", variant="primary", scale=1, min_width=140, elem_id="ask")
-        return methods, keep, longest, ask
-
     def choose_sample(self, event: gr.SelectData) -> tuple[Any, ...]:
         """Return the sample that was clicked, its questions, its first question, no notice, no upload."""
         source = self.samples[int(event.index)]
@@ -161,27 +158,26 @@ class TryTab:
         try:
             source = uploaded(Path(path))
         except ValueError as error:
-            note = markup.render("notice", text=f"This file was refused. {str(error)[:1].upper()}{str(error)[1:]}.")
-            return before, gr.skip(), gr.skip(), gr.HTML(note, visible=True), gr.skip()
+            text = f"This file was refused. {str(error)[:1].upper()}{str(error)[1:]}."
+            return before, gr.skip(), gr.skip(), _notice(text), gr.skip()
         return source, *self._questions(source), gr.HTML(visible=False), gr.Gallery(selected_index=None)
 
     def _questions(self, source: Source) -> tuple[Any, Any]:
         listed = [question for question, _ in source.questions]
         first = listed[0] if listed else None
-        return gr.Dropdown(listed, value=first, interactive=bool(listed)), first or self.own_question
+        return gr.Dropdown(listed, value=first, interactive=bool(listed)), first or self.loaded.question
 
     def change_corruption(self, name: str) -> Any:
         """Return the slider for a corruption's levels."""
-        if name == CLEAN:
-            return gr.Slider(interactive=False)
-        return gr.Slider(**asdict(level_range(name)), interactive=True)
+        return gr.Slider(**({} if name == CLEAN else level_range(name)), interactive=name != CLEAN)
 
     def preview(self, source: Source, corruption: str, level: float, seed: float) -> str:
         """Show the image as the model gets it."""
         caption = source.name
         if corruption != CLEAN:
-            caption += f", {Corruption(corruption, nearest_level(corruption, level))}, seed {int(seed or 0)}"
-        return markup.preview(corrupted(source, corruption, level, int(seed or 0)), caption)
+            caption = f"{_caption(source, corruption, level)}, seed {int(seed or 0)}"
+        picture = markup.data_uri(corrupted(source, corruption, level, int(seed or 0)))
+        return markup.render("preview", picture=picture, caption=caption)
 
     def answer(
         self,
@@ -200,29 +196,27 @@ class TryTab:
         """
         if not isinstance(question, str) or len(question) > LONGEST_QUESTION:
             raise ValueError(f"question must be a text of at most {LONGEST_QUESTION} characters")
-        unknown = name_unknown_words(self.loaded.processor, question)
+        status = partial(_status, unknown=name_unknown_words(self.loaded.processor, question))
         image = corrupted(source, corruption, level, int(seed or 0))
         most = min(LONGEST_ANSWER, max(1, int(longest or 1)))
-        trial = Trial(image, question, tuple(methods), int(keep), most)
-        names = [pruner.name for pruner in trial.pruners()]
-        yield [_status("encoding the image", unknown), *self._fresh_cards(names)]
+        pruners = trial_methods(methods, int(keep))
+        names, unused = [pruner.name for pruner in pruners], len(list_methods()) - len(pruners)
+        waiting = [gr.HTML(markup.answer_card(TrialAnswer(name)), visible=True) for name in names]
+        yield [status("encoding the image"), *waiting, *[gr.HTML("", visible=False)] * unused]
         shown, expected = as_seen(self.loaded.processor, image), source.expected(question)
         latest: dict[str, TrialAnswer] = {}
         pictures: dict[str, str] = {}  # drawn once for all pieces of an answer
-        rest: list[Any] = [gr.skip()] * (len(list_methods()) - len(names))
-        for answer in run_trial(self.loaded, trial):
-            latest[answer.method] = answer
-            picture = pictures.get(answer.method) or markup.kept_picture(shown, answer)
-            pictures[answer.method] = picture
-            card = markup.answer_card(answer, picture, expected, list(latest.values()))
-            updates = [gr.HTML(card) if name == answer.method else gr.skip() for name in names]
-            yield [_status(f"{markup.label(answer.method)} is answering", unknown), *updates, *rest]
+        for answer in run_trial(self.loaded, image, question, pruners, most):
+            name = answer.method
+            latest[name] = answer
+            pictures[name] = pictures.get(name) or markup.kept_picture(shown, answer)
+            updates: list[Any] = [gr.skip()] * len(list_methods())
+            updates[names.index(name)] = gr.HTML(
+                markup.answer_card(answer, pictures[name], expected, list(latest.values()))
+            )
+            yield [status(f"{markup.label(name)} is answering"), *updates]
         done = "no answer is known for this question" if expected is None else f"expected answer: {expected}"
-        yield [_status(done, unknown), *[gr.skip()] * len(list_methods())]
-
-    def _fresh_cards(self, names: list[str]) -> list[Any]:
-        hidden = [gr.HTML("", visible=False)] * (len(list_methods()) - len(names))
-        return [*(gr.HTML(markup.waiting_card(name), visible=True) for name in names), *hidden]
+        yield [status(done), *[gr.skip()] * len(list_methods())]
 
 
 def _status(text: str, unknown: str = "") -> str:
@@ -239,39 +233,19 @@ class InspectTab:
 
     def build(self, tab: gr.Tab, inputs: ImageInputs) -> None:
         """Lay the tab out, inside `tab`; it shows the image that `inputs` of the Try tab describe."""
-        names = [name for name in list_methods() if name != NO_PRUNING]
-        most = self.loaded.visual_tokens
         with gr.Row(equal_height=True):
-            method = gr.Dropdown(
-                [(markup.label(name), name) for name in names],
-                value="clustrs",
-                label="Method",
-                elem_id="inspect-method",
-            )
-            keep = gr.Slider(
-                1, most, min(KEEP, most), step=1, label="Visual tokens to keep (k)", scale=3, elem_id="inspect-keep"
-            )
-        view = gr.HTML(
-            js_on_load=INSPECT_SCRIPT.read_text(encoding="utf-8"),
-            min_height=80,
-            elem_id="inspection",
-            apply_default_css=False,
-        )
-        gr.on(
-            [tab.select, method.change, keep.release],
-            self.show,
-            [*inputs.listed(), method, keep],
-            view,
-            **MODEL_QUEUE,
-            trigger_mode="always_last",
-        )
+            method = gr.Dropdown(_pruning(), value=OURS, label="Method", elem_id="inspect-method")
+            keep = _keep_slider(self.loaded, 3, "inspect-keep")
+        view = Html(js_on_load=INSPECT_SCRIPT.read_text(encoding="utf-8"), min_height=80, elem_id="inspection")
+        events = [tab.select, method.change, keep.release]
+        gr.on(events, self.show, [*inputs.listed(), method, keep], view, **MODEL_QUEUE, trigger_mode="always_last")
 
     def show(self, source: Source, corruption: str, level: float, seed: float, method: str, keep: float) -> str:
         """Show the clean image, and the corrupted one if the Try tab corrupts it."""
         images = [(f"{source.name}, clean", source.open())]
         if corruption != CLEAN:
-            title = f"{source.name}, {Corruption(corruption, nearest_level(corruption, level))}"
-            images.append((title, corrupted(source, corruption, level, int(seed or 0))))
+            image = corrupted(source, corruption, level, int(seed or 0))
+            images.append((_caption(source, corruption, level), image))
         return markup.inspection(inspect(self.loaded, get_method(method, keep=int(keep)), images))
 
 
@@ -289,29 +263,30 @@ class ResultsTab:
             name = gr.Dropdown([], label=f"Run under {self.library.folder}", scale=3, elem_id="run")
             corruption = gr.Dropdown([], label="Corruption", elem_id="run-corruption")
             budget = gr.Dropdown([], label="Kept tokens (k)", elem_id="run-keep")
-        notice = gr.HTML(visible=False, elem_id="run-notice", apply_default_css=False)
+        notice = Html(visible=False, elem_id="run-notice")
         with gr.Row(equal_height=False):
             with gr.Column(scale=2, min_width=300):
-                curves = gr.HTML(elem_id="curves", apply_default_css=False)
+                curves = Html(elem_id="curves")
             with gr.Column(scale=3, min_width=300):
-                cells = gr.HTML(js_on_load=script, elem_id="cells", apply_default_css=False)
+                cells = Html(js_on_load=script, elem_id="cells")
         with gr.Row():
             first = gr.Dropdown([], label="Method", elem_id="first")
             second = gr.Dropdown([], label="Compared with", elem_id="second")
             condition = gr.Dropdown([], label="Under", elem_id="condition")
-        listed = gr.HTML(js_on_load=script, elem_id="disagreements", apply_default_css=False)
-        one = gr.HTML(elem_id="disagreement", apply_default_css=False)
+        listed = Html(js_on_load=script, elem_id="disagreements")
+        one = Html(elem_id="disagreement")
         pair: list[Any] = [first, second, condition]
         filters: list[Any] = [name, corruption, budget]
-        tab.select(self.refresh, name, [name, notice]).then(
-            self.open, name, [corruption, budget, notice], show_progress="hidden"
-        ).then(self.show, filters, [curves, cells, *pair, one])
-        name.input(self.open, name, [corruption, budget, notice]).then(self.show, filters, [curves, cells, *pair, one])
+        shown: list[Any] = [curves, cells, *pair, one]
+        opened: list[Any] = [corruption, budget, notice]
+        listing = tab.select(self.refresh, name, [name, notice])
+        listing.then(self.open, name, opened, **HIDDEN).then(self.show, filters, shown)
+        name.input(self.open, name, opened).then(self.show, filters, shown)
         for choice in (corruption, budget):
-            choice.input(self.show, filters, [curves, cells, *pair, one])
-        cells.select(self.jump, filters, [cells, *pair, one], show_progress="hidden")
+            choice.input(self.show, filters, shown)
+        cells.select(self.jump, filters, [cells, *pair, one], **HIDDEN)
         for choice in pair:
-            choice.change(self.compare, [*filters, *pair], [listed, one], show_progress="hidden")
+            choice.change(self.compare, [*filters, *pair], [listed, one], **HIDDEN)
         listed.select(self.question, [*filters, *pair], one, **MODEL_QUEUE)
 
     def refresh(self, name: str | None) -> tuple[Any, Any]:
@@ -324,30 +299,25 @@ class ResultsTab:
 
     def open(self, name: str | None) -> tuple[Any, Any, Any]:
         """Return the filters of a run."""
+        empty = gr.Dropdown([], value=None)
         if not name:
-            return gr.Dropdown([], value=None), gr.Dropdown([], value=None), gr.skip()
+            return empty, empty, gr.skip()
         try:
             opened = self.library.open(name)
         except ValueError as error:
-            return gr.Dropdown([], value=None), gr.Dropdown([], value=None), _notice(str(error))
+            return empty, empty, _notice(str(error))
         corruptions, budgets = opened.corruptions(), list(opened.run.budgets)
         return gr.Dropdown(corruptions, value=corruptions[0]), gr.Dropdown(budgets, value=budgets[0]), _notice("")
 
     def show(self, name: str | None, corruption: str | None, budget: str | None) -> tuple[Any, ...]:
         """Show curves, table, and the first pair of methods to compare, under the most severe level."""
         if not name or not corruption or not budget:
-            empty = gr.Dropdown([], value=None)
-            return "", "", empty, empty, empty, ""
+            return "", "", *[gr.Dropdown([], value=None)] * 3, ""
         opened = self.library.open(name)
         methods = opened.methods(budget)
-        ours = [m for m in methods if opened.run.methods[m].name == "clustrs"]
-        first = (ours or methods)[0]
-        return (
-            markup.curves(opened, corruption, budget),
-            markup.cells(opened, corruption, budget),
-            *self._pair(opened, corruption, budget, first, opened.conditions(corruption)[-1]),
-            "",
-        )
+        first = next((m for m in methods if opened.run.methods[m].name == OURS), methods[0])
+        pair = self._pair(opened, corruption, budget, first, opened.conditions(corruption)[-1])
+        return markup.curves(opened, corruption, budget), markup.cells(opened, corruption, budget), *pair, ""
 
     def jump(self, event: gr.EventData, name: str, corruption: str, budget: str) -> tuple[Any, ...]:
         """Go from a number in the table to the questions behind it."""
@@ -355,11 +325,8 @@ class ResultsTab:
         chosen = int(event._data["method"]), int(event._data["condition"])
         if chosen[0] not in opened.methods(budget) or chosen[1] not in opened.conditions(corruption):
             raise ValueError("this number is not in the table any more: choose another")
-        return (
-            markup.cells(opened, corruption, budget, chosen),
-            *self._pair(opened, corruption, budget, *chosen),
-            "",
-        )
+        cells = markup.cells(opened, corruption, budget, chosen)
+        return cells, *self._pair(opened, corruption, budget, *chosen), ""
 
     def compare(
         self, name: str, corruption: str, budget: str, first: Any, second: Any, condition: Any
@@ -369,8 +336,8 @@ class ResultsTab:
             return "", ""
         opened = self.library.open(name)
         found = disagreements(opened, first, second, condition)
-        under = str(opened.run.conditions[condition])
-        return markup.disagreement_list(found, opened.label(first), opened.label(second), under), ""
+        labels = (opened.summary.label(method) for method in (first, second))
+        return markup.disagreement_list(found, *labels, str(opened.run.conditions[condition])), ""
 
     def question(
         self, event: gr.EventData, name: str, corruption: str, budget: str, first: int, second: int, condition: int
@@ -381,26 +348,14 @@ class ResultsTab:
         index = int(event._data["index"])
         if not 0 <= index < len(found):
             raise ValueError("this question is not in the list any more: choose another")
-        pictures, note = self._pictures(opened, found[index])
+        try:
+            pictures, note = kept_images(self.loaded, opened, found[index])
+        except Exception as error:  # a task may be somebody else's, and its images may be gone
+            pictures, note = [None, None], f"The image cannot be shown: {first_sentence(error)}"
         return markup.disagreement(found[index], pictures, note)
 
-    def _pictures(self, opened: OpenRun, one: Disagreement) -> tuple[list[Image.Image | None], str]:
-        try:
-            return kept_images(self.loaded, opened, one)
-        except Exception as error:  # a task may be somebody else's, and its images may be gone
-            return [None, None], f"The image cannot be shown: {first_sentence(error)}"
-
     def _pair(self, opened: OpenRun, corruption: str, budget: str, first: int, condition: int) -> list[Any]:
-        methods = [(opened.label(m), m) for m in opened.methods(budget)]
+        methods = [(opened.summary.label(m), m) for m in opened.methods(budget)]
         conditions = [(str(opened.run.conditions[c]), c) for c in opened.conditions(corruption)]
-        second = rival(opened, budget, first)
-        return [
-            gr.Dropdown(methods, value=first),
-            gr.Dropdown(methods, value=second),
-            gr.Dropdown(conditions, value=condition),
-        ]
-
-
-def _notice(text: str) -> Any:
-    """A line that stands out; nothing at all where there is nothing to say."""
-    return gr.HTML(markup.render("notice", text=text), visible=bool(text))
+        pair = (first, opened.rival(budget, first))
+        return [*(gr.Dropdown(methods, value=one) for one in pair), gr.Dropdown(conditions, value=condition)]

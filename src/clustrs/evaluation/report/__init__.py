@@ -7,24 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 from textwrap import wrap
 
-from clustrs.evaluation.report.charts import pdf_figures
-from clustrs.evaluation.report.comparisons import conclusions, paired, robustness
-from clustrs.evaluation.report.document import Document, DrawnExample, latex, markdown, page
-from clustrs.evaluation.report.overview import (
-    Latency,
-    configuration,
-    costs,
-    disagreements,
-    failures,
-    overview,
-    read_examples,
-    read_latency,
-)
-from clustrs.evaluation.report.scores import csv_table, figures, kinds, mean_table, scores
-from clustrs.evaluation.report.summary import Summary
-from clustrs.evaluation.results import FAILED, MISSING, UNJUDGED, Run, load_run
+from clustrs.evaluation.report import charts, document, scores, summary
+from clustrs.evaluation.report.summary import STATES, Summary
+from clustrs.evaluation.results import Run, load_run
 
-__all__ = ["analyze", "replace_files", "terminal_table", "write_report"]
+__all__ = ["replace_files", "terminal_table", "write_report"]
 
 
 def write_report(folder: Path, judge: str | None = None, compare_with: str | None = None) -> Path:
@@ -46,37 +33,33 @@ def write_report(folder: Path, judge: str | None = None, compare_with: str | Non
         ValueError: the run cannot be read, or a file cannot be written.
     """
     folder = Path(folder)
-    summary = Summary(load_run(folder, judge), compare_with)
-    document = analyze(summary, read_latency(folder), read_examples(folder))
+    run = Summary(load_run(folder, judge), compare_with)
+    examples = summary.read_stored(folder / summary.EXAMPLES_FILE, tuple[document.DrawnExample, ...], ())
+    curves = scores.figures(run)
+    sections = (
+        scores.conclusions(run),
+        summary.overview(run),
+        summary.costs(run, summary.read_latency(folder)),
+        scores.scores(run),
+        document.Section("Curves", tuple(curves)) if curves else None,
+        scores.paired(run),
+        summary.disagreements(examples),
+        scores.robustness(run),
+        scores.kinds(run),
+        summary.failures(run),
+        summary.configuration(run),
+    )
+    shown = [section for section in sections if section is not None]
+    title = f"{run.run.config['model']} on {run.run.config['task']}"
     contents = {
-        "report.csv": csv_table(summary),
-        "report.tex": latex(document),
-        "report.md": markdown(document),
-        "report.html": page(document),
+        "report.csv": scores.csv_table(run),
+        "report.tex": document.latex(title, shown),
+        "report.md": document.markdown(title, shown),
+        "report.html": document.page(title, shown),
     }
     texts = {name: content.encode(errors="replace") for name, content in contents.items()}
-    replace_files(folder, {**texts, **pdf_figures(document.figures)})
+    replace_files(folder, {**texts, **charts.pdf_figures(curves)})
     return folder / "report.html"
-
-
-def analyze(summary: Summary, latency: Latency | None = None, examples: tuple[DrawnExample, ...] = ()) -> Document:
-    """Build all sections of a report; `latency` and `examples` were measured and drawn after the run."""
-    config = summary.run.config
-    sections = (
-        conclusions(summary),
-        overview(summary),
-        costs(summary, latency),
-        scores(summary),
-        figures(summary),
-        paired(summary),
-        disagreements(examples),
-        robustness(summary),
-        kinds(summary),
-        failures(summary),
-        configuration(summary),
-    )
-    title = f"{config['model']} on {config['task']}"
-    return Document(title, tuple(section for section in sections if section is not None))
 
 
 def terminal_table(run: Run, compare_with: str | None = None, width: int | None = None) -> str:
@@ -90,15 +73,14 @@ def terminal_table(run: Run, compare_with: str | None = None, width: int | None 
     Returns:
         The table and its legend.
     """
-    summary = Summary(run, compare_with)
-    table = mean_table(summary)
+    found = Summary(run, compare_with)
+    table = scores.mean_table(found)
     values = [value for row in table.rows for value in row.values]
     bounds = "; \N{PLUS-MINUS SIGN} half of its 95 % interval" if any(value.interval for value in values) else ""
-    legend = [f"mean score ({summary.unit}){bounds}; * best pruning method at that budget"]
-    if summary.reference is not None and any(value.paper for value in values):
-        legend.append(summary.reference.text.replace('marked "paper"', "in brackets"))
-    counts = ((MISSING, "missing"), (FAILED, "failed"), (UNJUDGED, "not judged"))
-    incomplete = [f"{run.count(state)} {name}" for state, name in counts if run.count(state)]
+    legend = [f"mean score ({found.unit}){bounds}; * best pruning method at that budget"]
+    if found.reference is not None and any(value.paper for value in values):
+        legend.append(found.reference.text.replace('marked "paper"', "in brackets"))
+    incomplete = [f"{run.count(state)} {name}" for state, name in STATES.items() if run.count(state)]
     if incomplete:
         legend.append(f"of {run.expected} answers: {', '.join(incomplete)}")
     if width is not None:
@@ -110,6 +92,7 @@ def replace_files(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Replace some files of a folder, all or none: first all new ones are written, then they take their names."""
     partial = {name: folder / f".{name}.partial" for name in contents}
     previous = {name: folder / f".{name}.previous" for name in contents}
+    replaced: list[str] = []
     name = ""
     try:
         for name, content in contents.items():
@@ -118,36 +101,19 @@ def replace_files(folder: Path, contents: Mapping[str, bytes]) -> None:
                 file.flush()
                 os.fsync(file.fileno())
         for name in contents:
-            _keep(folder / name, previous[name])
-        replaced: list[str] = []
-        try:
-            for name in contents:
-                os.replace(partial[name], folder / name)
-                replaced.append(name)
-        except OSError:
-            for earlier in replaced:
-                _restore(folder / earlier, previous[earlier])
-            raise
+            if (folder / name).is_file():
+                shutil.copy2(folder / name, previous[name])
+        for name in contents:
+            os.replace(partial[name], folder / name)
+            replaced.append(name)
     except OSError as error:
+        for earlier in replaced:
+            if previous[earlier].exists():
+                os.replace(previous[earlier], folder / earlier)
+            else:
+                (folder / earlier).unlink()
         raise ValueError(f"{str(folder / name)!r} could not be written: {error.strerror}") from None
     finally:
         for path in (*partial.values(), *previous.values()):
             with suppress(OSError):
                 path.unlink()
-
-
-def _keep(path: Path, previous: Path) -> None:
-    """Give a file a second name, so that it can be restored; where that is not possible, copy it."""
-    previous.unlink(missing_ok=True)
-    if path.is_file():
-        try:
-            os.link(path, previous)
-        except OSError:
-            shutil.copy2(path, previous)
-
-
-def _restore(path: Path, previous: Path) -> None:
-    if previous.exists():
-        os.replace(previous, path)
-    else:
-        path.unlink()

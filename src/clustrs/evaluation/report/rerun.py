@@ -4,23 +4,20 @@ Neither is part of a run, whose answers come in batches and share the vision enc
 run's folder, from where every later report takes them.
 """
 
-from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from statistics import median
-from typing import Any
 
+import msgspec
 import torch
 from PIL import Image
 
 from clustrs import validation
 from clustrs.evaluation.config import Config, parse_corruption
-from clustrs.evaluation.report.comparisons import OURS, judged_on, ranked
-from clustrs.evaluation.report.document import DrawnExample, Shown
-from clustrs.evaluation.report.overview import EXAMPLES_FILE, LATENCY_FILE, PARTS, Latency, encode_examples
-from clustrs.evaluation.report.summary import Summary
+from clustrs.evaluation.report.document import DrawnExample, Shown, data_uri
+from clustrs.evaluation.report.scores import OURS, judged_on, ranked
+from clustrs.evaluation.report.summary import EXAMPLES_FILE, LATENCY_FILE, PARTS, Latency, Summary
 from clustrs.evaluation.results import SCORED, Run, load_run
 from clustrs.evaluation.runner import Worker
 from clustrs.evaluation.store import identity, read_answers, read_config, write_whole
@@ -39,23 +36,27 @@ def measure_latency(folder: Path, repeats: int) -> Latency:
     Methods take turns, so that what slows the machine down hits all alike; a first round warms up and does not count.
     """
     validation.integer("latency", repeats, 1)
-    worker = _worker(folder)
-    times: list[list[dict[str, float]]] = [[] for _ in worker.methods]
+    worker = Worker(Config.from_json(read_config(folder)))
+    times: list[dict[str, list[float]]] = [{part: [] for part in PARTS} for _ in worker.methods]
     for turn in range(repeats + 1):
         item = worker.task.items[turn % len(worker.task.items)]
         image = worker.task.open(item.image)
         for position in range(len(worker.methods)):
             index = (position + turn) % len(worker.methods)
-            seconds = _ask(worker, image, item, worker.methods[index], worker.max_new_tokens).seconds
-            parts = {"vision": seconds.vision, "selection": seconds.scoring + seconds.selection}
-            parts |= {"prefill": seconds.prefill}
-            parts |= {} if seconds.decode_per_token is None else {"decode": seconds.decode_per_token}
-            if turn:
-                times[index].append(parts)
-    medians = [_medians(runs) for runs in times]
+            spent = _ask(worker, image, item, worker.methods[index], worker.max_new_tokens).seconds
+            parts = (spent.vision, spent.scoring + spent.selection, spent.prefill, spent.decode_per_token)
+            for part, seconds in zip(PARTS, parts, strict=True):
+                if turn and seconds is not None:
+                    times[index][part].append(1e3 * seconds)
+    medians = [{part: median(values) for part, values in own.items() if values} for own in times]
+    model, threads = worker.loaded[0], torch.get_num_threads()
+    kind = model.device.type
+    name = torch.cuda.get_device_name(model.device) if kind == "cuda" else kind.upper()
+    machine = f"{name}, {threads} thread{'s' * (threads > 1)}" if kind == "cpu" else name
+    machine += f", {str(model.dtype).removeprefix('torch.')}"
     described = [method.to_dict() for method in worker.methods]
-    measured = Latency(_machine(worker.loaded[0]), repeats, tuple(zip(described, medians, strict=True)))
-    write_whole(Path(folder) / LATENCY_FILE, measured.to_json())
+    measured = Latency(machine, repeats, tuple(zip(described, medians, strict=True)))
+    write_whole(Path(folder) / LATENCY_FILE, msgspec.json.encode(measured).decode() + "\n")
     return measured
 
 
@@ -63,13 +64,33 @@ def draw_examples(folder: Path, count: int, judge: str | None = None) -> tuple[D
     """Draw what two methods kept on some questions where they disagree, and store that beside the run."""
     validation.integer("images", count, 1)
     run = load_run(Path(folder), judge)
-    worker = _worker(folder)
+    worker = Worker(Config.from_json(read_config(folder)))
     items = {item.id: item for item in worker.task.items}
     chosen = find_disagreements(run, count, {name: item.image for name, item in items.items()})
-    texts = _texts(Path(folder), run, chosen)
-    drawn = tuple(_example(worker, run, one, items[run.items[one.item]], texts) for one in chosen)
-    write_whole(Path(folder) / EXAMPLES_FILE, encode_examples(drawn))
-    return drawn
+    needed = {_key(run, one, method) for one in chosen for method in one.methods}
+    texts = {}
+    for record in read_answers(folder):
+        key = (record.item, identity(record.method), record.corruption, record.seed)
+        if key in needed:
+            texts[key] = record.text or ""
+    drawn = []
+    for one in chosen:
+        item = items[run.items[one.item]]
+        image = worker.task.open(item.image)
+        corruption = parse_corruption(_key(run, one, one.methods[0])[2])
+        image = corruption.apply(image, item.image, run.seeds[one.seed]) if corruption else image
+        shown = []
+        for method in one.methods:
+            answer = _ask(worker, image, item, worker.methods[method], 1)
+            seen = overlay_kept(as_seen(worker.loaded[1], image), answer.image, size=SIZE)
+            label = "unpruned" if run.methods[method].keep is None else run.methods[method].label
+            right = bool(run.scores[method, one.condition, one.seed, one.item] >= 0.5)
+            text = texts.get(_key(run, one, method), "")
+            shown.append(Shown(label, text, right, data_uri(seen, quality=60, method=6)))
+        where = f"{run.conditions[one.condition]}, keep {run.methods[one.methods[0]].budget}, {item.image}"
+        drawn.append(DrawnExample(item.question, item.answer, where, tuple(shown)))
+    write_whole(Path(folder) / EXAMPLES_FILE, msgspec.json.encode(drawn).decode() + "\n")
+    return tuple(drawn)
 
 
 @dataclass(frozen=True)
@@ -89,121 +110,47 @@ def find_disagreements(run: Run, count: int, images: Mapping[str, str]) -> list[
     questions. The unpruned model comes third.
     """
     summary = Summary(run)
-    for budget in run.budgets:
-        order = [method for method, _ in ranked(summary, budget)]
-        first = next((method for method in order if run.methods[method].name == OURS), order[0] if order else None)
-        others = [method for method in order if method != first]
-        if first is not None and others:
-            sides = [list(_one_sided(summary, a, b)) for a, b in ((first, others[0]), (others[0], first))]
-            third = () if run.unpruned is None else (run.unpruned,)
-            cells = _alternate(sides, count, [images[item] for item in run.items])
-            return [OneSidedQuestion((first, others[0], *third), *cell) for cell in cells]
-    return []
+    orders = ([method for method, _ in ranked(summary, budget)] for budget in run.budgets)
+    order = next((order for order in orders if len(order) > 1), None)
+    if order is None:
+        return []
+    first = next((method for method in order if run.methods[method].name == OURS), order[0])
+    second = next(method for method in order if method != first)
+    methods = (first, second) if run.unpruned is None else (first, second, run.unpruned)
 
+    def one_sided(right: int, wrong: int) -> Iterator[OneSidedQuestion]:
+        """What one method answered well and another did not, an item once."""
+        for item in range(len(run.items)):
+            for condition in judged_on(summary)[1]:
+                good, bad = (right, condition, 0, item), (wrong, condition, 0, item)
+                scored = run.states[good] == run.states[bad] == SCORED
+                if scored and run.scores[good] >= 0.5 > run.scores[bad]:
+                    yield OneSidedQuestion(methods, condition, 0, item)
+                    break
 
-def _one_sided(summary: Summary, right: int, wrong: int) -> Iterator[tuple[int, int, int]]:
-    """Condition, seed and item of what one method answered well and another did not, an item once."""
-    run, (_, conditions) = summary.run, judged_on(summary)
-    for item in range(len(run.items)):
-        for condition in conditions:
-            cells = [(method, condition, 0, item) for method in (right, wrong)]
-            if all(run.states[cell] == SCORED for cell in cells) and (
-                run.scores[cells[0]] >= 0.5 > run.scores[cells[1]]
-            ):
-                yield condition, 0, item
-                break
-
-
-def _alternate(
-    sides: Sequence[list[tuple[int, int, int]]], count: int, images: Sequence[str]
-) -> list[tuple[int, int, int]]:
-    """Take from one side, then from the other, what is about a new image, or else what comes first."""
-    chosen: list[tuple[int, int, int]] = []
-    queues = [list(side) for side in sides]
-    while len(chosen) < count and any(queues):
-        for queue in queues:
-            if queue and len(chosen) < count:
-                shown = {images[item] for *_, item in chosen}
-                fresh = next((cell for cell in queue if images[cell[2]] not in shown), queue[0])
-                queue.remove(fresh)
-                chosen.append(fresh)
+    sides = [list(one_sided(first, second)), list(one_sided(second, first))]
+    chosen: list[OneSidedQuestion] = []
+    while len(chosen) < count and any(sides):
+        for side in sides:
+            if side and len(chosen) < count:
+                shown = {images[run.items[one.item]] for one in chosen}
+                fresh = (i for i, one in enumerate(side) if images[run.items[one.item]] not in shown)
+                chosen.append(side.pop(next(fresh, 0)))
     return chosen
 
 
-def _texts(folder: Path, run: Run, chosen: Sequence[OneSidedQuestion]) -> dict[tuple[str, str, str, int], str]:
-    """The recorded answers to the chosen questions, by item, method, corruption and seed."""
-    needed = {_key(run, one, method) for one in chosen for method in one.methods}
-    texts = {}
-    for record in read_answers(folder):
-        key = (record.item, identity(record.method), record.corruption, record.seed)
-        if key in needed and record.text is not None:
-            texts[key] = record.text
-    return texts
-
-
 def _key(run: Run, one: OneSidedQuestion, method: int) -> tuple[str, str, str, int]:
-    corruption = next(text for text in run.config["corruptions"] if _same(text, str(run.conditions[one.condition])))
+    """Item, method, corruption and seed as records name them; a condition's level is written shorter: 2.0 as 2."""
+    wanted = str(run.conditions[one.condition])
+    corruption = next(text for text in run.config["corruptions"] if _parsed(text) == _parsed(wanted))
     return run.items[one.item], identity(run.config["methods"][method]), corruption, run.seeds[one.seed]
 
 
-def _same(text: str, condition: str) -> bool:
-    """Return whether a corruption of the configuration is a condition, whose level is written shorter: 2.0 as 2."""
-    return str(parse_corruption(text) or text) == str(parse_corruption(condition) or condition)
-
-
-def _example(
-    worker: Worker, run: Run, one: OneSidedQuestion, item: Item, texts: dict[tuple[str, str, str, int], str]
-) -> DrawnExample:
-    corruption = parse_corruption(_key(run, one, one.methods[0])[2])
-    image = worker.task.open(item.image)
-    image = corruption.apply(image, item.image, run.seeds[one.seed]) if corruption else image
-    shown = []
-    for method in one.methods:
-        answer = _ask(worker, image, item, worker.methods[method], 1)
-        seen = overlay_kept(as_seen(worker.loaded[1], image), answer.image, size=SIZE)
-        label = "unpruned" if run.methods[method].keep is None else run.methods[method].label
-        right = bool(run.scores[method, one.condition, one.seed, one.item] >= 0.5)
-        shown.append(Shown(label, texts.get(_key(run, one, method), ""), right, _data_uri(seen)))
-    where = f"{run.conditions[one.condition]}, keep {run.methods[one.methods[0]].budget}, {item.image}"
-    return DrawnExample(item.question, item.answer, where, tuple(shown))
-
-
-def _data_uri(image: Image.Image) -> str:
-    content = BytesIO()
-    image.save(content, "webp", quality=60, method=6)
-    return f"data:image/webp;base64,{b64encode(content.getvalue()).decode()}"
-
-
-def _worker(folder: Path) -> Worker:
-    """The model and the task of a run."""
-    return Worker(Config.from_json(read_config(folder)))
+def _parsed(text: str) -> str:
+    return str(parse_corruption(text) or text)
 
 
 def _ask(worker: Worker, image: Image.Image, item: Item, method: Pruner, max_new_tokens: int) -> Answer:
-    config = worker.config
-    return ask(
-        *worker.loaded,
-        image,
-        item.question,
-        method,
-        max_new_tokens,
-        scope=config.scope,
-        crops=config.crops,
-        positions=config.positions,
-        attention=config.attention,
-        prompt_template=config.prompt_template,
-    )
-
-
-def _medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
-    """In milliseconds; a part that no answer had is left out."""
-    parts = {part: [1e3 * run[part] for run in runs if part in run] for part in PARTS}
-    return {part: median(values) for part, values in parts.items() if values}
-
-
-def _machine(model: Any) -> str:
-    """Describe where the model runs."""
-    kind, threads = model.device.type, torch.get_num_threads()
-    name = torch.cuda.get_device_name(model.device) if kind == "cuda" else kind.upper()
-    where = f"{name}, {threads} thread{'s' * (threads > 1)}" if kind == "cpu" else name
-    return f"{where}, {str(model.dtype).removeprefix('torch.')}"
+    names = ("scope", "crops", "positions", "attention", "prompt_template")
+    options = {name: getattr(worker.config, name) for name in names}
+    return ask(*worker.loaded, image, item.question, method, max_new_tokens, **options)

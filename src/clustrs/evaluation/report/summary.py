@@ -1,20 +1,42 @@
-"""A run with its means computed once, how its numbers are written, and the hook for published reference numbers."""
+"""A run and its means, the hook for published numbers, and the facts of a report: run, costs, failures."""
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from clustrs.evaluation import metrics
 from clustrs.evaluation.metrics import Estimate, Values
-from clustrs.evaluation.results import Method, Run
+from clustrs.evaluation.report.document import DrawnExample, Listing, Section, Text
+from clustrs.evaluation.results import FAILED, MISSING, UNJUDGED, Method, Run
+from clustrs.evaluation.store import identity
 from clustrs.plugins import install_hint, leave_out, load_entry, plugin_entries
-from clustrs.tables import NOTHING, Row, Table, Value
+from clustrs.tables import NOTHING, Row, Table, Value, short
 
 UNPRUNED = "unpruned"
 REPORT_SECTIONS = "clustrs.report_sections"
 """Entry-point group of callables `(run, compare_with) -> Reference | None`."""
+LATENCY_FILE, EXAMPLES_FILE = "latency.json", "examples.json"
+PARTS = ("vision", "selection", "prefill", "decode")
+SHOWN_ERRORS = 10
+STATES = {MISSING: "missing", FAILED: "failed", UNJUDGED: "not judged"}
+PROMPTS = {
+    "checkpoint": "the checkpoint's own chat template",
+    "vicuna_v1": "LLaVA-1.5's template vicuna_v1 with its system line",
+}
+PADDINGS = {
+    "checkpoint": "fitted as the checkpoint's processor does",
+    "square": "padded to a square with the mean color",
+}
+PLACES = {"compact": "positions without gaps", "original": "at their own positions"}
+WEIGHTS = {"plain": "each counts once", "proportional": "each counts as often as the tokens it stands for"}
+Group = tuple[str, Sequence[Value]]
+"""Heading of some rows, and the value of each method of the run."""
 
 
 @dataclass(frozen=True)
@@ -62,23 +84,30 @@ def find_reference(run: Run, compare_with: str | None = None) -> Reference | Non
         if reference is not None:
             return reference
     if compare_with is not None and not entries:
-        raise ValueError(
-            f"compare_with={compare_with!r} needs published numbers: {install_hint('cli', package='clustrs-paper')}"
-        )
+        hint = install_hint("cli", package="clustrs-paper")
+        raise ValueError(f"compare_with={compare_with!r} needs published numbers: {hint}")
     return None
 
 
 class Summary:
     """A run and its means.
 
-    `values` are the scores [methods, conditions, items], averaged over seeds; `reference` holds published numbers on
-    the run's cells, None if there are none.
+    Attributes:
+        run: the run.
+        values: scores [methods, conditions, items], averaged over seeds.
+        reference: published numbers on the run's cells, None if there are none.
+        clean: index of the condition without corruption, None if there is none.
+        corrupted: indices of the other conditions.
     """
 
     def __init__(self, run: Run, compare_with: str | None = None) -> None:
         self.run = run
         self.values: Values = metrics.question_means(run.scores)
         self.reference = find_reference(run, compare_with)
+        self.corrupted = [i for i, condition in enumerate(run.conditions) if condition.level is not None]
+        self.clean = next((i for i, condition in enumerate(run.conditions) if condition.level is None), None)
+        self.decimals = 3 if run.scale <= 1 else 2 if run.scale <= 10 else 1
+        self.unit = "per cent" if run.scale == 100 else f"0 to {run.scale:g}"
 
     @cached_property
     def estimates(self) -> list[list[Estimate]]:
@@ -90,26 +119,6 @@ class Summary:
     def together(self, conditions: Sequence[int]) -> Values:
         """Return the scores [methods, items] averaged over conditions, of the questions that have one under each."""
         return np.mean(self.values[:, list(conditions)], axis=1)
-
-    @property
-    def corrupted(self) -> list[int]:
-        """The indices of the conditions that are not clean."""
-        return [i for i, condition in enumerate(self.run.conditions) if condition.level is not None]
-
-    @property
-    def clean(self) -> int | None:
-        """The index of the condition without corruption."""
-        return next((i for i, condition in enumerate(self.run.conditions) if condition.level is None), None)
-
-    @property
-    def decimals(self) -> int:
-        """Thousandths of the largest score, or a little finer."""
-        return 3 if self.run.scale <= 1 else 2 if self.run.scale <= 10 else 1
-
-    @property
-    def unit(self) -> str:
-        """Unit in which scores are shown."""
-        return "per cent" if self.run.scale == 100 else f"0 to {self.run.scale:g}"
 
     def number(self, score: float, signed: bool = False) -> str:
         """Format a score in the scale of the run; 0 has no sign."""
@@ -131,44 +140,187 @@ class Summary:
         note = f"n {estimate.n}" if estimate.n != expected else ""
         return Value(self.number(estimate.mean), self.interval(estimate), note, printed)
 
+    def mean(self, values: Values) -> Value:
+        """Return the mean of scores [items] as a table shows it, without an interval."""
+        mean = metrics.mean(values)
+        return NOTHING if mean is None else Value(self.number(mean))
+
+    def label(self, method: int) -> str:
+        """Return the name of a method (an index) without its budget."""
+        own = self.run.methods[method]
+        return UNPRUNED if own.keep is None else own.label
+
     def paper_score(self, method: int, corruption: str, level: float | None) -> float | None:
         """Return the published score of a method of this run, from 0 to 1."""
         return None if self.reference is None else self.reference.score(self.run.methods[method], corruption, level)
 
+    def table(
+        self, title: str, head: str, groups: Sequence[Group], unpruned: bool = True, best: str | None = "highest"
+    ) -> Table:
+        """Build a table with a row per group and budget, and a column per method, as the paper has them.
 
-Group = tuple[str, Sequence[Value]]
-"""Heading of some rows, and the value of each method of the run."""
+        Args:
+            title: title of the table.
+            head: name of the groups.
+            groups: heading and values of each group.
+            unpruned: add a column for the model that keeps everything, repeated in each row.
+            best: "highest" or "lowest", whichever is marked (values that are written alike are equally good); None
+                where neither means that a method is good.
+        """
+        run = self.run
+        reference = run.unpruned if unpruned or not run.labels else None
+        rows = []
+        for text, values in groups:
+            for i, budget in enumerate(run.budgets):
+                methods = [run.find(label, budget) for label in run.labels]
+                shown = [NOTHING if method is None else values[method] for method in methods]
+                numbers = {float(value.text) for value in shown if value.text != NOTHING.text}
+                if best is not None and len(numbers) > 1:
+                    goal = max(numbers) if best == "highest" else min(numbers)
+                    shown = [replace(v, strong=v.text != NOTHING.text and float(v.text) == goal) for v in shown]
+                before = [] if reference is None else [values[reference]]
+                rows.append(Row((text, budget), (*before, *shown), opens=i == 0))
+        columns = (UNPRUNED,) * (reference is not None) + run.labels
+        return Table(title, (head, "keep"), columns, tuple(rows))
 
 
-def budget_table(
-    run: Run, title: str, head: str, groups: Sequence[Group], unpruned: bool = True, best: str | None = "highest"
-) -> Table:
-    """Build a table with a row per group and budget, and a column per method, as the paper has them.
+def overview(summary: Summary) -> Section:
+    """Describe the run in a few sentences; what is missing stands out, what it does not say is unknown."""
+    run, config = summary.run, summary.run.config
+    counts = {
+        "question": config["questions"] if run.totals_only else config["items"],
+        "method": len(run.methods),
+        "condition": len(run.conditions),
+        "seed": len(run.seeds),
+    }
+    prompt = PROMPTS.get(str(config.get("prompt_template")), "unknown")
+    padding = PADDINGS.get(str(config.get("image_padding")), "fitted in an unknown way")
+    chosen = config["chosen"] if isinstance(config.get("chosen"), dict) else {}
+    used = {"attention": "plain", **config, **chosen}
+    place, weight = PLACES.get(str(used.get("positions"))), WEIGHTS.get(str(used["attention"]))
+    how = f" (chosen automatically: {', '.join(chosen)})" if chosen else ""
+    kept = f" Kept tokens: {place}, {weight}{how}." if place and weight else ""
+    started = f"Started on {config['started']} (UTC)" if config.get("started") else "Started on an unknown day"
+    versions = [f"{name} {config[name]}" for name in ("clustrs", "torch", "transformers") if config.get(name)]
+    texts = [
+        f"Task {config['task']}, model {config['model']}: {', '.join(_many(n, word) for word, n in counts.items())}, "
+        f"{run.expected} answers in all. {f'Judge: {run.judge}. ' if run.judge else ''}Prompt: {prompt}. Images: "
+        f"{padding}.{kept}",
+        f"{started}, with {', '.join(versions) or 'unknown versions'}.",
+    ]
+    warnings = []
+    if run.totals_only:
+        warnings.append("Only totals are known: a score for all questions and not one each, so there are no intervals.")
+    missing, failed, unjudged = (run.count(state) for state in STATES)
+    if missing:
+        share = f"{missing} of {run.expected} answers ({100 * missing / run.expected:.1f} %)"
+        warnings.append(f"Incomplete: {share} are missing. The numbers may change.")
+    if failed:
+        warnings.append(f"{_many(failed, 'answer')} failed; no mean counts them.")
+    if unjudged:
+        warnings.append(f"{_many(unjudged, 'answer')} not judged yet; no mean counts them.")
+    return Section("The run", (*map(Text, texts), *(Text(text, warning=True) for text in warnings)))
 
-    Args:
-        run: the run.
-        title: title of the table.
-        head: name of the groups.
-        groups: heading and values of each group.
-        unpruned: add a column for the model that keeps everything, repeated in each row.
-        best: "highest" or "lowest", whichever is marked; None where neither means that a method is good.
-    """
-    reference = run.unpruned if unpruned or not run.labels else None
-    columns = (UNPRUNED,) * (reference is not None) + run.labels
+
+def _many(count: int, word: str) -> str:
+    return f"{count} {word}" + "s" * (count != 1)
+
+
+def failures(summary: Summary) -> Section:
+    """Count what is missing, failed or not judged, by method, and list the most frequent error messages."""
+    run = summary.run
+    if not (any(run.count(state) for state in STATES) or run.judge_errors):
+        return Section("What failed", (Text("Nothing: every answer is there and has a score."),))
+    each = run.expected // len(run.methods)
     rows = []
-    for text, values in groups:
-        for number, budget in enumerate(run.budgets):
-            methods = [run.find(label, budget) for label in run.labels]
-            shown = marked([NOTHING if i is None else values[i] for i in methods], best)
-            before = [] if reference is None else [values[reference]]
-            rows.append(Row((text, budget), (*before, *shown), opens=number == 0))
-    return Table(title, (head, "keep"), columns, tuple(rows))
+    for method, states in zip(run.methods, run.states, strict=True):
+        failed, unjudged = int((states == FAILED).sum()), int((states == UNJUDGED).sum())
+        numbers = (each, each - int((states != MISSING).sum()), failed, unjudged)
+        rows.append(Row((method.label, method.budget), tuple(Value(str(number)) for number in numbers)))
+    blocks = [Table("Answers", ("method", "keep"), ("expected", *STATES.values()), tuple(rows))]
+    for title, errors in (("Errors of the model", run.errors), ("Errors of the judge", run.judge_errors)):
+        ordered = sorted(errors.items(), key=lambda entry: (-entry[1], entry[0]))
+        rest = sum(count for _, count in ordered[SHOWN_ERRORS:])
+        rows = [Row((short(message),), (Value(str(count)),)) for message, count in ordered[:SHOWN_ERRORS]]
+        if rest:
+            rows.append(Row((f"{len(ordered) - SHOWN_ERRORS} other messages",), (Value(str(rest)),)))
+        if rows:
+            blocks.append(Table(title, ("message",), ("times",), tuple(rows)))
+    return Section("What failed", tuple(blocks))
 
 
-def marked(values: Sequence[Value], best: str | None) -> list[Value]:
-    """Mark the best values, where some are better than others; values that are written alike are equally good."""
-    numbers = [float(value.text) for value in values if value.text != NOTHING.text]
-    if best is None or len(set(numbers)) < 2:
-        return list(values)
-    goal = max(numbers) if best == "highest" else min(numbers)
-    return [replace(value, strong=value.text != NOTHING.text and float(value.text) == goal) for value in values]
+def configuration(summary: Summary) -> Section:
+    """List the configuration as JSON: a line for each entry and for each method."""
+    entries = {key: json.dumps(value) for key, value in summary.run.config.items()}
+    entries["methods"] = "[\n    " + ",\n    ".join(map(json.dumps, summary.run.config["methods"])) + "\n  ]"
+    text = "{\n" + ",\n".join(f"  {json.dumps(key)}: {value}" for key, value in entries.items()) + "\n}"
+    return Section("Configuration", (Listing(tuple(text.splitlines())),))
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Median milliseconds of each method (as its configuration has it) over `repeats` answers on a machine."""
+
+    machine: str
+    repeats: int
+    milliseconds: tuple[tuple[Mapping[str, Any], Mapping[str, float]], ...]
+
+
+def read_stored(path: Path, kind: Any, default: Any) -> Any:
+    """Read what was measured or drawn after a run, as an object of a kind; the default where there is no file."""
+    if not path.exists():
+        return default
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"{str(path)!r}: {str(error) or 'nested too deeply'}: make it again, or remove it") from None
+
+
+def read_latency(folder: Path) -> Latency | None:
+    """Read the times that were measured for a run; None where none were."""
+    latency: Latency | None = read_stored(Path(folder) / LATENCY_FILE, Latency, None)
+    return latency
+
+
+def costs(summary: Summary, latency: Latency | None = None) -> Section | None:
+    """Build a row per method and budget: tokens, scores, and milliseconds if there are any."""
+    run = summary.run
+    if np.isnan(run.visual_tokens).all():
+        return None
+    text = "What the language model reads of an image on average, beside the score."
+    columns, times = ["visual tokens", "of unpruned"], {}
+    columns += ["clean score"] if summary.clean is not None else []
+    columns += ["corrupted score"] if summary.corrupted else []
+    if latency is not None:
+        columns += [f"{part} ms" for part in PARTS]
+        times = {identity(dict(method)): milliseconds for method, milliseconds in latency.milliseconds}
+        text += (
+            f" Milliseconds are medians of {latency.repeats} answers, one at a time, measured on {latency.machine}: "
+            "vision is the tower and the projector, selection includes scoring, decode is per token."
+        )
+    elif "lmms_eval" not in run.config:  # an imported run cannot be measured here
+        text += " Times are not part of a run: clustrs report RUN --latency 10 measures them."
+    rows = []
+    for i in sorted(range(len(run.methods)), key=lambda i: (-np.nan_to_num(run.visual_tokens[i], nan=-1.0), i)):
+        tokens, whole = run.visual_tokens[i], run.unpruned_tokens[i]
+        values = [NOTHING if np.isnan(tokens) else Value(f"{tokens:.0f}")]
+        values.append(NOTHING if np.isnan(tokens) or not whole else Value(f"{100 * tokens / whole:.0f} %"))
+        if summary.clean is not None:
+            values.append(summary.mean(summary.values[i, summary.clean]))
+        if summary.corrupted:
+            values.append(summary.mean(summary.together(summary.corrupted)[i]))
+        if latency is not None:
+            own = times.get(identity(run.config["methods"][i]), {})
+            values += [Value(f"{own[part]:.1f}") if part in own else NOTHING for part in PARTS]
+        rows.append(Row((summary.label(i), run.methods[i].budget), tuple(values)))
+    table = Table("Cost and score", ("method", "keep"), tuple(columns), tuple(rows))
+    return Section("Tokens and time", (Text(text), table))
+
+
+def disagreements(examples: tuple[DrawnExample, ...]) -> Section | None:
+    """Build the gallery of questions that only one of two methods answered well."""
+    text = (
+        "Some questions that one method answered well and another did not, drawn from either side in turn. Kept tokens "
+        "are lit and outlined (dashed: others were merged into them), dropped ones dimmed."
+    )
+    return Section("Where methods disagree", (Text(text), *examples)) if examples else None
