@@ -3,12 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import recorded_run
 
 from clustrs.evaluation.config import read_settings
-from clustrs.evaluation.report.overview import LATENCY_FILE, Latency
+from clustrs.evaluation.report.summary import LATENCY_FILE, Latency
 from clustrs.evaluation.results import load_run
 from tools import demo
 
@@ -28,7 +29,7 @@ def folders(tmp_path: Path) -> list[Path]:
     )
     parts = {"vision": 200.0, "selection": 10.0, "prefill": 30.0, "decode": 2.0}
     times = Latency("a machine", 2, tuple((method, parts) for method in METHODS))
-    (both / LATENCY_FILE).write_text(times.to_json())
+    (both / LATENCY_FILE).write_bytes(msgspec.json.encode(times))
     return [both, plain]
 
 
