@@ -222,7 +222,7 @@ class Oracle:
     def select(self, method: Pruner, pixels: Tensor) -> Selection:
         """What a method keeps of one image, all crops together."""
         maps = self.maps(pixels)
-        states = {"hidden": maps.hidden.flatten(0, 1), "keys": maps.keys.flatten(0, 1)}
+        states: dict[str, Any] = {"hidden": maps.hidden.flatten(0, 1), "keys": maps.keys.flatten(0, 1)}
         with torch.no_grad():
             return method.select(
                 maps.tokens.flatten(0, 1), maps.scores.flatten(), projector=self.projected, cls=False, **states

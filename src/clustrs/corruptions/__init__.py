@@ -43,6 +43,7 @@ class Rule:
         return self.kind == "any" or level % (2 if self.kind == "odd" else 1) == (self.kind == "odd")
 
 
+SEVERITY = "a severity (an integer) from 1 to 5"
 SIGMA = "a standard deviation from 0 to 100 (pixels go from 0 to 1)"
 _rules = {
     "gaussian": Rule(effects.gaussian, 0, 100, SIGMA, (0.1, 0.5, 1.0, 2.0, 3.0)),
@@ -53,8 +54,10 @@ _rules = {
     "motion_blur": Rule(effects.motion_blur, 1, 999, "an odd number of pixels from 1 to 999", (15, 31), "odd"),
     "jpeg": Rule(effects.jpeg, 1, 100, "a quality (an integer) from 1 to 100", (60, 30), "integer"),
 }
-SEVERITIES = (1, 5, "a severity (an integer) from 1 to 5", (1, 2, 3, 4, 5), "integer", "imagenet_c")
-_rules |= {f"imagenet_c/{name}": Rule(effect, *SEVERITIES) for name, effect in imagenet_c.FAMILIES.items()}
+_rules |= {
+    f"imagenet_c/{name}": Rule(effect, 1, 5, SEVERITY, (1, 2, 3, 4, 5), "integer", "imagenet_c")
+    for name, effect in imagenet_c.FAMILIES.items()
+}
 
 PAPER_LEVELS = {name: rule.levels for name, rule in _rules.items() if rule.group == "paper"}
 """The corruptions of the paper, each with its levels there."""
@@ -205,6 +208,14 @@ class Corruption:
         """
         if image.mode != "RGB":
             raise ValueError(f"image must be in RGB, got mode {image.mode!r} (use image.convert('RGB'))")
+        random = self._random(image_id, seed)
+        try:
+            return corruption_rule(self.name).effect(image, self.level, random)
+        except MemoryError:
+            size = f"{image.width} x {image.height} pixels"
+            raise ValueError(f"{self} of an image of {size}: out of memory, use a smaller image") from None
+
+    def _random(self, image_id: str, seed: int) -> np.random.Generator:
         if not isinstance(image_id, str):
             raise ValueError(f"image_id must be a string, got {image_id!r}")
         if isinstance(seed, bool) or not isinstance(seed, int):
@@ -212,9 +223,4 @@ class Corruption:
         if seed.bit_length() > 64:
             raise ValueError("seed must have at most 64 bits")
         key = json.dumps([image_id, self.name, self.level, seed]).encode()
-        random = np.random.default_rng(int.from_bytes(hashlib.sha256(key).digest(), "big"))
-        try:
-            return corruption_rule(self.name).effect(image, self.level, random)
-        except MemoryError:
-            size = f"{image.width} x {image.height} pixels"
-            raise ValueError(f"{self} of an image of {size}: out of memory, use a smaller image") from None
+        return np.random.default_rng(int.from_bytes(hashlib.sha256(key).digest(), "big"))
