@@ -38,7 +38,7 @@ def answers(model: Any, processor: Any, image: Image.Image, example: SceneExampl
     """Return True for each question about an image that is answered right."""
     prompts = [(0, chat_prompt(processor, question.text)) for question in example.questions]
     batch = sharing.encode(model, processor, [image], prompts)
-    replies = sharing.reply(model, processor, batch, method, 3)
+    replies = sharing.reply(model, processor, batch, method, 3, positions="compact", attention="plain")
     return [reply.text == question.answer for reply, question in zip(replies, example.questions, strict=True)]
 
 

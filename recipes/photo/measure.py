@@ -53,7 +53,9 @@ def accuracy(model: Any, processor: Any, task: Photos, asked: Any, name: str, me
     for image, items in tqdm(asked.items(), desc=name, file=sys.stderr):
         prompts = [(0, chat_prompt(processor, item.question)) for item in items]
         batch = sharing.encode(model, processor, [change(task.open(image), image)], prompts)
-        replies = sharing.reply(model, processor, batch, method, task.max_new_tokens)
+        replies = sharing.reply(
+            model, processor, batch, method, task.max_new_tokens, positions="compact", attention="plain"
+        )
         for item, reply in zip(items, replies, strict=True):
             right[item.kinds[0]].append(task.score(item, reply.text) or 0.0)
     every = [value for values in right.values() for value in values]

@@ -176,6 +176,12 @@ def pruning_methods(grid: Answers) -> list[str]:
     return sorted(measured, key=lambda m: (m not in OURS, list(OURS).index(m) if m in OURS else list(LABELS).index(m)))
 
 
+def kept_by(grid: Answers) -> str:
+    """Return the share of the unpruned score that four methods keep with 16 tokens on clean images."""
+    kept = {m: share_kept(grid, held_out(grid, m, 16, [CLEAN]), [CLEAN]) for m in FEW[1:]}
+    return ", ".join(f"{LABELS[m]} {share:.0f} %" for m, share in kept.items())
+
+
 def first_table(model: str = DEFAULT, folder: Path = STORED) -> str:
     """Build the README's first table: every method, clean and noisy, as published and with place and weight."""
     settings = load(model, folder)
@@ -207,6 +213,14 @@ model) on {n} questions of the task `{grid.task}` on which no setting was picked
 {max(halves):.0f} points to either side. Noisy: mean of two levels each of Gaussian noise and of salt and pepper.
 ClusterMeans, place and weight are ours; ClustRS is the paper's.
 """
+    others = [
+        f"{other}: {kept_by(load(other, folder)[BOTH])}"
+        for other in QUESTIONS
+        if other != model and load(other, folder)
+    ]
+    text += (
+        f"Not every model is alike. With 16 tokens, clean, place and weight: {'; '.join(others)}.\n" if others else ""
+    )
     head = ["", "", *(f"k = {keep}, {words}" for keep in SHOWN_BUDGETS for words in ("clean", "noisy"))]
     return f"{text}\n{table(head, rows, numbers=2 * len(SHOWN_BUDGETS))}"
 
