@@ -137,7 +137,7 @@ def test_numbers_of_other_kinds() -> None:
     keep, seed = options.read_keep, options.integer(0, options.LARGEST_SEED)
     assert (keep("16"), keep("0.25"), keep("1.0")) == (16, 0.25, 1.0)
     assert (seed("0"), seed(str(2**63 - 1))) == (0, 2**63 - 1)
-    for read, text in ((seed, str(2**63)), (options.integer(), "1.0"), (options.number, "inf"), (keep, "inf")):
+    for read, text in ((seed, str(2**63)), (options.integer(), "1.0"), (study.number, "inf"), (keep, "inf")):
         with pytest.raises(ValueError, match="must be a"):
             read(text)
 

@@ -20,8 +20,7 @@ from typing import Any
 from clustrs.plugins import EXTRAS, PluginWarning, install_hint
 from clustrs.validation import source_date
 
-LONGEST_WORD = 300
-"""Longer words (paths, names, numbers) are abbreviated in error messages."""
+LONGEST_WORD = 300  # longer ones (paths, names, numbers) are abbreviated in error messages
 
 
 def main(argv: Sequence[str] | None = None) -> int:

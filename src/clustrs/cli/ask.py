@@ -106,7 +106,10 @@ def compare(methods: o.Methods = None, **given: Any) -> None:
     if given["json"]:
         base.print_json({**asked.as_json(), "results": list(map(answer_json, pruners, answers))})
     else:
-        base.show_table(answers_table(pruners, answers))
+        table = answers_table(pruners, answers)
+        rows = [[*row.heads, *(value.text for value in row.values)] for row in table.rows]
+        text = base.markdown_table([*table.heads, *table.columns], rows, table.columns[:-1])
+        print(table.terminal(base.width()) if sys.stdout.isatty() else text)
         print(end="" if asked.expected is None else f"expected: {asked.expected}\n")
     from clustrs.pruners import variant_labels
 
@@ -146,10 +149,7 @@ def compared(
 
 
 class Question:
-    """A question about an image. Once `load` has loaded the model, it can be asked.
-
-    What can be checked without torch and transformers is checked at once, so that a mistyped name costs no time.
-    """
+    """A question about an image; what needs no torch and no transformers is checked before `load` loads the model."""
 
     model: Any
     processor: Any
@@ -230,10 +230,7 @@ def answer_json(method: "Pruner", answer: "Answer") -> dict[str, Any]:
 
 
 def answers_table(methods: Sequence["Pruner"], answers: Sequence["Answer"]) -> Table:
-    """Build a table with a row per method, times in milliseconds, and the answers last, because they are long.
-
-    The unpruned model selects nothing, so its scoring and selection are neither shown nor part of its total.
-    """
+    """Build a table with a row per method, times in milliseconds; the unpruned model has no scoring and selection."""
     from clustrs.pruners import variant_labels
 
     rows = []

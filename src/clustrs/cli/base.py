@@ -17,22 +17,15 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from clustrs import __version__, validation
 from clustrs.plugins import install_hint, leave_out, load_entry, plugin_entries
-from clustrs.tables import Table
 
 NAME = "clustrs"
-MODULES = ("ask", "evaluate", "deploy", "catalog", "doctor")
-"""The modules that declare commands, in the order of the help."""
+MODULES = ("ask", "evaluate", "deploy", "catalog", "doctor")  # they declare the commands, in the order of the help
 COMMANDS = "clustrs.commands"
-"""Entry points of other packages: a `typer.Typer` or a function each."""
 PLUGIN_PANEL = "From other packages"
-PACKAGES = {"study": "clustrs-paper"}
-"""Commands of our other packages: the package to install where one is missing."""
-SEPARATOR = "\0"
-"""Between the words of a list while Typer carries them as one; no argument contains it (see `check_words`)."""
-SETTINGS = "KEY=VALUE..."
-"""Metavar of options that add up when they are repeated."""
-PARSE_ONLY = "parse only"
-"""As a context's object: return the parameters and run nothing."""
+PACKAGES = {"study": "clustrs-paper"}  # commands of our other packages: what to install where one is missing
+SEPARATOR = "\0"  # between the words of a list while Typer carries them as one; no argument contains it
+SETTINGS = "KEY=VALUE..."  # metavar of options that add up when they are repeated
+PARSE_ONLY = "parse only"  # as a context's object: return the parameters and run nothing
 EXAMPLES = """\
 start here:
   clustrs samples                                               images to try, and questions to ask about them
@@ -88,14 +81,10 @@ class HelpMixin:
 
 
 class Command(HelpMixin, TyperCommand):  # type: ignore[misc]
-    """A command whose lists are given with spaces or commas.
-
-    An option whose metavar ends in "..." takes all words up to the next option; its reader gets them in one string,
-    with `SEPARATOR` between them. Those with the metavar `SETTINGS` add up when they are repeated.
-    """
+    """A command with lists: an option whose metavar ends in "..." takes all words up to the next option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Join the words of each list: `--keep 16 50` becomes `--keep` and one word. Negative numbers are values."""
+        """Join the words of each list by `SEPARATOR`, for its reader. Negative numbers are values."""
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
         options = [param for param in self.params if isinstance(param, TyperOption) and not param.is_flag]
@@ -150,8 +139,7 @@ class Root(Group):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command by name; None where there is none, or where the plugin that offers it fails."""
-        entry = self.plugins().get(cmd_name)
-        if entry is not None:
+        if entry := self.plugins().get(cmd_name):
             try:
                 self.add_command(as_command(cmd_name, load_entry(entry)), cmd_name)
             except ValueError as error:
@@ -165,14 +153,15 @@ class Root(Group):
 
 def as_command(name: str, value: Any) -> Any:
     """Make a command of an entry point's value: a `typer.Typer` or a function."""
-    is_group = isinstance(value, typer.Typer)
-    if not is_group and not callable(value):
-        raise ValueError(f"the command {name} must be a typer.Typer or a function, got {value!r}")
-    plugin = value if is_group else typer.Typer()
-    if not is_group:
+    if isinstance(value, typer.Typer):
+        value._add_completion = False
+        found: Any = typer.main.get_group(value)
+    elif callable(value):
+        plugin = typer.Typer(add_completion=False)
         plugin.command(name, cls=Command)(value)
-    plugin._add_completion = False
-    found: Any = typer.main.get_group(plugin) if is_group else typer.main.get_command(plugin)
+        found = typer.main.get_command(plugin)
+    else:
+        raise ValueError(f"the command {name} must be a typer.Typer or a function, got {value!r}")
     found.name = name
     found.rich_help_panel = getattr(found, "rich_help_panel", None) or PLUGIN_PANEL
     return found
@@ -235,7 +224,7 @@ def usage_message(error: typer.TyperException) -> str:
 
 
 def is_rich(stream: TextIO) -> bool:
-    """Tell if a stream is a terminal that takes color; NO_COLOR and TERM=dumb say no."""
+    """Tell if a stream is a terminal that takes color."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -257,15 +246,6 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     Console().print(table)
 
 
-def show_table(table: Table) -> None:
-    """Print a table: as wide as the terminal, or in Markdown, one line per row, elsewhere."""
-    if sys.stdout.isatty():
-        print(table.terminal(width()))
-        return
-    rows = [[*row.heads, *(value.text for value in row.values)] for row in table.rows]
-    print(markdown_table([*table.heads, *table.columns], rows, table.columns[: -1 if table.sentences else None]))
-
-
 def width() -> int:
     """Return the columns of the terminal; 120 where there is none."""
     return shutil.get_terminal_size((120, 24)).columns
@@ -276,9 +256,7 @@ def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers:
     cells = [list(heads), *([" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(heads) - 1)] + [len(heads[-1])]
     pad = [str.rjust if head in numbers else str.ljust for head in heads]
-    rules = [
-        "-" * (w - 1) + ":" if head in numbers else ":" + "-" * (w - 1) for w, head in zip(widths, heads, strict=True)
-    ]
+    rules = [p(":", w, "-") for p, w in zip(pad, widths, strict=True)]
     lines = [[p(cell, w) for p, cell, w in zip(pad, row, widths, strict=True)] for row in [cells[0], rules, *cells[1:]]]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

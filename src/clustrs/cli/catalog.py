@@ -25,7 +25,6 @@ MATRIX = {
     "published_weights": "tested with published weights",
     "gpu": "tested on a GPU",
 }
-"""Columns of the support matrix: keys of a row, and their heads."""
 
 
 def print_columns(listed: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> None:

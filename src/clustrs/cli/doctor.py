@@ -16,8 +16,7 @@ from clustrs.cli.options import AsJson
 from clustrs.plugins import install_hint, load_entry
 
 BROKEN = "broken"
-LONGEST = 200
-"""Of what an error says."""
+LONGEST = 200  # of what an error says
 JUDGE_KEY = "OPENAI_API_KEY"
 distributions = cache(metadata.packages_distributions)
 
@@ -159,4 +158,3 @@ CHECKS = (
     Check("web page", ("gradio",), install_hint("app"), ("gradio", "clustrs.app.server")),
     Check("judge", ("openai",), install_hint("cli"), ("openai", "clustrs.evaluation.judge")),
 )
-"""In the order in which they are printed."""

@@ -36,8 +36,7 @@ exit status:
   3  the run is complete, but some answers failed: the report counts them, the same command asks them again
   130  interrupted
 """
-FAILED_ANSWERS = 3
-"""The exit status of a run that is complete, but for answers that failed."""
+FAILED_ANSWERS = 3  # the exit status of a run that is complete, but for answers that failed
 DEFAULTS: dict[str, Any] = {
     "methods": ["none", "clustrs", "fastervlm", "divprune", "visionzip", "random"],
     "keep": [16],
@@ -46,13 +45,11 @@ DEFAULTS: dict[str, Any] = {
 }
 SEED = o.integer(0, o.LARGEST_SEED)
 READERS = (o.several(split=o.split_methods), o.several(o.read_keep), o.several(), o.several(SEED))
-"""Of `DEFAULTS`, where a configuration file has text."""
 SETTABLE = (
     *("model", "task", *DEFAULTS, "data", "limit", "batch_size", "max_new_tokens", "scope", "crops", "positions"),
     *("attention", "prompt_template", "image_padding"),
     *(one.name for one in fields(LoadOptions)),
 )
-"""Settings of a configuration file and of the command line."""
 TASK = f"the task, see clustrs tasks (default: the model's own, {default_task(DEFAULT)})"
 SET_TASK = o.option(
     "options of the task, e.g. scoring=contains", SETTINGS, o.QUESTIONS, read=o.read_settings("data", "limit")
@@ -166,10 +163,7 @@ def configuration(given: Mapping[str, Any]) -> "Config":
 
 
 def choose_levels(config: "Config", asked: Sequence[str], given: Mapping[str, Any]) -> dict[str, str]:
-    """Find the levels for losses on the unpruned model's curve; what that was measured on is kept beside the run.
-
-    The curve is a run of its own: without --output in a folder of its own, so that other runs find it again.
-    """
+    """Find the levels for losses on the unpruned model's curve: a run of its own, which other runs find again."""
     from clustrs.evaluation.levels import curve_config, ladder, parse_loss, resolve_losses
     from clustrs.models.load import quiet_transformers
 

@@ -10,7 +10,6 @@ A function with parameters of these types is a Typer command; `takes` adds group
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
@@ -22,14 +21,11 @@ from clustrs.embedded import EMBEDDED, SAMPLE, list_known, samples
 from clustrs.validation import Attention, Crops, Dtype, ImagePadding, Positions, PromptTemplate, Scope
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-Reader = Callable[[str], Any]
-"""Makes a value of a word; its ValueError says what the value must be ("must be a count")."""
-Completion = list[tuple[str, str]]
-"""Values with a note on each."""
+Reader = Callable[[str], Any]  # makes a value of a word; its ValueError says what it must be ("must be a count")
+Completion = list[tuple[str, str]]  # values with a note on each
 LARGEST = 2**31 - 1
 LARGEST_SEED = 2**63 - 1
 MODEL, LOADING, PRUNING, IMAGES, QUESTIONS = "Model", "Loading the model", "Pruning", "Images", "Questions"
-"""Panels of the help."""
 
 
 def takes(*groups: Callable[..., None]) -> Callable[[Function], Function]:
@@ -54,14 +50,6 @@ def integer(low: int = 1, high: int = LARGEST) -> Reader:
         raise ValueError(f"must be an integer from {low} to {high}")
 
     return read
-
-
-def number(text: str) -> float:
-    """Read a finite number."""
-    with suppress(ValueError):
-        if validation.is_number(value := float(text)):
-            return value
-    raise ValueError("must be a number")
 
 
 def read_keep(text: str) -> int | float:
@@ -122,10 +110,7 @@ def several(read: Reader = str, split: Callable[[Sequence[str]], list[str]] = sp
 
 
 def read_settings(*reserved: str) -> Reader:
-    """Return a reader of KEY=VALUE pairs: a value is JSON or a word, the last one wins where a key comes twice.
-
-    Keys that are `reserved` have an option of their own.
-    """
+    """Return a reader of KEY=VALUE pairs, the last one of a key counts; `reserved` keys have options of their own."""
 
     def read(text: str) -> dict[str, Any]:
         found = dict(validation.key_value(word, "must be KEY=VALUE (write tau=2)") for word in text.split(SEPARATOR))
@@ -146,10 +131,9 @@ def option(
     complete: Callable[[str], Completion] | None = None,
     choices: Any = None,
 ) -> Any:
-    """Declare an option, for `Annotated`.
+    """Declare an option, for `Annotated`: `flags` are its spellings (default: from the name), `choices` a `Literal`.
 
-    `metavar` stands for its value, `panel` is its place in the help, `flags` are its spellings (default: from the
-    parameter's name). A list has the reader `several(...)` and a metavar that ends in "...". `choices` is a `Literal`.
+    A list has the reader `several(...)` and a metavar that ends in "...".
     """
     if choices is not None:
         listed = [(value, "") for value in get_args(choices)]

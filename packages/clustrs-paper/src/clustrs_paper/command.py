@@ -6,6 +6,7 @@ A command hands the options that were given to the config of its study, which kn
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -17,11 +18,21 @@ from clustrs.cli import options as o
 from clustrs.cli.base import SETTINGS, Command, Group, given_options
 from clustrs.cli.base import parse as parse_command
 from clustrs.embedded import DEFAULT
+from clustrs.validation import is_number
 
 Function = TypeVar("Function", bound=Callable[..., None])
 Parameter = Literal["tau", "clip", "centroid"]
 LISTS = "Separate the values of a list by spaces or commas"
 IMAGES = "Images come before the options."
+
+
+def number(text: str) -> float:
+    """Read a finite number."""
+    with suppress(ValueError):
+        if is_number(value := float(text)):
+            return value
+    raise ValueError("must be a number")
+
 
 # The model.
 MODEL = f"a folder, a Hugging Face id, or an embedded model (default: {DEFAULT}, or the one that knows the task)"
@@ -74,7 +85,7 @@ CORRUPTION = "a corruption, see clustrs corruptions"
 Corruption = Annotated[str, o.option(CORRUPTION, "NAME", o.IMAGES, "--corrupt", complete=o.complete_corruptions)]
 Levels = Annotated[
     Sequence[float] | None,
-    o.option("levels of the corruption (default: the paper's)", "LEVEL...", o.IMAGES, read=o.several(o.number)),
+    o.option("levels of the corruption (default: the paper's)", "LEVEL...", o.IMAGES, read=o.several(number)),
 ]
 Seed = Annotated[int, o.option("seed of the corruption", "SEED", o.IMAGES, read=o.integer(0, o.LARGEST_SEED))]
 Seeds = Annotated[
@@ -95,7 +106,7 @@ def conditions_option(default: str) -> Any:
 def losses_option(unless: str) -> Any:
     """Declare `--losses`; `unless` says when there is no default."""
     text = "also the levels at which the unpruned model loses these shares of its clean score"
-    return o.option(f"{text} (default: 0.1 0.35, unless {unless})", "SHARE...", o.IMAGES, read=o.several(o.number))
+    return o.option(f"{text} (default: 0.1 0.35, unless {unless})", "SHARE...", o.IMAGES, read=o.several(number))
 
 
 CURVE = "questions of the task that are asked at each level to find those"
@@ -126,7 +137,7 @@ def study(*notes: str) -> Callable[[Function], Function]:
 def rows_option(each: str) -> Any:
     """Declare `--levels` for studies that draw something for each level."""
     return o.option(
-        f"levels of the corruption, {each} (default: its last one)", "LEVEL...", o.IMAGES, read=o.several(o.number)
+        f"levels of the corruption, {each} (default: its last one)", "LEVEL...", o.IMAGES, read=o.several(number)
     )
 
 
@@ -345,10 +356,10 @@ def levels(
         Sequence[str] | None,
         o.option("corruptions (default: gaussian salt_pepper)", "NAME...", o.IMAGES, "--corrupt", read=o.several()),
     ] = None,
-    levels: Annotated[Sequence[float] | None, o.option(LADDER, "LEVEL...", o.IMAGES, read=o.several(o.number))] = None,
+    levels: Annotated[Sequence[float] | None, o.option(LADDER, "LEVEL...", o.IMAGES, read=o.several(number))] = None,
     losses: Annotated[
         Sequence[float] | None,
-        o.option("shares of the clean score (default: 0.1 0.35)", "SHARE...", o.IMAGES, read=o.several(o.number)),
+        o.option("shares of the clean score (default: 0.1 0.35)", "SHARE...", o.IMAGES, read=o.several(number)),
     ] = None,
     quiet: Quiet = False,
     output: o.OutputFolder = Path("out/levels"),

@@ -15,6 +15,12 @@ from clustrs.models.ask import messages_prompt
 from clustrs.models.load import apply_image_padding, load_model
 
 Messages = list[dict[str, Any]]
+MAX_NEW_TOKENS = 1024  # where a task sets none, as LLaVA-1.5 is evaluated
+PASSED_ON = ("max_new_tokens", "temperature", "do_sample", "top_p", "top_k", "num_beams", "repetition_penalty")
+SAMPLING = ("temperature", "top_p", "top_k")
+NO_CONCERN = ("image_aspect_ratio",)  # of other models: changes nothing here
+STOPS = ("until", "stop_sequences")
+PARAGRAPH = "\n\n"  # lmms-eval adds this stop when a task has none; like its own models, this one ignores it
 
 
 class Prompt(NamedTuple):
@@ -78,10 +84,7 @@ def fingerprint(image: Image.Image) -> str:
 
 
 def place_images(messages: Sequence[Mapping[str, Any]], placeholder: str) -> Messages:
-    """Return messages as chat templates take them, without the images themselves; only images and text are understood.
-
-    Images stand where the text has placeholders for them, as some tasks write it; the text must have all or none.
-    """
+    """Return messages for a chat template; images stand where the text has placeholders, which must be all or none."""
     parts = [part for message in messages for part in message["content"]]
     for part in parts:
         if part["type"] not in ("image", "text"):
@@ -113,18 +116,6 @@ def user_turn(visuals: Sequence[Any] | None, text: str) -> Messages:
 
 def flat(visuals: Sequence[Any]) -> list[Any]:
     return [one for visual in visuals for one in (flat(visual) if isinstance(visual, list | tuple) else [visual])]
-
-
-MAX_NEW_TOKENS = 1024
-"""Default where a task sets none, as LLaVA-1.5 is evaluated."""
-PASSED_ON = ("max_new_tokens", "temperature", "do_sample", "top_p", "top_k", "num_beams", "repetition_penalty")
-"""Entries of a task's generation_kwargs that are passed to `generate`."""
-SAMPLING = ("temperature", "top_p", "top_k")
-NO_CONCERN = ("image_aspect_ratio",)
-"""Settings of other models that stand in tasks' generation_kwargs and change nothing here."""
-STOPS = ("until", "stop_sequences")
-PARAGRAPH = "\n\n"
-"""Stop that lmms-eval adds to `until` when a task has none; like its own models, this one ignores it."""
 
 
 class VisualCount(NamedTuple):

@@ -20,14 +20,10 @@ Answering = Callable[[Sequence[Any], Sequence[Prompt]], Iterator[tuple[Generatio
 
 
 class SimpleModel(lmms):
-    """A pruned model for tasks that have a text and a list of images: `lmms-eval --force_simple`.
-
-    These are the tasks of `output_type: loglikelihood` and `multiple_choice`; `ChatModel` has the others.
-    """
+    """A pruned model for tasks of a text and a list of images, likelihoods among them: `lmms-eval --force_simple`."""
 
     is_simple = True
-    settings_index = 1
-    """Of a task's generation_kwargs among the arguments of a request."""
+    settings_index = 1  # of a task's generation_kwargs among the arguments of a request
 
     def __init__(self, **model_args: Any) -> None:
         super().__init__()
@@ -96,10 +92,7 @@ class SimpleModel(lmms):
         return task, settings, self.engine.builder.build(messages, document, f"{task} {doc_id}")
 
     def _run(self, requests: Sequence[Instance], alike: Sequence[str], answer: Answering) -> list[Any]:
-        """Return the results of all requests, asked in batches of those that are alike.
-
-        Images are opened as they are needed. A processor takes no mixture of prompts with and without images.
-        """
+        """Return the results of all requests, asked in batches of those that are alike, with or without images."""
         results: list[Any] = [None] * len(requests)
         with tqdm(total=len(requests), desc="clustrs", disable=self.rank != 0) as bar:
             for batch in batches(alike, self.arguments.batch_size):

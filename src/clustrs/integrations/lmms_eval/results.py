@@ -36,21 +36,9 @@ class ResultCell:
 
     path: Path
     task: str
-    record: Mapping[str, Any]
-    """Settings that the model recorded."""
-    scores: Mapping[str, float]
-    """By metric, as lmms-eval added them up."""
+    record: Mapping[str, Any]  # settings that the model recorded
+    scores: Mapping[str, float]  # by metric, as lmms-eval added them up
     questions: int
-
-    @property
-    def key(self) -> str:
-        """Identity of a cell within its run."""
-        return identity([self.record[name] for name in CELL])
-
-    @property
-    def run(self) -> str:
-        """Identity of the run."""
-        return identity([self.task, {name: value for name, value in self.record.items() if name not in ASIDE}])
 
 
 def holds_results(folder: Path) -> bool:
@@ -71,10 +59,11 @@ def import_results(folder: Path, metric: str | None = None, tell: Callable[[str]
     """
     groups: dict[str, dict[str, ResultCell]] = {}
     for cell in read_cells(Path(folder), tell):
-        group = groups.setdefault(cell.run, {})
-        if cell.key in group:
-            tell(f"{group[cell.key].path.name}: {cell.path.name} has {cell.task} with the same settings and is newer")
-        group[cell.key] = cell
+        settings = {name: value for name, value in cell.record.items() if name not in ASIDE}
+        group, key = groups.setdefault(identity([cell.task, settings]), {}), identity([cell.record[n] for n in CELL])
+        if key in group:
+            tell(f"{group[key].path.name}: {cell.path.name} has {cell.task} with the same settings and is newer")
+        group[key] = cell
     if not groups:
         raise ValueError(f"{str(folder)!r}: none of its results is of --model clustrs, there is nothing to report")
     runs: list[Path] = []
@@ -163,10 +152,7 @@ def write_run(folder: Path, cells: Sequence[ResultCell], metric: str | None, tel
 
 
 def read_samples(cell: ResultCell, metric: str) -> list[dict[str, Any]] | None:
-    """Return the questions of a cell, as fields of their records.
-
-    None where the metric is not the mean of a score from 0 to 1 per question, or none is logged.
-    """
+    """Return the questions of a cell as fields of records; None without scores from 0 to 1 that make up the metric."""
     path = cell.path.with_name(f"{cell.path.name.removesuffix(ENDING)}_samples_{cell.task}.jsonl")
     samples: dict[str, dict[str, Any]] = {}
     for where, line in lines(path) if path.is_file() else ():
@@ -188,10 +174,7 @@ def read_samples(cell: ResultCell, metric: str) -> list[dict[str, Any]] | None:
 
 
 def scale_of(scores: Sequence[float]) -> tuple[float, float]:
-    """Return the divisor that maps totals to 0 .. 1, and the scale in which they are shown.
-
-    Totals that are all at most 1 are fractions, and shown in per cent; otherwise the scale is 100, 1000 ... as needed.
-    """
+    """Return the divisor that maps totals to 0 .. 1, and the scale in which they are shown: 100, 1000 ... as needed."""
     if min(scores) < 0:
         raise ValueError(f"scores must not be negative, got {min(scores):g} (choose another --metric)")
     scale = 100.0
