@@ -104,7 +104,6 @@ class Config(LoadOptions):
         return json.loads(json.dumps({name: value for name, value in asdict(self).items() if name not in left_out}))
 
     def decisive(self) -> dict[str, Any]:
-        """Return `to_json` without the options that may change when a run is resumed."""
         return {name: value for name, value in self.to_json().items() if name not in CHANGEABLE}
 
     @classmethod
@@ -127,7 +126,6 @@ def convert(name: str, value: Any, hint: Any) -> Any:
 
 
 def parse_corruption(text: str) -> Corruption | None:
-    """Parse "clean" (None) or NAME:LEVEL."""
     return None if text == CLEAN else Corruption.parse(text)
 
 
@@ -188,7 +186,6 @@ def expand_corruptions(given: Sequence[str]) -> tuple[str, ...]:
 
 
 def differences(stored: Mapping[str, Any], requested: Mapping[str, Any], within: str = "") -> list[str]:
-    """Describe how two configurations differ."""
     changes = []
     for key in sorted({*stored, *requested}):
         before, now = stored.get(key), requested.get(key)
@@ -219,6 +216,8 @@ SETTINGS: dict[str, Any] = {
 
 def read_settings(path: Path) -> dict[str, Any]:
     """Read the options in a YAML file, or in a ready configuration of that name; named as on the command line."""
+    import yaml
+
     shipped, where = shipped_configs(), f"config {str(path)!r}"
     source = path if os.path.isfile(path) else shipped.get(path.as_posix(), path)
     if not os.path.isfile(source):  # unlike Path.is_file, also for names that are too long
@@ -227,8 +226,17 @@ def read_settings(path: Path) -> dict[str, Any]:
             hint = install_hint("cli", package="clustrs-paper")
             ready += f"; those of the paper are in the package clustrs-paper: {hint}"
         raise ValueError(f"{where}: {ready}")
+    depth = 0
     try:
-        loaded = parse_yaml(source.read_text(encoding="utf-8"))
+        text = source.read_text(encoding="utf-8")
+        for event in yaml.parse(text, yaml.SafeLoader):  # a few lines with aliases can stand for billions of values
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST:
+                raise ValueError(f"nested more than {DEEPEST} deep")
+            if isinstance(event, yaml.AliasEvent):
+                line = event.start_mark.line + 1 if event.start_mark else "?"
+                raise ValueError(f"line {line} has the alias *{event.anchor}: write the value out")
+        loaded = yaml.safe_load(text)
     except Exception as error:  # besides its own errors, the parser lets through those of int() and of dates
         message = " ".join(str(error).split())[:200] or type(error).__name__
         raise ValueError(f"{where} is not YAML: {message}") from None
@@ -240,26 +248,8 @@ def read_settings(path: Path) -> dict[str, Any]:
     return settings
 
 
-def parse_yaml(text: str) -> Any:
-    """Parse YAML; aliases, a few lines of which can stand for billions of values, and deep nesting are refused."""
-    import yaml
-
-    depth = 0
-    for event in yaml.parse(text, yaml.SafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST:
-            raise ValueError(f"nested more than {DEEPEST} deep")
-        if isinstance(event, yaml.AliasEvent):
-            line = event.start_mark.line + 1 if event.start_mark else "?"
-            raise ValueError(f"line {line} has the alias *{event.anchor}: write the value out")
-    return yaml.safe_load(text)
-
-
 def shipped_configs() -> dict[str, Path]:
-    """Return the ready configurations by name: those of this package, and NAME/... of entry points that name a folder.
-
-    An entry point `NAME = "package.folder"` of the group `clustrs.configs` offers the YAML files in that folder.
-    """
+    """Return the ready configurations; an entry point `NAME = "package.folder"` offers its YAML files as NAME/..."""
     found = {path.stem: path for path in (Path(__file__).parent / "configs").glob("*.yaml")}
     for point in plugin_entries(CONFIGS):
         try:

@@ -56,10 +56,7 @@ NOT_KNOWN += ("prompt_template", "image_padding")
 
 @dataclass(frozen=True)
 class Grades:
-    """Scores of MM-Vet's official evaluator, one per judge run for each question.
-
-    `without_number` counts the scores of 0 that it gave because the judge's reply was not a number.
-    """
+    """Scores of MM-Vet's official evaluator, one per judge run; `without_number` counts replies without a number."""
 
     judge: str
     scores: Mapping[str, tuple[float, ...]]
@@ -68,10 +65,7 @@ class Grades:
 
 @dataclass(frozen=True)
 class Totals:
-    """Numbers that the official evaluator prints, in percent, rounded as it rounds; `std` is over the judge runs.
-
-    `integrations` is its cap-int-score table: each question counts once, under all its capabilities together.
-    """
+    """Numbers that the official evaluator prints, in percent; `integrations` are for all kinds together."""
 
     total: float
     std: float
@@ -86,10 +80,7 @@ class Totals:
 
 
 def export_run(folder: Path, format: str, target: Path) -> list[Path]:
-    """Write the answers of a run for another evaluator, a file for each method, corruption and seed.
-
-    Failed answers are left out; a line on stderr counts them. Files of the same name are replaced.
-    """
+    """Write the answers of a run for another evaluator, a file per method, corruption and seed, without failed ones."""
     validation.choice("format", format, FORMATS)
     folder, target = Path(folder), Path(target)
     if not (folder / "answers.jsonl").is_file():
@@ -191,15 +182,23 @@ def import_predictions(path: Path, format: str) -> dict[str, str]:
 def import_run(
     task: Task, predictions: Mapping[str, str], name: str, folder: Path, grades: Grades | None = None
 ) -> int:
-    """Write a run from predictions that were made elsewhere, under the name of a method, into a new or empty folder.
-
-    A question without a prediction counts as failed. With `grades`, the run is judged. Returns how many predictions
-    were set aside because their questions have no image.
-    """
+    """Write a run from predictions made elsewhere; returns how many are set aside, for questions without an image."""
     if not isinstance(name, str) or not name.strip():
         raise ValueError(f"name must be a string that is not empty, got {name!r}")
     known = {item.id for item in task.items}
-    _check(task, known, predictions, grades)
+    without_image: frozenset[str] = getattr(task, "without_image", frozenset())
+    unknown = [item for item in predictions if item not in known and item not in without_image]
+    if unknown:
+        some = ", ".join(map(excerpt, unknown[:3])) + (", ..." if len(unknown) > 3 else "")
+        raise ValueError(f"{len(unknown)} of the predictions are for questions that {task.name} doesn't have: {some}")
+    if not known & predictions.keys():
+        raise ValueError(f"none of the predictions is for a question of {task.name} that has an image")
+    if grades is not None and not task.judged:
+        raise ValueError(f"grades are for tasks with a judge, {task.name} scores the answers itself: omit them")
+    for item in grades.scores if grades else ():
+        if item not in known or item not in predictions:
+            lacking = "which has no prediction" if item in known else "which the task does not"
+            raise ValueError(f"the grades have {excerpt(item)}, {lacking}")
     folder, method = Path(folder), {"name": name, "keep": 1.0}
     records = []
     for item in task.items:
@@ -229,24 +228,6 @@ def import_run(
     except OSError as error:
         raise ValueError(f"{str(folder)!r} cannot be written: {error.strerror}") from None
     return aside
-
-
-def _check(task: Task, known: set[str], predictions: Mapping[str, str], grades: Grades | None) -> None:
-    """Refuse predictions and grades that do not belong to the task; those of questions without an image may."""
-    without_image: frozenset[str] = getattr(task, "without_image", frozenset())
-    unknown = [item for item in predictions if item not in known and item not in without_image]
-    if unknown:
-        some = ", ".join(map(excerpt, unknown[:3])) + (", ..." if len(unknown) > 3 else "")
-        raise ValueError(f"{len(unknown)} of the predictions are for questions that {task.name} doesn't have: {some}")
-    if not known & predictions.keys():
-        raise ValueError(f"none of the predictions is for a question of {task.name} that has an image")
-    if grades is not None and not task.judged:
-        raise ValueError(f"grades are for tasks with a judge, {task.name} scores the answers itself: omit them")
-    for name in grades.scores if grades else ():
-        if name not in known:
-            raise ValueError(f"the grades have {excerpt(name)}, which the task does not")
-        if name not in predictions:
-            raise ValueError(f"the grades have {excerpt(name)}, which has no prediction")
 
 
 def holds_grades(path: Path) -> bool:
@@ -291,10 +272,7 @@ def read_grades(path: Path) -> Grades:
 
 
 def totals(grades: Grades, items: Sequence[Item]) -> Totals:
-    """Average as the official evaluator does: each judge run over the questions, then over the runs.
-
-    Capabilities, and the combinations of them, are ordered by how many questions they have.
-    """
+    """Average as the official evaluator does: each judge run over the questions, then over the runs."""
     graded = [item for item in items if item.id in grades.scores]
     single: dict[str, list[Item]] = {}
     together: dict[frozenset[str], list[Item]] = {}

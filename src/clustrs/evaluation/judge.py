@@ -28,13 +28,12 @@ from clustrs import __version__, validation
 from clustrs.evaluation.judge_text import prompt, read_score, redact, without_thinking
 from clustrs.evaluation.results import Pair, stored_verdicts
 from clustrs.evaluation.store import (
-    AnswerRecord,
     VerdictRecord,
     drop_torn_line,
     encode_record,
     locked,
+    read_answers,
     read_config,
-    read_records,
 )
 
 if TYPE_CHECKING:
@@ -136,7 +135,6 @@ class Judge:
             future.cancel()
 
     async def ask(self, question: str, answer: str, prediction: str) -> float:
-        """Score an answer as `score` does; runs in `event_loop`."""
         content, left, pause = prompt(question, answer, prediction), self.retries, REPLY_PAUSE
         while True:
             raw = await self._request(content, left)
@@ -365,8 +363,19 @@ def judge_run(
     validation.integer("rounds", rounds, 1)
     validation.integer("concurrency", concurrency, 1)
     folder = Path(folder)
-    path = folder / "verdicts.jsonl"
-    answers = answers_to_judge(folder)
+    path, run = folder / "verdicts.jsonl", f"run {str(folder)!r}"
+    if not (folder / "answers.jsonl").is_file():
+        raise ValueError(f"{str(folder)!r} is not a run: there is no answers.jsonl in it")
+    config = read_config(folder)
+    if config.get("judged") is False:
+        raise ValueError(f"{run}: the task {config.get('task')!r} scores its answers itself, they need no judge")
+    answers: dict[Pair, Pair] = {}  # question and expected answer by the question's id and the text to judge
+    record = None
+    for record in read_answers(folder):
+        if record.text is not None and record.score is None:
+            answers.setdefault((record.item, record.text), (record.question, record.answer))
+    if record is None:
+        raise ValueError(f"{run} has no answers yet")
     failed = streak = unavailable = 0
     try:
         with locked(path.with_suffix(".lock"), repr(str(path))), path.open("a+b") as file:
@@ -405,24 +414,6 @@ def judge_run(
     except OSError as failure:
         raise ValueError(f"{str(path)!r} cannot be written: {failure.strerror}") from None
     return JudgeSummary(len(wanted) - failed, reused, failed)
-
-
-def answers_to_judge(folder: Path) -> dict[Pair, Pair]:
-    """Return question and expected answer of every distinct answer of a run, by its question's id and its text."""
-    path, run = folder / "answers.jsonl", f"run {str(folder)!r}"
-    if not path.is_file():
-        raise ValueError(f"{str(folder)!r} is not a run: there is no answers.jsonl in it")
-    config = read_config(folder)
-    if config.get("judged") is False:
-        raise ValueError(f"{run}: the task {config.get('task')!r} scores its answers itself, they need no judge")
-    answers: dict[Pair, Pair] = {}
-    record = None
-    for _, record in read_records(path, AnswerRecord):
-        if record.text is not None and record.score is None:
-            answers.setdefault((record.item, record.text), (record.question, record.answer))
-    if record is None:
-        raise ValueError(f"{run} has no answers yet")
-    return answers
 
 
 def _outcomes(

@@ -61,10 +61,7 @@ ESCAPE = re.compile(
 
 
 def prompt(question: str, answer: str, prediction: str) -> str:
-    """Compose what the judge reads: the instruction, worked examples in a table, and the row to complete.
-
-    The prediction is fenced: it stays in one line and in its own column, and cannot hold the signs that enclose it.
-    """
+    """Compose what the judge reads: the instruction, worked examples in a table, and the row to complete."""
     expected = answer.replace("<AND>", " AND ").replace("<OR>", " OR ")
     table = [*HEADER, *(_row(*example) for example in EXAMPLES), _row(question, expected, prediction, "").rstrip()]
     return "\n".join([INSTRUCTION, "", *table])
@@ -81,11 +78,7 @@ def _column(text: str) -> str:
 
 
 def read_score(reply: str) -> float | None:
-    """Read the score from 0 to 1, or None if the reply does not give exactly one; takes time linear in its length.
-
-    Without what the judge thought aloud, the reply has to be a number, or to end in a line "Correctness: 0.5" that is
-    the only one of its kind. A number inside a sentence is not a score: the judge may be quoting the answer.
-    """
+    """Read the score of a reply that is a number, or ends in the only line "Correctness: 0.5"; None if it does not."""
     said = without_thinking(reply).strip()
     match = BARE.fullmatch(said) if len(said) <= LONGEST_SCORE else None
     if match is None and len(LABELLED.findall(said)) == 1:

@@ -60,11 +60,7 @@ class Curve:
     rungs: tuple[Rung, ...]
 
     def level_at(self, loss: float) -> float | None:
-        """Return the level at which a fraction of the clean score is lost, as the corruption accepts it, or None.
-
-        Between two measured levels it is interpolated. A gain from a worse image is measurement noise: a loss counts as
-        no smaller than at any milder level.
-        """
+        """Return the level at which a fraction of the clean score is lost, interpolated; a gain counts as no loss."""
         level, reached = HARMLESS.get(self.corruption, 0.0), 0.0
         for rung in self.rungs:
             worst = max(reached, rung.loss)
@@ -80,8 +76,7 @@ class Curve:
 
 
 def round_level(name: str, level: float) -> float:
-    """Round to a level that the corruption accepts: an integer, an odd one, or hundredths (two significant digits where
-    hundredths are too coarse or too fine)."""
+    """Round to a level that the corruption accepts: an integer, an odd one, or about two significant digits."""
     rule = corruption_rule(name)
     if rule.kind == "any":
         rounded = round(level, 2) if 0.05 <= level < 1 else float(f"{level:.2g}")
@@ -91,12 +86,10 @@ def round_level(name: str, level: float) -> float:
 
 
 def ladder(name: str) -> tuple[float, ...]:
-    """Return the levels at which the unpruned model is measured, from mild to severe."""
     return LADDERS.get(name) or corruption_rule(name).levels
 
 
 def curve_config(config: Config, ladders: Mapping[str, Sequence[float]], questions: int = QUESTIONS) -> Config:
-    """Return the configuration of a measurement: `config` without pruning, at every level of the ladders."""
     rungs = [str(Corruption(name, level)) for name, levels in ladders.items() for level in levels]
     return replace(
         config,
@@ -143,7 +136,6 @@ def measure_curves(
 
 
 def parse_loss(text: str) -> tuple[str, float]:
-    """Parse NAME@PERCENT% into the corruption and the fraction to lose."""
     match = LOSS.fullmatch(text)
     percent = float(match["percent"]) if match else 0.0
     if match is None or not 0 < percent < 100:

@@ -71,11 +71,7 @@ def estimates(values: Values, resamples: int = RESAMPLES, seed: int = 0) -> list
 
 
 def differences(first: Values, second: Values, resamples: int = RESAMPLES, seed: int = 0) -> list[Difference]:
-    """Estimate first minus second, each [..., seeds, items], on the answers that both have; one difference per row.
-
-    Questions are drawn, seeds averaged. p is twice the smaller share of draws on either side of 0, each counted with
-    one draw more.
-    """
+    """Estimate first minus second, each [..., seeds, items], on the answers that both have; questions are drawn."""
     values = question_means(first - second)
     values = values.reshape(prod(values.shape[:-1]), values.shape[-1])
     drawn = bootstrap(values, resamples, seed)
@@ -88,10 +84,7 @@ def differences(first: Values, second: Values, resamples: int = RESAMPLES, seed:
 
 
 def bootstrap(values: Values, resamples: int = RESAMPLES, seed: int = 0) -> Values:
-    """Average the rows [rows, items] over questions drawn with replacement: [resamples, rows].
-
-    A draw in which a row has no score gives NaN.
-    """
+    """Average the rows [rows, items] over questions drawn with replacement: [resamples, rows]; NaN without a score."""
     cells, items = values.shape
     used = ~np.isnan(values).all(0)  # questions without any score change nothing but the number of those drawn
     values = values[:, used]
@@ -111,7 +104,6 @@ def bootstrap(values: Values, resamples: int = RESAMPLES, seed: int = 0) -> Valu
 
 
 def _summaries(values: Values, drawn: Values) -> list[Estimate]:
-    """Return the means of the rows with the percentiles of their draws."""
     summaries = []
     gaps = np.isnan(drawn).any(0)
     bounds = np.full((2, len(values)), np.nan)
@@ -156,19 +148,13 @@ def mean_corruption_error(values: Mapping[str, Values], unpruned: Mapping[str, V
 
 
 def flip_rate(clean: Values, corrupted: Values) -> float | None:
-    """Compute the fraction of questions that are right on clean and wrong on corrupted images, or vice versa.
-
-    Both are [seeds, items] of one method; a score of at least 0.5 is right. None if no question has both scores.
-    """
+    """Compute the fraction of questions that are right on clean and wrong on corrupted images, or vice versa."""
     flips = np.where(np.isnan(clean + corrupted), np.nan, (clean >= CORRECT) != (corrupted >= CORRECT))
     return mean(question_means(flips))
 
 
 def kept_overlap(clean: Sequence[KeptTokens], corrupted: Sequence[KeptTokens], items: int) -> float | None:
-    """Compute the fraction of tokens kept in a clean image that are kept in the corrupted one, too: |A and B| / |A|.
-
-    One `KeptTokens` per seed, in the same order; the mean is over questions. None if no question has tokens in both.
-    """
+    """Compute the fraction of tokens kept in a clean image that are kept in the corrupted one, one mapping per seed."""
     shares = np.full((len(clean), items), np.nan)
     for row, first, again in zip(shares, clean, corrupted, strict=True):
         for item in first.keys() & again.keys():
@@ -180,10 +166,7 @@ def kept_overlap(clean: Sequence[KeptTokens], corrupted: Sequence[KeptTokens], i
 def kind_estimates(
     values: Values, kinds: Sequence[Sequence[str]], names: Collection[str] | None = None
 ) -> dict[str, list[Estimate]]:
-    """Compute `estimates` of the rows [rows, items] for each kind of question (or those in `names`), sorted by name.
-
-    A question counts under each of its kinds.
-    """
+    """Compute `estimates` of the rows [rows, items] for each kind of question (or those in `names`), sorted by name."""
     members: dict[str, list[int]] = {}
     for item, own in enumerate(kinds):
         for kind in own:

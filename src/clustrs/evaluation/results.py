@@ -92,7 +92,6 @@ class Run:
 
     @property
     def present(self) -> int:
-        """Return the number of answers so far, failed ones included."""
         return int((self.states != MISSING).sum())
 
     def count(self, state: int) -> int:
@@ -232,10 +231,7 @@ def _score(where: str, record: AnswerRecord, verdicts: Mapping[Pair, float]) -> 
 
 @dataclass(frozen=True)
 class Verdicts:
-    """Verdicts of one judge. `scores` are means over the rounds that worked; a pair that failed in all is not there.
-
-    `errors` counts how often each error occurred.
-    """
+    """Verdicts of one judge: mean scores over the rounds that worked, and how often each error occurred."""
 
     judge: str | None
     scores: dict[Pair, float]
@@ -243,7 +239,6 @@ class Verdicts:
 
 
 def stored_verdicts(path: Path) -> Iterator[VerdictRecord]:
-    """Yield the records of `verdicts.jsonl`, if there is such a file."""
     for where, verdict in read_records(path, VerdictRecord) if path.exists() else ():
         if verdict.score is not None and not 0 <= verdict.score <= 1:
             raise ValueError(f"{where}: score must be a number from 0 to 1 or null, got {verdict.score!r}")
@@ -251,10 +246,7 @@ def stored_verdicts(path: Path) -> Iterator[VerdictRecord]:
 
 
 def read_verdicts(folder: Path, judge: str | None = None) -> Verdicts:
-    """Read the verdicts of a judge, which must be named if there are several.
-
-    Within a round the last score counts; a failure counts only where there is no score.
-    """
+    """Read the verdicts of a judge; within a round the last score counts, a failure only where there is none."""
     path = Path(folder) / "verdicts.jsonl"
     latest: dict[str, dict[tuple[int, str, str], float | str]] = {}
     for verdict in stored_verdicts(path):
@@ -280,7 +272,6 @@ def read_verdicts(folder: Path, judge: str | None = None) -> Verdicts:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """Read the configuration and check everything that is used here."""
     config, where = read_config(folder), repr(str(folder / "config.json"))
     for name, kind in (("task", str), ("model", str), ("items", int), ("judged", bool)):
         require(where, config, name, kind)
@@ -297,7 +288,6 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _methods(described: Sequence[Mapping[str, Any]]) -> tuple[Method, ...]:
-    """Return the methods with labels that tell apart variants of the same method."""
     plain = []
     for stored in described:
         name, keep = stored.get("name"), stored.get("keep")

@@ -173,7 +173,6 @@ class Forecast:
 
 
 def duration(seconds: float) -> str:
-    """Format a time, as precise as a forecast is."""
     for unit, size in (("hour", 3600.0), ("minute", 60.0)):
         if seconds >= 1.5 * size:
             return f"{seconds / size:.0f} {unit}s" if seconds >= 10 * size else f"{seconds / size:.1f} {unit}s"
@@ -193,10 +192,7 @@ def choose_auto(config: Config) -> dict[str, Any]:
 
 
 def model_checksums(folder: Path, progress: bool = True) -> dict[str, str]:
-    """Return the SHA-256 of every file in a model's folder that transformers may read, weights in full.
-
-    `.bin` files beside safetensors are left out: transformers does not read them.
-    """
+    """Return the SHA-256 of every file in a model's folder that transformers may read, weights in full."""
     try:
         files = sorted(path for path in folder.rglob("*") if path.suffix in MODEL_FILES and path.is_file())
         if any(path.suffix == ".safetensors" for path in files):
@@ -359,7 +355,6 @@ def refuse_batch(error: Exception) -> None:
 
 
 def one_line(error: Exception) -> str:
-    """Return the message of an exception, short and in one line."""
     return " ".join(str(error).split())[:LONGEST_ERROR] or type(error).__name__
 
 

@@ -40,10 +40,7 @@ RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 
 
 class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Record of one answer: the question, the method and corruption, and what the model answered.
-
-    `method` is what `Pruner.to_dict` returns. A failed answer has an `error` and no `text`.
-    """
+    """Record of one answer; `method` is what `Pruner.to_dict` returns, a failed one has an `error` and no `text`."""
 
     item: str
     image: str
@@ -73,7 +70,6 @@ class VerdictRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_record(item: Item, method: Mapping[str, Any], corruption: str, seed: int, **result: Any) -> AnswerRecord:
-    """Make the record of a question; fields of the answer that are not given are None."""
     known: dict[str, Any] = dict.fromkeys(AnswerRecord.__struct_fields__)
     known |= {"item": item.id, "image": item.image, "question": item.question, "answer": item.answer}
     known |= {"kinds": list(item.kinds), "method": dict(method), "corruption": corruption, "seed": seed}
@@ -81,7 +77,6 @@ def new_record(item: Item, method: Mapping[str, Any], corruption: str, seed: int
 
 
 def identity(value: Any) -> str:
-    """Return a string that is equal for equal JSON values, whatever the order of their keys."""
     return json.dumps(value, sort_keys=True)
 
 
@@ -97,7 +92,6 @@ def parse(content: str | bytes, where: str) -> dict[str, Any]:
 
 
 def require(where: str, record: Mapping[str, Any], key: str, *kinds: type) -> Any:
-    """Return the value under a key, which must be there and of one of these types."""
     value = record.get(key)
     if key not in record or not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         names = " or ".join(map(_type_name, kinds))
@@ -125,10 +119,7 @@ def lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def read_records(path: Path, kind: type[RecordT]) -> Iterator[tuple[str, RecordT]]:
-    """Yield the place and the record of each line; an error names file, line, field and what is expected.
-
-    What only the quick decoder refuses, such as half a character, is read.
-    """
+    """Yield the place and the record of each line; an error names file, line, field and what is expected."""
     decoder = msgspec.json.Decoder(kind)
     for where, line in raw_lines(path):
         try:
@@ -203,7 +194,6 @@ def today() -> str:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read the configuration of a run and the metadata stored with it."""
     path = Path(folder) / "config.json"
     if not os.path.isfile(path):  # unlike Path.is_file, also for names that are too long
         raise ValueError(f"run {str(folder)!r}: there is no config.json, it is not the folder of a run")
@@ -218,11 +208,7 @@ def read_answers(folder: Path) -> Iterator[AnswerRecord]:
 
 
 class RunFolder:
-    """Folder of a run, opened to be continued; one process at a time writes to it.
-
-    `done` are answers that need no more work, `failed` those of them that failed, `retried` those that failed before
-    and are asked again now.
-    """
+    """Folder of a run, opened to be continued. `retried` are answers that failed before and are asked again now."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
@@ -241,11 +227,7 @@ class RunFolder:
         images: Callable[[], ImageChecksums],
         retry: bool = True,
     ) -> Iterator["RunFolder"]:
-        """Start or resume the run, with a lock on the folder.
-
-        `metadata` is stored with the configuration and must not have changed, nor must the images (by their checksums)
-        that have answers. Failed answers are dropped to be asked again, unless `retry` is False.
-        """
+        """Start or resume the run, with a lock on the folder; metadata and images of answers must not have changed."""
         with ExitStack() as stack:
             with self._writing():
                 self.folder.mkdir(parents=True, exist_ok=True)

@@ -137,8 +137,6 @@ class TaskInfo:
 
 
 def task_info(*, measures: str, scoring: str, data: str) -> Callable[[L], L]:
-    """Decorate the function that loads a task with its description."""
-
     def decorate(load: L) -> L:
         setattr(load, INFO, TaskInfo(measures, scoring, data))
         return load
@@ -187,7 +185,6 @@ def list_tasks() -> list[str]:
 
 
 def check_task(name: str) -> None:
-    """Raise a ValueError that lists the tasks if there is none of this name."""
     known = list_tasks()
     if name not in known:
         if name in SAMPLE_TASKS:
@@ -305,7 +302,6 @@ def has_half_characters(text: str) -> bool:
 
 
 def read_text(path: Path) -> str:
-    """Read a regular file that is a text in UTF-8."""
     try:
         with open_regular(path) as file:
             return file.read().decode("utf-8-sig")

@@ -17,7 +17,6 @@ NEW_TOKENS = {"exact": 32, "contains": 128, "choice": 16, "judged": 1024}
 
 
 def plain(text: str) -> str:
-    """Normalize a text: drop case, spacing and punctuation at its end."""
     text = " ".join(unicodedata.normalize("NFC", text).casefold().split())
     return text.rstrip(" .,;:!?") or text
 
@@ -42,7 +41,6 @@ class Custom(Illustrated):
         self.judged = scoring == "judged"
 
     def score(self, item: Item, text: str) -> float | None:
-        """Return 1 if the text gives any of the accepted answers."""
         if self.scoring == "judged":
             return None
         if self.scoring == "choice":

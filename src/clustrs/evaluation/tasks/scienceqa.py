@@ -30,10 +30,7 @@ def bare(text: str) -> str:
 
 
 def chosen(text: str, letters: Sequence[str] = LETTERS) -> str | None:
-    """Return the letter that an answer names: alone, before ". ", or in a single "The answer is X."
-
-    LLaVA's pattern ends with an unescaped full stop, so any character may follow the letter, but one must.
-    """
+    """Return the letter that an answer names: alone, before ". ", or in a single "The answer is X" and a character."""
     text = text.strip()
     if text in letters:
         return text
@@ -53,7 +50,6 @@ class ScienceQA(Illustrated):
     """Ids in the official file that have no image and are not part of this task."""
 
     def score(self, item: Item, text: str) -> float | None:
-        """Return 1 for the right letter; an answer without one is wrong."""
         return float(chosen(text) == item.answer)
 
 

@@ -43,19 +43,16 @@ class Entry:
         return tuple(value)
 
     def name(self, key: str) -> str:
-        """Return a string or an integer, as a string."""
         value = self.fields.get(key)
         return str(value) if isinstance(value, int) and not isinstance(value, bool) else self.text(key)
 
     def image(self, key: str) -> str:
-        """Return the path of an image below the task's folder."""
         if leaves(self.text(key)):
             raise self.wrong(key, "a path inside the folder, neither absolute nor with '..'")
         return self.text(key)
 
 
 def is_text(value: Any) -> bool:
-    """Check for a string that is not empty and has no half characters."""
     return isinstance(value, str) and bool(value.strip()) and not has_half_characters(value)
 
 
