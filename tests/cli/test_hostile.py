@@ -155,7 +155,7 @@ def test_a_corruption_that_runs_out_of_memory(run: Run, tmp_path: Path, monkeypa
     def exhausted(*_: Any, **__: Any) -> None:
         raise np._core._exceptions._ArrayMemoryError((10**6, 10**6), np.dtype(float))  # type: ignore[attr-defined]
 
-    monkeypatch.setattr("clustrs.corruptions.effects.to_array", exhausted)
+    monkeypatch.setattr("clustrs.corruptions.images.to_array", exhausted)
     with pytest.raises(ValueError, match=r"gaussian:1 of an image of 9 x 8 pixels: out of memory"):
         Corruption("gaussian", 1).apply(Image.new("RGB", (9, 8)), "a")
     message = refused(run, *CORRUPT, "-o", tmp_path / "x.png")

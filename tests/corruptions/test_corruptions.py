@@ -11,7 +11,7 @@ from PIL import Image, ImageEnhance
 
 from clustrs import corruptions
 from clustrs.corruptions import PAPER_LEVELS, Corruption
-from clustrs.corruptions.effects import cutout_size, line_kernel
+from clustrs.corruptions.images import cutout_size, line_kernel
 
 EVERY = [Corruption(name, level) for name, levels in PAPER_LEVELS.items() for level in levels]
 

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from clustrs.corruptions import effects, imagenet_c
+from clustrs.corruptions import imagenet_c, images
 from clustrs.plugins import load_plugins
 from clustrs.validation import is_number
 
@@ -46,13 +46,13 @@ class Rule:
 SEVERITY = "a severity (an integer) from 1 to 5"
 SIGMA = "a standard deviation from 0 to 100 (pixels go from 0 to 1)"
 _rules = {
-    "gaussian": Rule(effects.gaussian, 0, 100, SIGMA, (0.1, 0.5, 1.0, 2.0, 3.0)),
-    "salt_pepper": Rule(effects.salt_pepper, 0, 1, "a fraction of the pixels from 0 to 1", (0.01, 0.1, 0.2, 0.3, 0.5)),
-    "brightness": Rule(effects.brightness, 0, 100, "a factor from 0 to 100", (0.5, 1.5, 2.0)),
-    "contrast": Rule(effects.contrast, 0, 100, "a factor from 0 to 100", (0.5, 1.5, 2.0)),
-    "cutout": Rule(effects.cutout, 0, 1, "a fraction of the image from 0 to 1", (0.1, 0.25, 0.4)),
-    "motion_blur": Rule(effects.motion_blur, 1, 999, "an odd number of pixels from 1 to 999", (15, 31), "odd"),
-    "jpeg": Rule(effects.jpeg, 1, 100, "a quality (an integer) from 1 to 100", (60, 30), "integer"),
+    "gaussian": Rule(images.gaussian, 0, 100, SIGMA, (0.1, 0.5, 1.0, 2.0, 3.0)),
+    "salt_pepper": Rule(images.salt_pepper, 0, 1, "a fraction of the pixels from 0 to 1", (0.01, 0.1, 0.2, 0.3, 0.5)),
+    "brightness": Rule(images.brightness, 0, 100, "a factor from 0 to 100", (0.5, 1.5, 2.0)),
+    "contrast": Rule(images.contrast, 0, 100, "a factor from 0 to 100", (0.5, 1.5, 2.0)),
+    "cutout": Rule(images.cutout, 0, 1, "a fraction of the image from 0 to 1", (0.1, 0.25, 0.4)),
+    "motion_blur": Rule(images.motion_blur, 1, 999, "an odd number of pixels from 1 to 999", (15, 31), "odd"),
+    "jpeg": Rule(images.jpeg, 1, 100, "a quality (an integer) from 1 to 100", (60, 30), "integer"),
 }
 _rules |= {
     f"imagenet_c/{name}": Rule(effect, 1, 5, SEVERITY, (1, 2, 3, 4, 5), "integer", "imagenet_c")

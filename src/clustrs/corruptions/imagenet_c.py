@@ -16,7 +16,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from PIL import Image
 
-from clustrs.corruptions import effects
+from clustrs.corruptions import images
 
 Pixels = NDArray[np.float64]
 """An image as an array: [height, width] or [height, width, channels]."""
@@ -311,4 +311,4 @@ def pixelate(pixels: Pixels, random: Generator, share: float) -> Pixels:
 @severities(25, 18, 15, 10, 7)
 def jpeg_compression(pixels: Pixels, random: Generator, quality: int) -> Pixels:
     """Store as JPEG of low quality and read it back."""
-    return to_array(effects.jpeg(to_image(pixels), quality, random))
+    return to_array(images.jpeg(to_image(pixels), quality, random))
