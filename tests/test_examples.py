@@ -11,8 +11,8 @@ from tiny_models import BUILDERS, make_image
 
 from clustrs import ClustRS, Pruner
 from clustrs.models.ask import ask
-from clustrs.models.load import load_model
-from clustrs.models.processors import IMAGE_ONLY, load_processor
+from clustrs.models.load import load_model, load_processor
+from clustrs.models.processors import IMAGE_ONLY
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 QUESTION = "What is in this picture?"

@@ -181,7 +181,7 @@ def test_a_name_like_an_embedded_model_is_answered_without_the_hub(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
-    monkeypatch.setattr("clustrs.models.processors.load_processor", lambda *_: pytest.fail("the hub was asked"))
+    monkeypatch.setattr("clustrs.models.load.load_processor", lambda *_: pytest.fail("the hub was asked"))
     code, _, err = run(*command.split(), "--model", "mini-lava")
     assert code == 2
     line = "clustrs: model 'mini-lava': there is no such folder or embedded model (did you mean 'mini-llava'?)\n"

@@ -103,7 +103,7 @@ def test_load_options_that_cannot_be(
 def test_a_model_that_fails_with_options_says_which(
     folder_of: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clustrs.models.processors.load_processor", lambda *_: 1 / 0)
+    monkeypatch.setattr("clustrs.models.load.load_processor", lambda *_: 1 / 0)
     with pytest.raises(ValueError, match=r"could not be loaded: .*; loaded with attn='eager'"):
         load_model(str(folder_of("llava", "clip")), LoadOptions(attn="eager"))
 

@@ -18,8 +18,7 @@ from clustrs.evaluation.config import Config
 from clustrs.evaluation.runner import Unit, Worker
 from clustrs.evaluation.tasks import get_task
 from clustrs.models.ask import as_seen, chat_prompt
-from clustrs.models.load import apply_image_padding
-from clustrs.models.processors import load_processor
+from clustrs.models.load import apply_image_padding, load_processor
 
 GOLDEN = json.loads(FILE.read_text())
 Run = Callable[..., tuple[int, str, str]]

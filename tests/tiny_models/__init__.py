@@ -19,7 +19,8 @@ from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from clustrs.models.adapters.base import get_adapter
-from clustrs.models.processors import LlavaOnevisionProcessor, load_processor
+from clustrs.models.load import load_processor
+from clustrs.models.processors import LlavaOnevisionProcessor
 
 Load = Callable[..., tuple[Any, Any]]
 """The fixture `load`: family, tower and options of `from_pretrained` to a model and its processor."""

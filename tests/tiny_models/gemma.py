@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from clustrs import Pruner, Selection
-from clustrs.models.processors import load_processor
+from clustrs.models.load import load_processor
 from tiny_models import byte_tokenizer
 
 KINDS: tuple[str, ...] = ("gemma3", "paligemma", "paligemma2")

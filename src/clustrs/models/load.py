@@ -62,8 +62,6 @@ def load_model(model_id: str, options: LoadOptions = DEFAULTS) -> tuple[Any, Any
     """
     from transformers import AutoModelForImageTextToText
 
-    from clustrs.models.processors import load_processor
-
     folder = folder_of(model_id)
     source = model_id if folder is None else str(folder)
     device, arguments = load_arguments(options)
@@ -146,6 +144,20 @@ def quantization(options: LoadOptions) -> Any:
     raise ValueError(
         f"{describe(options)}: neither bitsandbytes nor torchao is installed: pip install bitsandbytes accelerate"
     )
+
+
+def load_processor(source: str) -> Any:
+    """Load a folder's or a hub id's processor; for images only where what its video half needs is missing."""
+    from transformers import AutoConfig, AutoProcessor
+
+    from clustrs.models.processors import IMAGE_ONLY
+
+    torchvision = find_spec("torchvision") is not None
+    if not torchvision or find_spec("num2words") is None:
+        kind = AutoConfig.from_pretrained(source, trust_remote_code=False).model_type
+        if kind in IMAGE_ONLY and (not torchvision or kind == "smolvlm"):
+            return IMAGE_ONLY[kind].from_pretrained(source, trust_remote_code=False)
+    return AutoProcessor.from_pretrained(source, trust_remote_code=False)
 
 
 CARRIED_OVER = ("size", "crop_size", "resample", "rescale_factor", "image_mean", "image_std")

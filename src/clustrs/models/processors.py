@@ -3,7 +3,6 @@
 The video halves of processors need torchvision, their image halves do not.
 """
 
-from importlib.util import find_spec
 from typing import Any
 
 import transformers as tf
@@ -142,16 +141,6 @@ IMAGE_ONLY: dict[str, Any] = {
     "qwen3_5_moe": QWEN3_VL,
 }
 """By model type: what stands in for the processor where torchvision is missing."""
-
-
-def load_processor(source: str) -> Any:
-    """A folder's or a hub id's processor; for images only where what its video half needs is missing."""
-    torchvision = find_spec("torchvision") is not None
-    if not torchvision or find_spec("num2words") is None:
-        kind = tf.AutoConfig.from_pretrained(source, trust_remote_code=False).model_type
-        if kind in IMAGE_ONLY and (not torchvision or kind == "smolvlm"):
-            return IMAGE_ONLY[kind].from_pretrained(source, trust_remote_code=False)
-    return tf.AutoProcessor.from_pretrained(source, trust_remote_code=False)
 
 
 MAX_PADDED_PIXELS = 100_000_000

@@ -20,8 +20,7 @@ from clustrs import ClustRS, get_method, list_methods
 from clustrs.models import draw, shared_encoding
 from clustrs.models.adapters.base import adapter_class
 from clustrs.models.ask import as_seen, ask
-from clustrs.models.load import load_model
-from clustrs.models.processors import load_processor
+from clustrs.models.load import load_model, load_processor
 
 pytestmark = pytest.mark.usefixtures("as_published")
 

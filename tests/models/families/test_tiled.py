@@ -18,8 +18,7 @@ from torch import Tensor
 from clustrs import ClustRS, NoPruning, get_method, list_methods
 from clustrs.models import draw, shared_encoding
 from clustrs.models.ask import as_seen, ask, chat_prompt
-from clustrs.models.load import load_model
-from clustrs.models.processors import load_processor
+from clustrs.models.load import load_model, load_processor
 
 pytestmark = pytest.mark.usefixtures("as_published")
 
