@@ -165,7 +165,7 @@ def encoders(folder: Path, model: Any, processor: Any, threads: int) -> tuple[di
 def encode_eagerly(vision: PrunedVision, processor: Any, images: list[Image.Image]) -> Encoded:
     """Encode without a graph."""
     pixels = processor.image_processor(images, return_tensors="pt")["pixel_values"]
-    features, indices = vision(pixels.to(next(vision.parameters()).dtype))
+    features, indices, _ = vision(pixels.to(next(vision.parameters()).dtype))
     return features.numpy(), indices.numpy()
 
 

@@ -96,7 +96,7 @@ class Reference:
         length = inputs["input_ids"].shape[1]
         if method is None:
             return self.output(self.generate(self.model, inputs), length, length)
-        with method(self.model) as handle:
+        with method(self.model, attention="plain") as handle:
             out, last = self.generate(handle.model, inputs), handle.last if images else []
         dropped = sum(image.placeholders - image.kept for image in last)
         indices = [image.selection.indices.tolist() for image in last]

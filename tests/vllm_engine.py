@@ -85,16 +85,22 @@ class Engine(InProcess):
     def __init__(self, folder: Path, **options: Any) -> None:
         super().__init__(folder, **{**OPTIONS, **options})
 
-    def ask(self, text: str, images: Any) -> Output:
-        """Ask about images, or embeddings [images, k, D]; not by `chat`, which leaves out the prompt's first token."""
+    def ask(self, text: str, images: Any, *, fresh: bool = True, cached: list[Any] | None = None) -> Output:
+        """Ask about images, or embeddings [images, k, D]; not by `chat`, which leaves out the prompt's first token.
+
+        Caches are emptied before if `fresh`; `cached` gets how many tokens of the prompt they had.
+        """
         from vllm import SamplingParams
 
         prompt = self.prompt(text, len(images))
-        self.empty_caches()
+        if fresh:
+            self.empty_caches()
         with recorded() as seen:
             sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
             request = {"prompt": prompt, "multi_modal_data": {"image": images}}
             (out,) = self.llm.generate([request], sampling, use_tqdm=False)
+        if cached is not None:
+            cached.append(out.num_cached_tokens)
         return Output(tuple(out.outputs[0].token_ids), len(out.prompt_token_ids), tuple(seen))
 
     def prompt(self, text: str, images: int) -> str:
@@ -126,7 +132,9 @@ class Reference:
     def __init__(self, folder: Path) -> None:
         self.model, self.processor = load_model(str(folder))
 
-    def ask(self, text: str, images: Sequence[Image.Image], method: Pruner | None) -> Output:
+    def ask(
+        self, text: str, images: Sequence[Image.Image], method: Pruner | None, positions: Any = "original"
+    ) -> Output:
         """Ask as vLLM does: every image with all its crops, however many a prompt has."""
         prompt = self.processor.apply_chat_template(question(text, len(images)), add_generation_prompt=True)
         inputs = self.processor(images=list(images), text=[prompt], return_tensors="pt")
@@ -135,7 +143,7 @@ class Reference:
         if method is None:
             out = self.model.generate(**inputs, **options)
             return Output(tuple(out[0, length:].tolist()), length)
-        with method(self.model) as handle:
+        with method(self.model, positions=positions, attention="plain") as handle:
             out = handle.model.generate(**inputs, **options)
             last = handle.last
         kept = tuple(tuple(image.selection.indices.tolist()) for image in last)

@@ -1,5 +1,6 @@
 """What every exported graph must keep to, and how it is run."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,9 @@ def session(path: Path) -> Any:
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def run(graph: Any, **inputs: Tensor) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """The features and indices that a session gives."""
-    features, indices = graph.run(
-        ["image_features", "indices"], {name: value.numpy() for name, value in inputs.items()}
-    )
-    return features, indices
+def run(graph: Any, **inputs: Tensor) -> tuple[NDArray[Any], ...]:
+    """The features, indices and sizes that a session gives."""
+    return tuple(graph.run(["image_features", "indices", "sizes"], {name: x.numpy() for name, x in inputs.items()}))
 
 
 def check_graph(path: Path) -> None:
@@ -48,11 +46,13 @@ def check_graph(path: Path) -> None:
     assert b"/clustrs/" not in model.SerializeToString()
 
 
-def assert_same(
-    features: NDArray[np.float32], indices: NDArray[np.int64], expected: Tensor, expected_indices: Tensor
-) -> None:
-    """The same indices, and every token within 1e-4 of the mean length of its image's tokens."""
-    np.testing.assert_array_equal(indices, expected_indices.numpy())
-    error = np.linalg.norm(features - expected.numpy(), axis=-1)
-    length = np.linalg.norm(expected.numpy(), axis=-1).mean(-1, keepdims=True)
+def assert_same(outputs: Sequence[NDArray[Any]], expected: Sequence[Tensor | None]) -> None:
+    """The same indices and sizes, and every token within 1e-4 of the mean length of its image's tokens."""
+    features, indices, sizes = outputs
+    tokens, *whole = (part.numpy() for part in expected if part is not None)
+    for name, got, wanted in zip(("indices", "sizes"), (indices, sizes), whole, strict=True):
+        assert got.dtype == np.int64
+        np.testing.assert_array_equal(got, wanted, name)
+    error = np.linalg.norm(features - tokens, axis=-1)
+    length = np.linalg.norm(tokens, axis=-1).mean(-1, keepdims=True)
     assert (error <= 1e-4 * length).all(), (error / length).max()

@@ -48,7 +48,7 @@ def inputs_of(method: Pruner, batch: list[Any]) -> tuple[dict[str, torch.Tensor]
         given["attention"] = attention
     if "hidden" in method.requirements():
         given["hidden_states"] = states["hidden"][:, int(states["cls"]) :].contiguous()
-    return given, method.select(tokens, attention, **states)
+    return given, method.select(tokens, attention, **states, sizes=True)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_onnxruntime_chooses_what_pytorch_chooses(name: str, parameters: dict[st
     drawn = images(cls=True)
     for batch in (drawn[:1], drawn[1:5], drawn[5:12]):
         given, expected = inputs_of(method, batch)
-        assert_same(*run(graph, **given), expected.tokens, expected.indices)
+        assert_same(run(graph, **given), (expected.tokens, expected.indices, expected.sizes))
 
 
 def test_salience_follows_cls() -> None:
@@ -75,7 +75,7 @@ def test_salience_follows_cls() -> None:
     expected = {cls: method.select(tokens, attention, cls=cls).indices for cls in (True, False)}
     assert not torch.equal(expected[True], expected[False])
     for cls in (True, False):
-        _, indices = TokenSelection(method, N, D, cls=cls)(tokens, attention)
+        _, indices, _ = TokenSelection(method, N, D, cls=cls)(tokens, attention)
         assert torch.equal(indices, expected[cls])
 
 
@@ -85,7 +85,7 @@ def test_file_beside_the_graph(tmp_path: Path) -> None:
     assert written["method"] == {"name": "fastervlm", "keep": 0.25}
     assert (written["tokens"], written["kept"], written["dim"], written["opset"]) == (N, 10, D, 18)
     assert written["inputs"] == {"tokens": ["batch", N, D], "attention": ["batch", N]}
-    assert written["outputs"] == {"image_features": ["batch", 10, D], "indices": ["batch", 10]}
+    assert written["outputs"] == {"image_features": ["batch", 10, D], "indices": ["batch", 10], "sizes": ["batch", 10]}
     assert written["model_type"] is None
     assert {"clustrs", "torch", "onnx"} <= written["versions"].keys()
     assert info.kept == 10
@@ -97,8 +97,9 @@ def test_traced_program_runs_in_pytorch() -> None:
     program = trace(TokenSelection(method, N, D)).module()
     for batch in (images(cls=True)[:2], images(cls=True)[2:7]):
         given, expected = inputs_of(method, batch)
-        tokens, indices = program(**given)
+        tokens, indices, sizes = program(**given)
         assert torch.equal(indices, expected.indices)
+        assert torch.equal(sizes, expected.sizes)
         torch.testing.assert_close(tokens, expected.tokens, rtol=1e-5, atol=1e-5)
 
 

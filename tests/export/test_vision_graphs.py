@@ -45,8 +45,10 @@ def test_the_module_keeps_what_an_attached_method_keeps(case: Case, method: Prun
         inputs = case.inputs(seed)
         expected = case.attached(method, inputs)
         with torch.no_grad():
-            tokens, indices = vision(case.crop(inputs))
+            tokens, indices, sizes = vision(case.crop(inputs))
         assert torch.equal(indices[0], expected.indices)
+        assert expected.sizes is not None
+        assert torch.equal(sizes[0], expected.sizes)
         torch.testing.assert_close(tokens[0], expected.tokens, rtol=1e-5, atol=1e-5)
 
 
@@ -84,8 +86,8 @@ def test_every_exportable_family_is_tested() -> None:
 
 def compare(vision: PrunedVision, graph: Any, pixels: Tensor) -> None:
     with torch.no_grad():
-        tokens, indices = vision(pixels)
-    assert_same(*run(graph, pixel_values=pixels), tokens, indices)
+        expected = vision(pixels)
+    assert_same(run(graph, pixel_values=pixels), expected)
 
 
 def scenes(count: int, corruptions: tuple[str, ...] = CORRUPTIONS) -> list[Image.Image]:
@@ -147,21 +149,28 @@ def test_file_beside_the_graph(mini_graph: Path) -> None:
     assert written["method"]["name"] == "clustrs"
     assert (written["kept"], written["model_type"], written["dtype"]) == (16, "llava", "float32")
     assert written["inputs"].keys() == {"pixel_values"}
-    assert list(written["outputs"]) == ["image_features", "indices"]
+    assert list(written["outputs"]) == ["image_features", "indices", "sizes"]
     assert written["tokens"] > 16
     assert "transformers" in written["versions"]
 
 
-def test_openvino_chooses_what_pytorch_chooses(mini: tuple[Any, Any], mini_graph: Path) -> None:
+@pytest.mark.parametrize("method", [ClustRS(keep=16), ClusterMeans(keep=16), FasterVLM(keep=16)], ids=lambda m: m.name)
+def test_openvino_chooses_what_pytorch_chooses(
+    mini: tuple[Any, Any], mini_graph: Path, method: Pruner, tmp_path: Path
+) -> None:
     openvino = pytest.importorskip("openvino", reason="openvino is not installed: pip install '.[openvino]'")
     model, processor = mini
-    compiled = openvino.compile_model(mini_graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    vision = PrunedVision(model, ClustRS(keep=16))
+    path = mini_graph
+    if method != ClustRS(keep=16):
+        path = tmp_path / "vision.onnx"
+        export_onnx(model, method, path)
+    compiled = openvino.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    vision = PrunedVision(model, method)
     for batch in pixels_of(processor, scenes(12)).split([1, 11]):
         with torch.no_grad():
-            tokens, indices = vision(batch)
+            expected = vision(batch)
         outputs = compiled({"pixel_values": batch.numpy()})
-        assert_same(outputs["image_features"], outputs["indices"], tokens, indices)
+        assert_same([outputs[name] for name in ("image_features", "indices", "sizes")], expected)
 
 
 @pytest.mark.slow
@@ -181,14 +190,15 @@ def test_half_precision_keeps_almost_what_single_keeps(tmp_path: Path) -> None:
     method = ClustRS(keep=16)
     pixels = pixels_of(processor, scenes(6))
     with torch.no_grad():
-        expected, expected_indices = PrunedVision(model, method)(pixels)
+        expected, expected_indices, _ = PrunedVision(model, method)(pixels)
     path = tmp_path / "vision.onnx"
     info = export_onnx(model.half(), method, path)
     check_graph(path)
     assert info.dtype == "float16"
-    features, indices = run(session(path), pixel_values=pixels.half())
+    features, indices, sizes = run(session(path), pixel_values=pixels.half())
     assert features.dtype == np.float16
     assert features.shape == expected.shape
+    assert (sizes.sum(-1) == 576).all()
     assert all(len(set(row)) == 16 for row in indices.tolist())
     common = [len(set(a) & set(b)) for a, b in zip(indices.tolist(), expected_indices.tolist(), strict=True)]
     assert sum(common) >= 0.95 * indices.size, common

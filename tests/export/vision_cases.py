@@ -48,7 +48,7 @@ class Case:
 
     def attached(self, method: Pruner, inputs: dict[str, Any]) -> Selection:
         """What the method keeps when it is attached to the model."""
-        with method(self.model, crops="base") as handle, torch.no_grad():
+        with method(self.model, crops="base", attention="proportional") as handle, torch.no_grad():
             self.model(**inputs)
             return handle.last[0].selection
 

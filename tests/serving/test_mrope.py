@@ -44,7 +44,7 @@ def test_positions_of_survivors(model: Any, prompt: str, keep: int) -> None:
     placeholder, grids = model.config.image_token_id, []
     ids: list[int] = []
     kept: list[int] = []
-    spans: list[pruning.ImageSpan] = []
+    places: list[tuple[int, int, int]] = []
     offsets = []
     for part in PROMPTS[prompt]:
         if isinstance(part, int):
@@ -54,9 +54,9 @@ def test_positions_of_survivors(model: Any, prompt: str, keep: int) -> None:
             continue
         height, width = part
         cells = torch.randperm(height * width, generator=generator)[:keep].sort().values
-        spans.append(pruning.ImageSpan(len(kept), len(cells), height, width))
-        channels = pruning.cell_channels(cells // width, cells % width, torch.bfloat16)
-        offsets.append(pruning.position_offsets(channels))
+        places.append((len(kept), len(cells), max(height, width)))
+        given = torch.stack([torch.zeros_like(cells), cells // width, cells % width])
+        offsets.append(pruning.split_channels([pruning.offset_channels(given, torch.bfloat16)])[1])
         kept += (len(ids) + cells).tolist()
         ids += [placeholder] * (height * width)
         grids.append((1, 2 * height, 2 * width))
@@ -64,25 +64,46 @@ def test_positions_of_survivors(model: Any, prompt: str, keep: int) -> None:
     types = (tokens == placeholder).int()
     sizes = torch.tensor(grids) if grids else None
     whole, delta = model.get_rope_index(tokens, mm_token_type_ids=types, image_grid_thw=sizes)
-    positions, added = pruning.starting_positions(len(kept), spans)
+    positions, added = pruning.starting_positions(len(kept), places)
     assert torch.equal(positions + torch.cat(offsets, 1), whole[:, 0, kept])
     assert added == int(delta) + len(ids) - len(kept)
+
+
+@pytest.mark.parametrize("keep", [1, 5, 1000])
+def test_positions_of_survivors_in_one_row(keep: int) -> None:
+    """LLaVA: what is left of 0, 1, 2 ... where all but some tokens of two images are gone, in three equal rows."""
+    generator, images = torch.Generator().manual_seed(keep), [(4, 24), (31, 9)]
+    survive = [torch.randperm(total, generator=generator)[:keep].sort().values for _, total in images]
+    gone: set[int] = set()
+    for (start, total), kept in zip(images, survive, strict=True):
+        gone |= {start + slot for slot in range(total)} - {start + slot for slot in kept.tolist()}
+    expected = torch.tensor([place for place in range(45) if place not in gone])
+    starts = [int((expected < start).sum()) for start, _ in images]
+    places = [(start, len(kept), total) for start, kept, (_, total) in zip(starts, survive, images, strict=True)]
+    positions, added = pruning.starting_positions(len(expected), places)
+    for start, kept in zip(starts, survive, strict=True):
+        positions[:, start : start + len(kept)] += kept
+    assert torch.equal(positions, expected.expand(3, -1))
+    assert added == len(gone)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_channels_are_exact(dtype: torch.dtype) -> None:
     y = torch.arange(2**16)
-    channels = pruning.cell_channels(y, y.flip(0), dtype)
+    offsets = torch.stack([torch.zeros_like(y), y, y.flip(0)])
+    channels = pruning.offset_channels(offsets, dtype)
     assert channels.dtype == dtype
     assert channels.shape == (2**16, pruning.CHANNELS)
-    assert torch.equal(pruning.position_offsets(channels), torch.stack([torch.zeros_like(y), y, y.flip(0)]))
+    assert torch.equal(pruning.split_channels([channels])[1], offsets)
+    batch = pruning.offset_channels(offsets.unflatten(1, (2, -1)), dtype)
+    assert torch.equal(batch.flatten(0, 1), channels)
 
 
 def test_channels_come_off_again() -> None:
-    y, x = torch.tensor([300, 2, 0]), torch.tensor([1, 511, 0])
+    offsets = torch.tensor([[0, 0, 0], [300, 2, 0], [1, 511, 0]])
     features = torch.arange(12.0).view(3, 4)
-    rows = torch.cat([features, pruning.cell_channels(y, x, torch.float32)], 1)
-    images, offsets = pruning.split_channels([rows[:2], rows[2:]])
+    rows = torch.cat([features, pruning.offset_channels(offsets, torch.float32)], 1)
+    images, found = pruning.split_channels([rows[:2], rows[2:]])
     assert [len(image) for image in images] == [2, 1]
     assert torch.equal(torch.cat(images), features)
-    assert offsets.tolist() == [[0, 0, 0], [300, 2, 0], [1, 511, 0]]
+    assert torch.equal(found, offsets)

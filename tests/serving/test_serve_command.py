@@ -48,14 +48,14 @@ def test_serve_starts_vllm_and_says_what_is_pruned(run: Run, started: list[list[
     assert (code, err) == (0, "")
     assert out.startswith("clustrs: mini-llava with ClustRS(keep=16, ")
     assert "tau=2" in out
-    assert out.endswith("): 576 -> 16 visual tokens per image\n")
+    assert out.endswith("): 576 -> 16 visual tokens per image, original positions\n")
     (command,) = started
     folder = str(model_folder("mini-llava"))
     assert command[:5] == [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", folder]
     assert command[5:-2] == ["--served-model-name", "mini-llava", "--port", "8001", "--enforce-eager"]
     assert overrides(command) == {
         "architectures": ["ClustrsLlavaForConditionalGeneration"],
-        "clustrs": {"method": "clustrs", "keep": 16, "tau": 2},
+        "clustrs": {"method": "clustrs", "keep": 16, "tau": 2, "positions": "auto", "attention": "plain"},
     }
 
 
@@ -73,7 +73,18 @@ def test_serve_passes_all_other_words_on_in_their_order(run: Run, started: list[
     (command,) = started
     assert command[-len(given) - 2 : -2] == given
     assert command.count("--served-model-name") == 1
-    assert overrides(command)["clustrs"] == {"method": "divprune", "keep": 0.25}
+    shared = {"positions": "auto", "attention": "plain"}
+    assert overrides(command)["clustrs"] == {"method": "divprune", "keep": 0.25, **shared}
+
+
+def test_serve_says_the_positions(run: Run, started: list[list[str]]) -> None:
+    for model, words, positions in (
+        ("mini-onevision", [], "compact"),
+        ("mini-onevision", ["--positions", "original"], "original"),
+        ("mini-llava", ["--positions", "compact"], "compact"),
+    ):
+        assert run("serve", model, "--keep", "16", *words)[1].endswith(f", {positions} positions\n")
+    assert [overrides(command)["clustrs"]["positions"] for command in started] == ["auto", "original", "compact"]
 
 
 def test_serve_adds_to_overrides(run: Run, started: list[list[str]]) -> None:
@@ -97,6 +108,10 @@ def test_serve_adds_to_overrides(run: Run, started: list[list[str]]) -> None:
         (["mini-llava", "--keep", "4", "--hf-overrides", '{"clustrs": {}}'], "the key 'clustrs' is set by"),
         (["mini-llava", "--keep", "4", "--hf-overrides.a", "1"], "pass all overrides as one object"),
         (["photo-llava", "--keep", "4"], "vision tower 'dinov2' cannot be served pruned (supported: clip_vision_model"),
+        (["mini-llava", "--keep", "4", "--attention", "proportional"], "attention must be 'plain' in vLLM, whose kernels"),
+        (["mini-llava", "--keep", "4", "--positions", "some"], "--positions"),
+        (["mini-llava", "--keep", "4", "-pp", "2"], "ForConditionalGeneration: use 1, or --positions compact"),
+        (["mini-llava", "--keep", "4", "--spec-method", "ngram"], "omit it, or --positions compact"),
         (["mini-llava", "--keep", "4", "--model-impl", "transformers"], "--model-impl transformers can't be combined"),
         (["mini-llava", "--keep", "4", "--model_impl=terratorch"], "ForConditionalGeneration: use auto or vllm"),
     ],
@@ -122,6 +137,7 @@ def test_serve_stops_in_one_line(run: Run, started: list[list[str]], words: list
         (["--enable_mm_embeds", "--port", "8001"], "--enable-mm-embeds can't be combined"),
         (["--video-pruning-rate=0.5"], "--video-pruning-rate 0.5 can't be combined"),
         (["--model-impl", "transformers"], "--model-impl transformers can't be combined"),
+        (["--positions", "compact"], "positions must be 'auto' or 'original' for a Qwen model"),
         (["-pp", "1", "--mm-encoder-tp-mode", "weights", "--no-enable-dbo", "--video-pruning-rate", "0"], ""),
     ],
 )
@@ -136,7 +152,7 @@ def test_serve_stops_for_options_that_qwen_does_not_take(
     assert message in err
     assert err.count("\n") == bool(message)
     if message and "--model-impl" not in words:
-        assert run("serve", "mini-llava", "--keep", "4", *words)[0] == 0
+        assert run("serve", "mini-llava", "--keep", "4", "--positions", "compact", *words)[0] == 0
 
 
 def test_serve_refuses_other_models(run: Run, started: list[list[str]], tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ def test_a_method_with_its_parameters() -> None:
         ({"method": "clustr", "keep": 4}, r"unknown method 'clustr' \(did you mean 'clustrs'\?\)"),
         ({"method": 3, "keep": 4}, r"method must be the name of a method .*, got 3"),
         ({"keep": 4, "tua": 2}, r"clustrs has no parameter 'tua' \(did you mean 'tau'\?\)"),
+        ({"keep": 4, "attention": "proportional"}, r"attention must be 'plain' in vLLM, .*, got 'proportional'"),
         ({"keep": 4, "tau": -1}, r"tau must be a number above 0, got -1"),
         ({"method": "visionzip", "keep": 4}, r"'visionzip' cannot be served: it needs hidden and keys and projector"),
         ({"method": "vispruner", "keep": 4}, r"'vispruner' cannot be served: it needs hidden"),
@@ -50,6 +51,19 @@ def test_wrong_settings_are_refused_in_one_line(settings: Any, message: str) -> 
     with pytest.raises(ValueError, match=message) as caught:
         plugin.read_method(settings)
     assert "\n" not in str(caught.value)
+
+
+def test_positions_are_those_of_the_family_unless_given() -> None:
+    onevision = {"architectures": ["LlavaOnevisionForConditionalGeneration"], "model_type": "llava_onevision"}
+    qwen = {"architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl"}
+    for changes, by_default in ((onevision, "compact"), ({"model_type": "llava"}, "original"), (qwen, "original")):
+        for settings, expected in (({}, by_default), ({"positions": "original"}, "original")):
+            assert plugin.read_positions(llava(**changes, clustrs={"keep": 4, **settings})) == expected
+    assert plugin.read_positions(llava(clustrs={"positions": "compact"})) == "compact"
+    with pytest.raises(ValueError, match="positions must be 'auto' or 'original' for a Qwen model"):
+        plugin.read_positions(llava(**qwen, clustrs={"positions": "compact"}))
+    with pytest.raises(ValueError, match="positions must be one of 'auto', 'compact', 'original', got 'orginal'"):
+        plugin.read_positions(llava(clustrs={"positions": "orginal"}))
 
 
 def test_every_method_is_served_or_says_what_it_needs() -> None:

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
 import vllm_engine
+from vllm.exceptions import VLLMValidationError
 from vllm_engine import EMBEDDED, RANDOM, Engine, Output, Reference
 
 from clustrs import ClustRS
@@ -19,7 +20,9 @@ from clustrs.serving.embeddings import encode_image
 pytestmark = pytest.mark.slow
 SCENES = samples("scenes")
 SIZES = [(400, 200), (300, 500), (90, 260)]
+ORIGINAL = {"keep": 64, "positions": "original"}
 SERVED: dict[str, dict[str, Any]] = {
+    "clustermeans": {},
     "divprune": {},
     "random": {},
     "fastervlm": {},
@@ -90,34 +93,71 @@ def test_embeddings_are_served_without_the_key(start: Callable[..., Engine], ref
     for scene in SCENES[:3]:
         image, text = open_scene(scene, folder), scene.questions[0][0]
         embeddings, before = encode_image(reference.model, reference.processor, image, method)
-        expected = reference.ask(text, [image], method)
+        expected = reference.ask(text, [image], method, "compact")
         output = engine.ask(text, embeddings)
         assert embeddings.shape[:2] == (1, 16)
         assert before > 16
         assert (output.answer, output.prompt) == (expected.answer, expected.prompt)
 
 
-@pytest.mark.parametrize("keep", [16, 64])
-def test_as_in_transformers(start: Callable[..., Engine], reference: Reference, folder: Any, keep: int) -> None:
-    engine, method = start({"method": "clustrs", "keep": keep}), ClustRS(keep=keep)
+@pytest.mark.parametrize(("keep", "positions"), [(16, "compact"), (64, "compact"), (16, "original"), (64, "original")])
+def test_as_in_transformers(
+    start: Callable[..., Engine], reference: Reference, folder: Any, keep: int, positions: str
+) -> None:
+    engine, method = start({"keep": keep, "positions": positions}), ClustRS(keep=keep)
     outputs = ask_scenes(engine.ask, folder)
-    expected = ask_scenes(lambda text, images: reference.ask(text, images, method), folder)
+    expected = ask_scenes(lambda text, images: reference.ask(text, images, method, positions), folder)
     assert type(engine.model).__module__ == "clustrs.serving.llava"
     assert outputs == expected
     assert {len(output.indices[0]) for output in outputs} == {keep}
 
 
-def test_several_images(start: Callable[..., Engine], reference: Reference) -> None:
-    engine, method = start({"method": "clustrs", "keep": 64}), ClustRS(keep=64)
+def ask_about_three(ask: Callable[..., Output]) -> Output:
     images = [open_image(scene.path).resize(size) for scene, size in zip(SCENES[:3], SIZES, strict=True)]
-    output = engine.ask("How many objects are there?", images)
-    expected = reference.ask("How many objects are there?", images, method)
+    return ask("How many objects are there?", images)
+
+
+def test_several_images(start: Callable[..., Engine], reference: Reference) -> None:
+    engine, method = start(ORIGINAL), ClustRS(keep=64)
+    output = ask_about_three(engine.ask)
     assert len(output.indices) == 3
-    assert output == expected
+    assert output == ask_about_three(lambda text, images: reference.ask(text, images, method))
+
+
+def test_images_that_are_cached_have_their_positions(start: Callable[..., Engine], reference: Reference) -> None:
+    """The KV cache has the prompt up to its last tokens, so vLLM does not pass on the images' pixels."""
+    engine, method, cached = start(ORIGINAL), ClustRS(keep=64), []
+    expected = ask_about_three(lambda text, images: reference.ask(text, images, method))
+    first = ask_about_three(engine.ask)
+    again = ask_about_three(lambda text, images: engine.ask(text, images, fresh=False, cached=cached))
+    assert first.answer == again.answer == expected.answer
+    assert again.indices == ()
+    assert cached[0] >= 64
+
+
+def test_embeddings_take_consecutive_positions(start: Callable[..., Engine], reference: Reference, folder: Any) -> None:
+    """Nothing says where their tokens were: as with compact positions."""
+    engine, method = start(ORIGINAL, enable_mm_embeds=True), ClustRS(keep=16)
+    image, text = open_scene(SCENES[0], folder), SCENES[0].questions[0][0]
+    embeddings, _ = encode_image(reference.model, reference.processor, image, method)
+    expected = reference.ask(text, [image], method, "compact")
+    for fresh in (True, False):
+        output = engine.ask(text, embeddings, fresh=fresh)
+        assert (output.answer, output.prompt) == (expected.answer, expected.prompt)
+
+
+def test_prompts_that_span_too_many_positions(start: Callable[..., Engine]) -> None:
+    engine = start(ORIGINAL, max_model_len=2048, limit_mm_per_prompt={"image": 30})
+    longest = engine.llm.model_config.hf_config.get_text_config().max_position_embeddings
+    image = open_image(SCENES[0].path).resize((400, 200))
+    before = engine.model.language_model.model.layers[0].self_attn.rotary_emb.cos_sin_cache
+    assert len(before) >= 4 * longest
+    with pytest.raises(VLLMValidationError, match=r"the images of a prompt span \d+ positions: at most \d+ with 2048"):
+        engine.ask("?", [image] * 30)
 
 
 def test_other_methods(start: Callable[..., Engine], reference: Reference, folder: Any) -> None:
-    engine = start({"method": "clustrs", "keep": 64})
+    engine = start(ORIGINAL)
     image = open_scene(SCENES[0], folder)
     method = engine.model.method
     try:
@@ -136,7 +176,7 @@ def test_keep_at_least_all_changes_nothing(
 ) -> None:
     """As many as there are to choose from, and more; LLaVA-OneVision's newlines are not among them."""
     (everything,) = reference.ask("?", [open_scene(SCENES[0], folder)], ClustRS(keep=1.0)).indices
-    engine = start({"method": "clustrs", "keep": len(everything) + more})
+    engine = start({"method": "clustrs", "keep": len(everything) + more, "positions": "original"})
     outputs = ask_scenes(engine.ask, folder)
     assert type(engine.model).__module__ == "clustrs.serving.llava"
     assert [(o.answer, o.prompt) for o in outputs] == [(o.answer, o.prompt) for o in plain]

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
@@ -19,7 +18,8 @@ from vllm.config import ModelConfig
 from clustrs.embedded import model_folder
 from clustrs.models.scoring import attention_scores
 from clustrs.serving import plugin
-from clustrs.serving.pruning import TowerScores
+from clustrs.serving.llava import tower_scores
+from clustrs.serving.pruning import PrunedModel
 
 SETTINGS = {"method": "clustrs", "keep": 16}
 
@@ -61,6 +61,8 @@ def test_the_key_sends_a_config_to_the_pruned_model() -> None:
     assert given.architectures == given.hf_config.architectures == ["ClustrsLlavaForConditionalGeneration"]
     model, name = ModelRegistry.resolve_model_cls(given.architectures, given)
     assert (model.__module__, name) == ("clustrs.serving.llava", "ClustrsLlavaForConditionalGeneration")
+    assert given.uses_mrope  # LLaVA-1.5 keeps original positions
+    assert not model_config(hf_overrides={"clustrs": {**SETTINGS, "positions": "compact"}}).uses_mrope
 
 
 def test_without_the_key_nothing_changes() -> None:
@@ -81,6 +83,8 @@ def test_without_the_key_nothing_changes() -> None:
         ({"hf_overrides": {"clustrs": {"keep": 0}}}, "keep must be a count"),
         ({"hf_overrides": {"clustrs": {"method": "nope", "keep": 4}}}, "unknown method 'nope'"),
         ({"hf_overrides": {"clustrs": {"method": "visionzip", "keep": 4}}}, "'visionzip' cannot be served"),
+        ({"hf_overrides": {"clustrs": {"keep": 4, "positions": "some"}}}, "positions must be one of .*, got 'some'"),
+        ({"hf_overrides": {"clustrs": {"keep": 4, "attention": "proportional"}}}, "attention must be 'plain' in vLLM"),
         (
             {"hf_overrides": {"clustrs": SETTINGS}, "model_impl": "transformers"},
             "model_impl must be 'auto' or 'vllm' for a pruned model, got 'transformers'",
@@ -105,14 +109,9 @@ def test_another_version_of_vllm_stops_at_start_only_with_the_key(monkeypatch: p
     assert model_config().architectures == ["LlavaForConditionalGeneration"]
 
 
-class Attention(nn.Module):
-    """What vLLM's CLIP and SigLIP layers have around their attention."""
-
-    def __init__(self, heads: int, ranks: int) -> None:
-        super().__init__()
-        self.num_heads_per_partition, self.scale, self.tp_size = heads, 0.25, ranks
-        self.attn = nn.Bilinear(1, 1, 1)
-        self.attn.forward = lambda query, key, value: value  # type: ignore[method-assign, assignment, misc]
+def attention_layer(heads: int, ranks: int) -> Any:
+    """What vLLM's CLIP and SigLIP layers know of their attention."""
+    return SimpleNamespace(num_heads_per_partition=heads, scale=0.25, tp_size=ranks)
 
 
 def heads(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -124,15 +123,17 @@ def heads(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("reduction", ["cls", "received"])
 def test_scores_are_those_of_the_transformers_path(reduction: Any) -> None:
     query, key = heads()
-    layer = Attention(4, 1)
-    scores = TowerScores(layer, reduction)
-    layer.attn(query.flatten(2), key.flatten(2), key.flatten(2))
+    scores, keys = tower_scores(attention_layer(4, 1), query.flatten(2), key.flatten(2), reduction == "cls")
     expected = attention_scores(query.transpose(1, 2), key.transpose(1, 2), 0.25, reduction)
-    heard, keys = scores.take()
-    assert torch.equal(heard, expected)
+    assert torch.equal(scores, expected)
     assert torch.equal(keys, key.mean(2))
-    with pytest.raises(RuntimeError, match="ran 0 times"):
-        scores.take()
+
+
+def test_a_tower_must_run_once() -> None:
+    model: Any = SimpleNamespace(recorded=[])
+    for times, message in ((0, "ran 0 times"), (2, "ran 2 times")):
+        with pytest.raises(RuntimeError, match=message):
+            PrunedModel.run_tower(model, lambda n: model.recorded.extend([(1, 2)] * n), times)
 
 
 def score_on_rank(rank: int, port: int, folder: str) -> None:
@@ -145,11 +146,8 @@ def score_on_rank(rank: int, port: int, folder: str) -> None:
         initialize_model_parallel(2)
         query, key = (part[:, :, 2 * rank : 2 * rank + 2].flatten(2) for part in heads())
         for reduction in ("cls", "received"):
-            layer = Attention(2, 2)
-            scores = TowerScores(layer, reduction)
-            layer.attn(query, key, key)
-            heard, keys = scores.take()
-            torch.save({"scores": heard, "keys": keys}, Path(folder) / f"{reduction}-{rank}.pt")
+            scores, keys = tower_scores(attention_layer(2, 2), query, key, reduction == "cls")
+            torch.save({"scores": scores, "keys": keys}, Path(folder) / f"{reduction}-{rank}.pt")
 
 
 def test_scores_of_heads_on_two_ranks(tmp_path: Path) -> None:

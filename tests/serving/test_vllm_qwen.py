@@ -16,7 +16,7 @@ from vllm.exceptions import VLLMValidationError
 
 from clustrs import ClustRS
 from clustrs.pruners.registry import get_method
-from clustrs.serving import plugin, qwen_vl
+from clustrs.serving import llava, plugin, qwen_vl
 
 KEEP = 5
 CHUNK = 64
@@ -215,9 +215,15 @@ def vllm_config(**changes: Any) -> Any:
     ],
 )
 def test_options_that_stop_at_start(option: str, value: Any) -> None:
-    qwen_vl.check_options(vllm_config())
-    with pytest.raises(ValueError, match=f"^{option} can't be combined with a pruned Qwen model"):
-        qwen_vl.check_options(vllm_config(**{option: value}))
+    qwen_vl.PrunedQwen.check_options(vllm_config())
+    given = vllm_config(**{option: value})
+    with pytest.raises(ValueError, match=f"^{option} can't be combined with pruning at original positions"):
+        qwen_vl.PrunedQwen.check_options(given)
+    if option in ("pipeline_parallel_size", "speculative_config", "enable_dbo"):
+        with pytest.raises(ValueError, match=f"^{option} can't be combined with pruning at original positions"):
+            llava.PrunedTower.check_options(given)
+    else:
+        llava.PrunedTower.check_options(given)
 
 
 def test_a_tower_without_full_attention_stops_at_start() -> None:

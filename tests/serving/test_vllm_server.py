@@ -108,8 +108,10 @@ def texts(replies: Sequence[Any]) -> list[str]:
     return [reply.choices[0].message.content.strip() for reply in replies]
 
 
-def expected(reference: Reference, text: str, paths: Sequence[Path], keep: int = KEEP) -> str:
-    answer = reference.ask(text, [open_image(path) for path in paths], ClustRS(keep=keep)).answer
+def expected(
+    reference: Reference, text: str, paths: Sequence[Path], keep: int = KEEP, positions: str = "original"
+) -> str:
+    answer = reference.ask(text, [open_image(path) for path in paths], ClustRS(keep=keep), positions).answer
     ids = list(answer)[: answer.index(2)] if 2 in answer else list(answer)
     return str(reference.processor.decode(ids, skip_special_tokens=True)).strip()
 
@@ -129,7 +131,7 @@ def huge_image() -> bytes:
 def test_one_line_says_what_is_pruned_to_what(server: Server) -> None:
     first = server.log.read_text().splitlines()[0]
     assert first.startswith("clustrs: mini-llava with ClustRS(keep=16, ")
-    assert first.endswith("): 576 -> 16 visual tokens per image")
+    assert first.endswith("): 576 -> 16 visual tokens per image, original positions")
 
 
 def test_32_requests_at_once(server: Server, reference: Reference) -> None:
@@ -193,4 +195,4 @@ def test_embeddings_from_another_machine(server: Server, reference: Reference, t
         encoded, before = embeddings.encode_image(reference.model, reference.processor, image, ClustRS(keep=keep))
         embeddings.save_embeddings(tmp_path / "image.safetensors", encoded, dtype, tokens_before=before)
         (reply,) = server.ask_all([(text, [embeddings.message_part(tmp_path / "image.safetensors")])])
-        assert texts([reply]) == [expected(reference, text, [scene.path], keep)]
+        assert texts([reply]) == [expected(reference, text, [scene.path], keep, "compact")]

@@ -10,6 +10,7 @@ from clustrs.cli import options as o
 from clustrs.cli.ask import make_method
 from clustrs.cli.base import Command, app
 from clustrs.embedded import DEFAULT, image_path
+from clustrs.validation import Attention, Positions
 from clustrs.validation import LoadOptions
 
 PANEL, ALONE = "Deploy", "The selection alone"
@@ -31,6 +32,7 @@ examples:
 """
 KEEP = "visual tokens kept of each image: a count (64) or a fraction (0.25)"
 Budget = Annotated[float, o.option(KEEP, "K", o.PRUNING, read=o.read_keep)]
+PLAIN = "plain: each kept token counts once; vLLM's kernels take no bias, so proportional is refused"
 SERVED = "a folder, a Hugging Face id, or the embedded mini-llava or mini-onevision"
 EXPORTED = "a folder, a Hugging Face id, or an embedded model; clustrs models --matrix has the families"
 SaveDtype = Literal["float16", "bfloat16", "float32"]
@@ -44,6 +46,8 @@ def serve(
     keep: Budget,
     method: o.Method = "clustrs",
     settings: o.Settings = None,
+    positions: Annotated[Positions, o.option(o.POSITIONS, panel=o.PRUNING, choices=Positions)] = "auto",
+    attention: Annotated[Attention, o.option(PLAIN, panel=o.PRUNING, choices=Attention)] = "plain",
     vllm: Annotated[list[str] | None, typer.Argument(metavar="VLLM_OPTIONS...", help="options of vllm serve")] = None,
 ) -> None:
     """Start vLLM's OpenAI-compatible server with a pruned model.
@@ -53,7 +57,8 @@ def serve(
     """
     from clustrs.serving import server
 
-    server.serve(server.prepare(model, {"method": method, "keep": keep, **(settings or {})}, tuple(vllm or ())))
+    described = {"method": method, "keep": keep, **(settings or {}), "positions": positions, "attention": attention}
+    server.serve(model, described, tuple(vllm or ()))
 
 
 @app.command("encode", cls=Command, epilog=ENCODE_EXAMPLES, rich_help_panel=PANEL)

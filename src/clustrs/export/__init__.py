@@ -7,12 +7,4 @@ alone. `PrunedVision` and `TokenSelection` are the modules behind them, for `tor
 from clustrs.export.onnx import OPSET, GraphInfo, export_onnx, export_selection
 from clustrs.export.vision import PrunedVision, TokenSelection, trace
 
-__all__ = [
-    "OPSET",
-    "GraphInfo",
-    "PrunedVision",
-    "TokenSelection",
-    "export_onnx",
-    "export_selection",
-    "trace",
-]
+__all__ = ["OPSET", "GraphInfo", "PrunedVision", "TokenSelection", "export_onnx", "export_selection", "trace"]

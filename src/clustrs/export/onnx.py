@@ -2,8 +2,6 @@
 
 import json
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -17,10 +15,12 @@ from clustrs.plugins import install_hint
 from clustrs.pruners import Pruner
 
 OPSET = 18
-OUTPUTS = ("image_features", "indices")
+OUTPUTS = ("image_features", "indices", "sizes")
 """Names of the outputs. The first, and the input `pixel_values`, are those that onnxruntime-genai has by default."""
 FOLDED_BYTES = 2**24
 """Constants of up to this size are computed when the file is written: the draws of the seeding, above all."""
+LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir")
+"""Their remarks are about operators that are not used here, and about folding."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,10 @@ def export_onnx(model: Any, method: Pruner, path: str | Path) -> GraphInfo:
     """Write tower, scoring, projector and selection of a model as one ONNX graph, and PATH with .json beside it.
 
     The graph takes `pixel_values` [batch, 3, H, W], as the model's processor prepares one crop, in the model's type; it
-    returns `image_features` [batch, k, D], which the language model reads in place of all N tokens, and `indices`
-    [batch, k] of the tokens they stand for.
+    returns `image_features` [batch, k, D], which the language model reads in place of all N tokens, `indices`
+    [batch, k] of the tokens they stand for, and `sizes` [batch, k], how many tokens each stands for.
     """
-    module = PrunedVision(model, method)
-    return _write(module, Path(path), module.model_type)
+    return _write(PrunedVision(model, method), Path(path))
 
 
 def export_selection(
@@ -68,26 +67,60 @@ def export_selection(
     The graph takes `tokens` [batch, N, D], where the method needs it `attention` [batch, N], and for VisPruner
     `hidden_states` [batch, N, H]; it returns what that of `export_onnx` does. All are float32.
     """
-    return _write(TokenSelection(method, tokens, dim, hidden_dim=hidden_dim, cls=cls), Path(path), None)
+    return _write(TokenSelection(method, tokens, dim, hidden_dim=hidden_dim, cls=cls), Path(path))
 
 
-def _write(module: PrunedVision | TokenSelection, path: Path, model_type: str | None) -> GraphInfo:
-    _require_onnx()
+def _write(module: PrunedVision | TokenSelection, path: Path) -> GraphInfo:
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{error.name} is not installed: {install_hint('onnx')}") from None
     if path.suffix != ".onnx":
         raise ValueError(f"path must end in .onnx, got {str(path)!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    info = describe(module, model_type)
-    program = to_onnx(module)
-    program.save(path)
+    info = _describe(module)
+    _convert(module).save(path)
     path.with_suffix(".json").write_text(json.dumps(asdict(info), indent=2) + "\n", encoding="utf-8")
     return info
 
 
-def to_onnx(module: PrunedVision | TokenSelection) -> Any:
-    """The module as an `ONNXProgram` of opset 18, with its constants folded and nothing of this machine in it."""
-    from onnxscript import optimizer
+def _describe(module: PrunedVision | TokenSelection) -> GraphInfo:
+    """Describe a graph from one run with the example inputs."""
+    inputs = module.example_inputs(1)
+    is_vision = isinstance(module, PrunedVision)
+    with torch.no_grad():
+        _, n, dim = module.encode(**inputs).tokens.shape if is_vision else inputs["tokens"].shape
+    kept = module.method.count(n)
+    packages = ("torch", "onnx", "onnxscript", *(("transformers",) if is_vision else ()))
+    return GraphInfo(
+        method=module.method.to_dict(),
+        tokens=n,
+        kept=kept,
+        dim=dim,
+        dtype=str(next(iter(inputs.values())).dtype).removeprefix("torch."),
+        inputs={name: ["batch", *value.shape[1:]] for name, value in inputs.items()},
+        outputs=dict(zip(OUTPUTS, (["batch", kept, dim], ["batch", kept], ["batch", kept]), strict=True)),
+        model_type=module.model_type if is_vision else None,
+        opset=OPSET,
+        versions={"clustrs": __version__, **{name: version(name) for name in packages}},
+    )
 
-    with _quiet_exporter():
+
+def _convert(module: PrunedVision | TokenSelection) -> Any:
+    """Convert to an `ONNXProgram` with its constants folded and nothing of this machine in it."""
+    from onnxscript import optimizer
+    from onnxscript import opset18 as op
+
+    def stable_sort(self: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+        """An operator that `torch.onnx` does not know. ONNX says that TopK puts the lower index first among equals."""
+        size = op.Gather(op.Shape(self), op.Constant(value_ints=[dim]))
+        return op.TopK(self, size, axis=dim, largest=int(descending), sorted=1)
+
+    levels = {name: logging.getLogger(name).level for name in LOGGERS}
+    try:
+        for name in LOGGERS:
+            logging.getLogger(name).setLevel(logging.ERROR)
         program: Any = torch.onnx.export(
             trace(module),
             (),
@@ -95,84 +128,22 @@ def to_onnx(module: PrunedVision | TokenSelection) -> Any:
             opset_version=OPSET,
             input_names=list(module.example_inputs()),
             output_names=list(OUTPUTS),
-            custom_translation_table=_translations(),
+            custom_translation_table={torch.ops.aten.sort.stable: stable_sort},
             optimize=False,
             verbose=False,
         )
         optimizer.optimize_ir(program.model, input_size_limit=FOLDED_BYTES, output_size_limit=FOLDED_BYTES)
-    _tidy(program.model)
-    return program
-
-
-def _translations() -> dict[Any, Any]:
-    """Operators that `torch.onnx` does not know. ONNX says that TopK puts the lower index first among equals."""
-    from onnxscript import opset18 as op
-
-    def stable_sort(self: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
-        size = op.Gather(op.Shape(self), op.Constant(value_ints=[dim]))
-        return op.TopK(self, size, axis=dim, largest=int(descending), sorted=1)
-
-    return {torch.ops.aten.sort.stable: stable_sort}
-
-
-def _tidy(model: Any) -> None:
-    """Call the batch dimension `batch`, and drop notes about the code that was traced: they hold paths."""
-    symbol = model.graph.inputs[0].shape[0]
-    nodes = list(model.graph)
-    values = [*model.graph.inputs, *model.graph.initializers.values(), *(out for node in nodes for out in node.outputs)]
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+    model, graph = program.model, program.model.graph
+    symbol, nodes = graph.inputs[0].shape[0], list(graph)
+    values = [*graph.inputs, *graph.initializers.values(), *(out for node in nodes for out in node.outputs)]
+    for holder in (model, graph, *nodes, *values):  # notes about the code that was traced hold paths
+        holder.metadata_props.clear()
     for value in values:
-        value.metadata_props.clear()
         for axis, size in enumerate(value.shape or ()):
             if size == symbol and not isinstance(size, int):
                 value.shape[axis] = "batch"
-    for holder in (model, model.graph, *nodes):
-        holder.metadata_props.clear()
     model.producer_name, model.producer_version = "clustrs", __version__
-
-
-def describe(module: PrunedVision | TokenSelection, model_type: str | None) -> GraphInfo:
-    """Describe a graph for the JSON file beside it, from one run with the example inputs."""
-    inputs = module.example_inputs(1)
-    if isinstance(module, PrunedVision):
-        with torch.no_grad():
-            shape = module.encode(**inputs).tokens.shape
-        n, dim = int(shape[1]), int(shape[2])
-    else:
-        n, dim = module.tokens, module.dim
-    kept = module.method.count(n)
-    dtype = str(next(iter(inputs.values())).dtype).removeprefix("torch.")
-    packages = ("torch", "onnx", "onnxscript", *(("transformers",) if model_type else ()))
-    return GraphInfo(
-        method=module.method.to_dict(),
-        tokens=n,
-        kept=kept,
-        dim=dim,
-        dtype=dtype,
-        inputs={name: ["batch", *value.shape[1:]] for name, value in inputs.items()},
-        outputs=dict(zip(OUTPUTS, (["batch", kept, dim], ["batch", kept]), strict=True)),
-        model_type=model_type,
-        opset=OPSET,
-        versions={"clustrs": __version__, **{name: version(name) for name in packages}},
-    )
-
-
-def _require_onnx() -> None:
-    try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ValueError(f"{error.name} is not installed: {install_hint('onnx')}") from None
-
-
-@contextmanager
-def _quiet_exporter() -> Iterator[None]:
-    """Keep remarks about operators that are not used here, and about folding, out of the way."""
-    names = ("torch.onnx", "onnxscript", "onnx_ir")
-    before = {name: logging.getLogger(name).level for name in names}
-    try:
-        for name in names:
-            logging.getLogger(name).setLevel(logging.ERROR)
-        yield
-    finally:
-        for name, level in before.items():
-            logging.getLogger(name).setLevel(level)
+    return program

@@ -106,7 +106,7 @@ def assign_to_kept(tokens: Tensor, indices: Tensor) -> Tensor:
     def assign(image: Tensor, kept: Tensor) -> Tensor:
         rows, k = (image - center(image)).double(), kept.shape[-1]
         norms = rows.square().sum(-1)
-        chosen = rows.take_along_dim(kept.unsqueeze(-1), -2)
+        chosen = rows.gather(-2, kept.unsqueeze(-1).expand(*kept.shape, rows.shape[-1]))
         far = (norms.unsqueeze(-1) + norms.gather(-1, kept).unsqueeze(-2) - 2 * rows @ chosen.mT).clamp_(min=0)
         rounding = ROUNDING * 2.0**-20 * (norms + norms.mean(-1, keepdim=True)).unsqueeze(-1)
         tied = far <= far.amin(-1, keepdim=True) + rounding

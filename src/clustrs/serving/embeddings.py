@@ -23,22 +23,19 @@ from clustrs.models.adapters.base import get_adapter
 from clustrs.models.scoring import StageTimer
 from clustrs.models.select import select_tokens
 from clustrs.pruners.base import Pruner
+from clustrs.serving.plugin import LLAVA
 
 NAME = "image_embeds"
 """Name of the tensor in a file, and of the chat message part that carries it."""
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-ARCHITECTURES = ("LlavaForConditionalGeneration", "LlavaOnevisionForConditionalGeneration")
-"""Models whose embeddings vLLM accepts as [1, k, D] with any k; other models need positions as well."""
 
 
 @torch.inference_mode()
 def encode_image(model: Any, processor: Any, image: Image.Image, method: Pruner) -> tuple[Tensor, int]:
     """Encode and prune an image: its tokens [1, k, D], and the number of tokens before pruning."""
-    architecture = type(model).__name__
-    if architecture not in ARCHITECTURES:
-        raise ValueError(
-            f"model must be {' or '.join(ARCHITECTURES)}, got {architecture}: vLLM takes its images as pixels only"
-        )
+    name = type(model).__name__
+    if name not in LLAVA:  # vLLM wants more than [1, k, D] of others
+        raise ValueError(f"model must be {' or '.join(LLAVA)}, got {name}: vLLM takes its images as pixels only")
     adapter = get_adapter(model)
     inputs = processor(images=adapter.batch_images([image]), text=[processor.image_token], return_tensors="pt")
     (encoded,) = adapter.encode(dict(inputs.to(model.device, model.dtype)), StageTimer(model.device))
@@ -71,7 +68,7 @@ def encode_files(
 
 
 def save_embeddings(path: Path, embeddings: Tensor, dtype: str, **facts: Any) -> None:
-    """Write [1, k, D] as safetensors, with what is to be known about it as metadata."""
+    """Write [1, k, D] as safetensors, with facts about it as metadata."""
     from safetensors.torch import save_file
 
     validation.choice("dtype", dtype, DTYPES)
@@ -84,7 +81,7 @@ def message_part(path: str | os.PathLike[str]) -> dict[str, str]:
     from safetensors.torch import load_file
 
     tensor = load_file(path)[NAME]
-    numbers = tensor.float() if tensor.dtype == torch.bfloat16 else tensor  # NumPy has no bfloat16
     written = io.BytesIO()
-    np.save(written, numbers.numpy(), allow_pickle=False)
+    # NumPy has no bfloat16.
+    np.save(written, (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy(), allow_pickle=False)
     return {"type": NAME, NAME: base64.b64encode(written.getvalue()).decode()}

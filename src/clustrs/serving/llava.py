@@ -1,114 +1,124 @@
 """LLaVA-1.5 and LLaVA-OneVision in vLLM, pruned."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.models.llava_onevision.modeling_llava_onevision import get_anyres_image_grid_shape
-from vllm.model_executor.models.llava import (
-    LlavaDummyInputsBuilder,
-    LlavaForConditionalGeneration,
-    LlavaMultiModalProcessor,
-    LlavaProcessingInfo,
-)
-from vllm.model_executor.models.llava_onevision import (
-    LlavaOnevisionDummyInputsBuilder,
-    LlavaOnevisionForConditionalGeneration,
-    LlavaOnevisionMultiModalProcessor,
-    LlavaOnevisionProcessingInfo,
-)
-from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.model_executor.models import llava, llava_onevision
+from vllm.multimodal.inputs import MultiModalFieldConfig
 
 from clustrs.models.adapters.base import HAS_CLS
 from clustrs.models.adapters.llava import FIXED, EncodedCrops, channel_map, unpack_channels
-from clustrs.pruners.inputs import Layout, PrunerInputs, grid_layout
-from clustrs.serving.pruning import PrunedInfo, PrunedProcessor, TowerScores, last_attention, pruned_method
+from clustrs.models.scoring import attention_scores
+from clustrs.pruners.inputs import Layout, PrunerInputs, Selection, grid_layout
+from clustrs.serving import pruning
+from clustrs.serving.pruning import PrunedInfo, mean_over_ranks
 
 
-class PrunedTower:
-    """Mixin for vLLM's model: crops through its tower and projector, with a score for each token."""
+class PrunedLlavaProcessor(pruning.PrunedProcessor):
+    """Mixin for a LLaVA processor: what `PrunedTower.extent` reads stays with a request whose images are cached."""
 
-    supports_tower_connector_lora = False
+    def _get_mm_fields_config(self, *args: Any) -> dict[str, Any]:
+        fields = super()._get_mm_fields_config(*args)  # type: ignore[misc]
+        kept = {"image_sizes", "image_embeds"} & set(fields)
+        return {**fields, **{name: MultiModalFieldConfig.batched("image", keep_on_cpu=True) for name in kept}}
+
+
+def tower_scores(layer: Any, query: Tensor, key: Tensor, cls: bool) -> tuple[Tensor, Tensor]:
+    """Scores [B, N] and keys [B, N or N + 1, K] over all heads: a CLS token has a key and no score. `layer` is an
+    attention layer of vLLM's CLIP or SigLIP, query and key [B, N or N + 1, heads * d] are those of one rank."""
+    query, key = (part.unflatten(-1, (layer.num_heads_per_partition, -1)).transpose(1, 2) for part in (query, key))
+    scores = attention_scores(query, key, layer.scale, "cls" if cls else "received")
+    return mean_over_ranks(scores, layer.tp_size), mean_over_ranks(key.float().mean(1), layer.tp_size)
+
+
+class PrunedTower(pruning.PrunedModel):
+    """Mixin for vLLM's LLaVA models: crops through tower and projector, with a score for each token."""
+
+    has_mrope = False
+    vision_tower: Any
+    multi_modal_projector: Any
+    _image_pixels_to_features: Any
+    prune: Callable[[Any], Any]
+    """Encodes and prunes the images of a step."""
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
-        super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
-        config = self.config
-        self.method = pruned_method(config)
-        self.cls = HAS_CLS[config.vision_config.model_type]
-        self.side = config.vision_config.image_size // config.vision_config.patch_size
-        self.scores = TowerScores(last_attention(self.vision_tower), "cls" if self.cls else "received")
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        vision = self.config.vision_config
+        self.cls = HAS_CLS[vision.model_type]
+        self.side = vision.image_size // vision.patch_size
         # As many crops at once as without pruning: the scheduler counts what is kept, and would take many more.
         self.crops_at_once = max(1, vllm_config.scheduler_config.max_num_encoder_input_tokens // self.side**2)
 
-    config: Any
-    vision_tower: Any
-    multi_modal_projector: Any
+    def scoring_attention(self) -> Any:
+        return self.vision_tower.vision_model.encoder.layers[-1].self_attn.attn
+
+    def extent(self, feature: Any) -> int:
+        """Return how many positions an image spans; embeddings, of which nothing else is known, take one each."""
+        ready = "image_embeds" in feature.data
+        return int(feature.mm_position.length) if ready else self.count_unpruned(feature.data)
+
+    def count_unpruned(self, data: Any) -> int:
+        """Return the number of tokens of an image before pruning."""
+        return int(self.side**2)
 
     def encode_crops(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Features [C, P, D], scores [C, P] and keys [C, P or P + 1, K] of crops [C, 3, height, width]."""
-        parts = []
+        layer, parts = self.vision_tower.vision_model.encoder.layers[-1].self_attn, []
         for some in pixels.split(self.crops_at_once):
-            self.scores.clear()
-            hidden = self._image_pixels_to_features(self.vision_tower, some)  # type: ignore[attr-defined]
-            parts.append((self.multi_modal_projector(hidden), *self.scores.take()))
+            hidden, query, key = self.run_tower(self._image_pixels_to_features, self.vision_tower, some)
+            parts.append((self.multi_modal_projector(hidden), *tower_scores(layer, query, key, self.cls)))
         features, scores, keys = (torch.cat(part) for part in zip(*parts, strict=True))
         return features, scores, keys
 
-    def keep(self, tokens: Tensor, scores: Tensor, keys: Tensor, layout: Layout) -> Tensor:
-        """The tokens that stay, of one image or of a batch. Values are not checked: an error would end the server."""
-        given = PrunerInputs(tokens, scores, layout, keys=keys, cls=self.cls)
-        return self.method.select(given, check=False).tokens
+    def keep(self, tokens: Tensor, scores: Tensor, keys: Tensor, layout: Layout) -> Selection:
+        """Prune one image or a batch. Values are not checked: an error would end the server."""
+        return self.method.select(PrunerInputs(tokens, scores, layout, keys=keys, cls=self.cls), check=False)
 
-
-class PrunedLlavaInfo(PrunedInfo, LlavaProcessingInfo):
-    """LLaVA-1.5's processing info with as many placeholders as tokens are kept."""
-
-
-class PrunedLlavaProcessor(PrunedProcessor, LlavaMultiModalProcessor):
-    """LLaVA-1.5's processor, with metrics."""
-
-
-@MULTIMODAL_REGISTRY.register_processor(
-    PrunedLlavaProcessor, info=PrunedLlavaInfo, dummy_inputs=LlavaDummyInputsBuilder
-)
-class PrunedLlava(PrunedTower, LlavaForConditionalGeneration):
-    """vLLM's LLaVA-1.5 that keeps k tokens of each image."""
+    def placed(self, tokens: Tensor, slots: Tensor) -> Tensor:
+        """Tokens [..., k, D], with the slots [..., k] they had in channels behind them if positions are original."""
+        if not self.original:
+            return tokens
+        return torch.cat([tokens, pruning.offset_channels(slots.expand(3, *slots.shape), tokens.dtype)], -1)
 
     def _process_image_input(self, image_input: Any) -> Any:
-        if image_input["type"] == "image_embeds":
-            return super()._process_image_input(image_input)
+        if image_input["type"] != "image_embeds":
+            return self.prune(image_input)
+        device = next(self.multi_modal_projector.parameters()).device
+        return [self.placed(rows.to(device), torch.arange(len(rows), device=device)) for rows in image_input["data"]]
+
+
+@pruning.register_processor(PrunedInfo, PrunedLlavaProcessor, llava, "Llava")
+class PrunedLlava(PrunedTower, llava.LlavaForConditionalGeneration):
+    """vLLM's LLaVA-1.5 that keeps k tokens of each image."""
+
+    def prune(self, image_input: Any) -> Any:
         features, scores, keys = self.encode_crops(image_input["pixel_values"])
-        return self.keep(features, scores, keys, grid_layout(features, self.side))
+        selection = self.keep(features, scores, keys, grid_layout(features, self.side))
+        return self.placed(selection.tokens, selection.indices)
 
 
-class UnlinedInfo(LlavaOnevisionProcessingInfo):
+class UnlinedInfo(llava_onevision.LlavaOnevisionProcessingInfo):
     """LLaVA-OneVision's processing info that counts no newlines."""
 
     def _get_num_unpadded_features(self, **shape: int) -> tuple[int, int]:
         return super()._get_num_unpadded_features(**shape)[0], 0
 
 
-class PrunedOnevisionInfo(PrunedInfo, LlavaOnevisionProcessingInfo):
-    """LLaVA-OneVision's processing info with as many placeholders as tokens are kept."""
+class PrunedOnevisionInfo(PrunedInfo):
+    """Mixin for LLaVA-OneVision's processing info: newlines are not chosen from."""
 
     def count_candidates(self, **size: Any) -> int:
         return int(UnlinedInfo(self.ctx).get_num_image_tokens(**size))
 
 
-class PrunedOnevisionProcessor(PrunedProcessor, LlavaOnevisionMultiModalProcessor):
-    """LLaVA-OneVision's processor, with metrics."""
-
-
-@MULTIMODAL_REGISTRY.register_processor(
-    PrunedOnevisionProcessor, info=PrunedOnevisionInfo, dummy_inputs=LlavaOnevisionDummyInputsBuilder
-)
-class PrunedOnevision(PrunedTower, LlavaOnevisionForConditionalGeneration):
+@pruning.register_processor(PrunedOnevisionInfo, PrunedLlavaProcessor, llava_onevision, "LlavaOnevision")
+class PrunedOnevision(PrunedTower, llava_onevision.LlavaOnevisionForConditionalGeneration):
     """vLLM's LLaVA-OneVision that keeps k tokens of each image, over all its crops; newlines go unless all stay."""
 
-    def _process_image_input(self, image_input: Any) -> Any:
-        if image_input["type"] == "image_embeds":
-            return super()._process_image_input(image_input)
+    def prune(self, image_input: Any) -> Any:
         images: Sequence[Tensor] = image_input["pixel_values"]
         counts = [len(crops) for crops in images]
         encoded = [part.split(counts) for part in self.encode_crops(torch.cat(list(images)))]
@@ -116,8 +126,7 @@ class PrunedOnevision(PrunedTower, LlavaOnevisionForConditionalGeneration):
 
     def prune_image(self, features: Tensor, scores: Tensor, keys: Tensor, size: Tensor) -> Tensor:
         """The tokens that stay of one image, from its crops [C, P, D], their scores [C, P] and keys."""
-        pinpoints, crop = self.config.image_grid_pinpoints, self.config.vision_config.image_size
-        columns = int(get_anyres_image_grid_shape(size.tolist(), pinpoints, crop)[1])
+        columns = self.grid(size)[1]
         nothing, first = features.new_empty(*scores.shape, 0), int(self.cls)
         encoded = EncodedCrops(scores, nothing, keys[:, first:], nothing, keys[:, :first], self.side)
         channels = channel_map(encoded, len(features), columns, 0)
@@ -125,9 +134,21 @@ class PrunedOnevision(PrunedTower, LlavaOnevisionForConditionalGeneration):
         candidates, layout, some = unpack_channels(packed, self.side, columns)
         whole = self.pack(features, size, self.image_newline)
         if self.method.count(len(candidates)) == len(candidates):
-            return whole
+            return self.placed(whole, torch.arange(len(whole), device=whole.device))
         real_keys = torch.cat([encoded.cls_keys[0], packed[candidates, FIXED:]])
-        return self.keep(whole[candidates], some, real_keys, layout)
+        selection = self.keep(whole[candidates], some, real_keys, layout)
+        return self.placed(selection.tokens, candidates[selection.indices])
+
+    def grid(self, size: Tensor) -> tuple[int, int]:
+        """Return how many crops an image of some height and width has below each other, and side by side."""
+        pinpoints, crop = self.config.image_grid_pinpoints, self.config.vision_config.image_size
+        rows, columns = get_anyres_image_grid_shape(size.tolist(), pinpoints, crop)
+        return int(rows), int(columns)
+
+    def count_unpruned(self, data: Any) -> int:
+        size = data["image_sizes"].data
+        rows, columns = self.grid(size)
+        return len(self.pack(torch.zeros(1 + rows * columns, self.side**2, 1), size, torch.zeros(1)))
 
     def pack(self, crops: Tensor, size: Tensor, newline: Tensor) -> Tensor:
         """vLLM's own packing of an image's crops: unpadded, scaled down, with newlines."""

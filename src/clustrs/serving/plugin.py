@@ -3,7 +3,7 @@
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 from clustrs import validation
 from clustrs.pruners.base import SERVED, Pruner
@@ -13,19 +13,20 @@ KEY = "clustrs"
 DEFAULT_METHOD = "clustrs"
 PREFIX = "Clustrs"
 """Before the name of vLLM's architecture in that of the pruned one."""
+LLAVA = ("LlavaForConditionalGeneration", "LlavaOnevisionForConditionalGeneration")
 ARCHITECTURES = {
-    "LlavaForConditionalGeneration": "clustrs.serving.llava:PrunedLlava",
-    "LlavaOnevisionForConditionalGeneration": "clustrs.serving.llava:PrunedOnevision",
+    LLAVA[0]: "clustrs.serving.llava:PrunedLlava",
+    LLAVA[1]: "clustrs.serving.llava:PrunedOnevision",
     "Qwen2_5_VLForConditionalGeneration": "clustrs.serving.qwen_vl:PrunedQwen25VL",
     "Qwen3VLForConditionalGeneration": "clustrs.serving.qwen_vl:PrunedQwen3VL",
 }
 """The architectures that can be served, and where vLLM finds the pruned one."""
 TOWERS = {"clip_vision_model": "default", "siglip_vision_model": "full"}
 """Vision towers of LLaVA that have scores, and the `vision_feature_select_strategy` that suits them."""
-TOWERS_CHECKED = ("LlavaForConditionalGeneration", "LlavaOnevisionForConditionalGeneration")
-"""The architectures with one of these towers."""
 TESTED = (0, 32)
 """Major and minor number of the vLLM releases that are tested."""
+MARK = "_clustrs"
+"""On a function of vLLM's that is wrapped already."""
 
 
 def read_method(settings: Any) -> Pruner:
@@ -33,6 +34,12 @@ def read_method(settings: Any) -> Pruner:
     if not isinstance(settings, Mapping):
         raise ValueError(f'{KEY} must be an object such as {{"method": "clustrs", "keep": 64}}, got {settings!r}')
     parameters = dict(settings)
+    parameters.pop("positions", None)
+    attention = parameters.pop("attention", "plain")
+    if attention not in ("auto", "plain"):
+        raise ValueError(
+            f"attention must be 'plain' in vLLM, whose kernels take no bias for each key, got {attention!r}"
+        )
     name = parameters.pop("method", DEFAULT_METHOD)
     if not isinstance(name, str):
         raise ValueError(f"method must be the name of a method (for example {DEFAULT_METHOD!r}), got {name!r}")
@@ -49,11 +56,31 @@ def read_method(settings: Any) -> Pruner:
     return method
 
 
+def read_positions(config: Any) -> Literal["compact", "original"]:
+    """Return the positions of kept tokens that a model's config asks for, by default what suits its family."""
+    positions = getattr(config, KEY).get("positions", "auto")
+    validation.choice("positions", positions, get_args(validation.Positions))
+    if positions == "compact" and check_architectures(config.architectures) not in LLAVA:
+        raise ValueError("positions must be 'auto' or 'original' for a Qwen model, which has M-RoPE, got 'compact'")
+    if positions != "auto":
+        return "compact" if positions == "compact" else "original"
+    from clustrs.models.adapters import adapter_class
+
+    return adapter_class(config.model_type).auto_positions
+
+
 def check_model(config: Any) -> str:
     """Return the architecture of a model config, or raise ValueError if it cannot be served pruned."""
     architecture = check_architectures(getattr(config, "architectures", None))
-    if architecture in TOWERS_CHECKED:
-        check_tower(config)
+    if architecture not in LLAVA:
+        return architecture
+    tower, strategy = config.vision_config.model_type, config.vision_feature_select_strategy
+    if tower not in TOWERS:
+        raise ValueError(f"vision tower {tower!r} cannot be served pruned (supported: {', '.join(TOWERS)})")
+    if not isinstance(config.vision_feature_layer, int):
+        raise ValueError(f"vision_feature_layer must be one layer (an int), got {config.vision_feature_layer!r}")
+    if strategy != TOWERS[tower]:
+        raise ValueError(f"vision_feature_select_strategy for {tower} must be {TOWERS[tower]!r}, got {strategy!r}")
     return architecture
 
 
@@ -66,18 +93,6 @@ def check_architectures(architectures: Sequence[str] | None) -> str:
     raise ValueError(f"architecture {given} cannot be served pruned (supported: {', '.join(ARCHITECTURES)})")
 
 
-def check_tower(config: Any) -> None:
-    """Raise ValueError for a tower that vLLM reads differently from transformers, or that has no scores."""
-    tower = config.vision_config.model_type
-    if tower not in TOWERS:
-        raise ValueError(f"vision tower {tower!r} cannot be served pruned (supported: {', '.join(TOWERS)})")
-    if not isinstance(config.vision_feature_layer, int):
-        raise ValueError(f"vision_feature_layer must be one layer (an int), got {config.vision_feature_layer!r}")
-    strategy = config.vision_feature_select_strategy
-    if strategy != TOWERS[tower]:
-        raise ValueError(f"vision_feature_select_strategy for {tower} must be {TOWERS[tower]!r}, got {strategy!r}")
-
-
 def check_version(version: str) -> None:
     """Raise ValueError for a vLLM release that is not tested."""
     found = re.match(r"(\d+)\.(\d+)", version)
@@ -88,42 +103,31 @@ def check_version(version: str) -> None:
 
 def describe(config: Any, method: Pruner) -> str:
     """Describe the pruning in one line."""
-    if check_architectures(config.architectures) not in TOWERS_CHECKED:
-        return f"{method!r}: keeps {_share(method.keep)} of each image"
-    tokens = (config.vision_config.image_size // config.vision_config.patch_size) ** 2
-    if hasattr(config, "image_grid_pinpoints"):
-        return f"{method!r}: keeps {_share(method.keep)} of each image, which has {tokens} per crop"
-    return f"{method!r}: {tokens} -> {method.count(tokens)} visual tokens per image"
-
-
-def _share(keep: int | float) -> str:
-    return f"{keep} visual tokens" if isinstance(keep, int) else f"{keep:.4g} of the visual tokens"
-
-
-MARK = "_clustrs"
-"""On a function of vLLM's that is wrapped already."""
+    keep, of_each = method.keep, ""
+    share = f"{keep} visual tokens" if isinstance(keep, int) else f"{keep:.4g} of the visual tokens"
+    if check_architectures(config.architectures) in LLAVA:
+        tokens = (config.vision_config.image_size // config.vision_config.patch_size) ** 2
+        if not hasattr(config, "image_grid_pinpoints"):
+            return f"{method!r}: {tokens} -> {method.count(tokens)} visual tokens per image"
+        of_each = f", which has {tokens} per crop"
+    return f"{method!r}: keeps {share} of each image{of_each}"
 
 
 def register() -> None:
-    """Make the pruned models known to vLLM; it may call this several times in a process."""
+    """Make the pruned models known to vLLM; it may call this several times in a process.
+
+    Wraps the method by which vLLM first looks at a config: later, it remembers the class by the architecture's name.
+    """
     from vllm import ModelRegistry
     from vllm.config import ModelConfig
 
     known = ModelRegistry.get_supported_archs()
     for architecture, location in ARCHITECTURES.items():
-        name = PREFIX + architecture
-        if name not in known:
-            ModelRegistry.register_model(name, location)
+        if PREFIX + architecture not in known:
+            ModelRegistry.register_model(PREFIX + architecture, location)
     resolve = ModelConfig.get_model_arch_config
-    if not hasattr(resolve, MARK):
-        ModelConfig.get_model_arch_config = _redirecting(resolve)
-
-
-def _redirecting(resolve: Any) -> Any:
-    """Wrap the method by which vLLM first looks at the architecture of a config, with ours before it.
-
-    It has to be this early: the class that vLLM finds for an architecture is remembered by the architecture's name.
-    """
+    if hasattr(resolve, MARK):
+        return
 
     @functools.wraps(resolve)
     def get_model_arch_config(model_config: Any) -> Any:
@@ -131,21 +135,23 @@ def _redirecting(resolve: Any) -> Any:
         return resolve(model_config)
 
     setattr(get_model_arch_config, MARK, True)
-    return get_model_arch_config
+    ModelConfig.get_model_arch_config = get_model_arch_config
 
 
 def redirect(model_config: Any) -> None:
     """Redirect a model whose config has our key to its pruned architecture, or raise ValueError."""
-    settings = getattr(model_config.hf_config, KEY, None)
-    if settings is None:
-        return
-    if hasattr(model_config, "model_arch_config"):  # a copy for a part of the model, such as its language model
+    config = model_config.hf_config
+    settings = getattr(config, KEY, None)
+    if settings is None or hasattr(model_config, "model_arch_config"):  # a copy for a part, such as the language model
         return
     import vllm
 
     check_version(vllm.__version__)
     read_method(settings)
-    architecture = check_model(model_config.hf_config)
+    architecture = check_model(config)
     if model_config.model_impl not in ("auto", "vllm"):
         raise ValueError(f"model_impl must be 'auto' or 'vllm' for a pruned model, got {model_config.model_impl!r}")
-    model_config.hf_config.architectures = [PREFIX + architecture]
+    if read_positions(config) == "original" and architecture in LLAVA:
+        # vLLM's runner then asks the model for positions in three rows. The language model keeps its own rotary layer.
+        config.mrope_section = [1, 1, 1]
+    config.architectures = [PREFIX + architecture]

@@ -4,7 +4,6 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, packages_distributions, version
 from importlib.util import find_spec
 from itertools import zip_longest
@@ -17,76 +16,70 @@ from clustrs.serving import plugin
 
 OVERRIDES = "--hf-overrides"
 SERVED_NAME = "--served-model-name"
-GROUP = "vllm.general_plugins"
-ACCEPTED = {"--model-impl": ("auto", "vllm")}
+ACCEPTED: dict[str, tuple[str, ...]] = {"--model-impl": ("auto", "vllm")}
 """Options of vLLM that a pruned model takes with these values only."""
-QWEN_ACCEPTED: dict[str, tuple[str, ...]] = {
+ORIGINAL_ACCEPTED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("--pipeline-parallel-size", "-pp"), ("1",)),
     **dict.fromkeys(("--speculative-config", "-sc", "--spec-method", "--spec-model", "--spec-tokens"), ()),
-    **dict.fromkeys(("--enable-dbo", "--enable-mm-embeds"), ()),
-    "--mm-encoder-tp-mode": ("weights",),
-    "--video-pruning-rate": ("0", "0.0"),
+    "--enable-dbo": (),
 }
-"""The same for Qwen models: what `clustrs.serving.qwen_vl` refuses of a command line, and finds in any other form."""
+"""The same for original positions: what the pruned models refuse of a command line, and find in any other form."""
+QWEN_ACCEPTED = {"--enable-mm-embeds": (), "--mm-encoder-tp-mode": ("weights",), "--video-pruning-rate": ("0", "0.0")}
 
 
-@dataclass(frozen=True)
-class ServerCommand:
-    """The arguments of the process to start, and what it will do, in one line."""
+def serve(model_id: str, settings: dict[str, Any], options: Sequence[str] = ()) -> None:
+    """Check everything, say in one line what is pruned, and become the server: it keeps this process's id, so signals
+    and process managers reach it. `settings` is what the key `clustrs` will say; `options` are vLLM's own."""
+    from transformers import AutoConfig
 
-    arguments: list[str]
-    summary: str
+    from clustrs.corruptions.images import first_sentence
 
-
-def prepare(model_id: str, settings: dict[str, Any], options: Sequence[str] = ()) -> ServerCommand:
-    """Check everything, and put together vLLM's command line. `settings` is what the key `clustrs` will say; `options`
-    are vLLM's own."""
     method = plugin.read_method(settings)
     check_installation()
-    hf_config, source = read_config(model_id)
-    architecture = plugin.check_model(hf_config)
-    check_options(architecture, options)
-    overrides, rest = _split_overrides(options)
-    if plugin.KEY in overrides:
-        raise ValueError(f"{OVERRIDES}: the key {plugin.KEY!r} is set by --method, --keep and --set; leave it out")
+    folder = folder_of(model_id)
+    source = model_id if folder is None else str(folder)
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:  # transformers and the hub raise many kinds
+        raise ValueError(f"model {model_id!r} could not be read: {first_sentence(error)}; {ADVICE}") from error
+    architecture = plugin.check_model(config)
+    setattr(config, plugin.KEY, settings)
+    positions = plugin.read_positions(config)
+    check_options(architecture, positions, options)
+    overrides, rest = split_overrides(options)
     # The name of the pruned architecture, too: vLLM without the plugin then refuses to start instead of not pruning.
     overrides |= {"architectures": [plugin.PREFIX + architecture], plugin.KEY: settings}
-    named = any(_read_option(option)[0] == SERVED_NAME for option in rest)
-    arguments = [
-        *(sys.executable, "-m", *server_words(source)),
-        *(() if named or source == model_id else (SERVED_NAME, model_id)),
-        *rest,
-        *(OVERRIDES, json.dumps(overrides)),  # last: an abbreviation of the same option does not win over it
-    ]
-    return ServerCommand(arguments, f"clustrs: {model_id} with {plugin.describe(hf_config, method)}")
-
-
-def serve(command: ServerCommand) -> None:
-    """Become the server: it keeps this process's id, so signals and process managers reach it."""
-    print(command.summary, flush=True)
-    os.execv(command.arguments[0], command.arguments)
+    named = source == model_id or any(_read_option(option)[0] == SERVED_NAME for option in rest)
+    name = [] if named else [SERVED_NAME, model_id]
+    # Overrides come last: an abbreviation of the same option does not win over them.
+    arguments = [sys.executable, "-m", *server_words(source), *name, *rest, OVERRIDES, json.dumps(overrides)]
+    print(f"clustrs: {model_id} with {plugin.describe(config, method)}, {positions} positions", flush=True)
+    os.execv(arguments[0], arguments)
 
 
 def check_installation() -> None:
     """vLLM is here, in a tested version, and will load the plugin."""
     plugin.check_version(vllm_version())
-    if not any(entry.name == plugin.KEY for entry in entry_points(group=GROUP)):
+    if not any(entry.name == plugin.KEY for entry in entry_points(group="vllm.general_plugins")):
         raise ValueError(f"the vLLM plugin of clustrs was not found: {install_hint('vllm')}")
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is not None and plugin.KEY not in [name.strip() for name in allowed.split(",")]:
         raise ValueError(f"VLLM_PLUGINS={allowed!r} leaves out the plugin: add {plugin.KEY!r}, or unset it")
 
 
-def check_options(architecture: str, options: Sequence[str]) -> None:
+def check_options(architecture: str, positions: str, options: Sequence[str]) -> None:
     """Refuse options of vLLM that a pruned model of this architecture does not take."""
-    accepted = ACCEPTED if architecture in plugin.TOWERS_CHECKED else ACCEPTED | QWEN_ACCEPTED
+    is_llava = architecture in plugin.LLAVA
+    lost = ORIGINAL_ACCEPTED if positions == "original" else {}
+    accepted = ACCEPTED | lost | ({} if is_llava else QWEN_ACCEPTED)
     for option, following in zip_longest(options, options[1:], fillvalue=""):
         name, value = _read_option(option)
-        given = following if value is None else value
-        values = accepted.get(name.partition(".")[0])
-        if values is not None and given not in values:
-            shown, advice = (f"{name} {given}", f"use {' or '.join(values)}") if values else (name, "omit it")
-            raise ValueError(f"{shown} can't be combined with a pruned {architecture}: {advice}")
+        given, key = following if value is None else value, name.partition(".")[0]
+        if key in accepted and given not in accepted[key]:
+            values = " or ".join(accepted[key])
+            shown, advice = (f"{name} {given}", f"use {values}") if values else (name, "omit it")
+            other = ", or --positions compact" if is_llava and key in lost else ""
+            raise ValueError(f"{shown} can't be combined with a pruned {architecture}: {advice}{other}")
 
 
 def server_words(source: str) -> tuple[str, ...]:
@@ -108,45 +101,29 @@ def vllm_version() -> str:
         return version(packages_distributions()["vllm"][0])
 
 
-def read_config(model_id: str) -> tuple[Any, str]:
-    """Read a model's config, and return it with the folder or hub id that vLLM should load."""
-    from transformers import AutoConfig
-
-    from clustrs.corruptions.images import first_sentence
-
-    folder = folder_of(model_id)
-    source = model_id if folder is None else str(folder)
-    try:
-        return AutoConfig.from_pretrained(source, trust_remote_code=False), source
-    except Exception as error:  # transformers and the hub raise many kinds
-        raise ValueError(f"model {model_id!r} could not be read: {first_sentence(error)}; {ADVICE}") from error
-
-
 def _read_option(word: str) -> tuple[str, str | None]:
     """An option's name as vLLM writes it (it takes underscores for dashes), and its value if the word has one."""
     name, equals, value = word.partition("=")
     return name.replace("_", "-"), value if equals else None
 
 
-def _split_overrides(options: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+def split_overrides(options: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """The caller's own overrides, and the options without them."""
-    rest: list[str] = []
-    given = None
-    remaining = iter(options)
+    rest, given, remaining = list[str](), "{}", iter(options)
     for option in remaining:
         name, value = _read_option(option)
+        if name.startswith(f"{OVERRIDES}."):
+            raise ValueError(f"{option} is not supported (pass all overrides as one object, {OVERRIDES} '{{...}}')")
         if name == OVERRIDES:
             given = next(remaining, "") if value is None else value
-        elif name.startswith(f"{OVERRIDES}."):
-            raise ValueError(f"{option} is not supported (pass all overrides as one object, {OVERRIDES} '{{...}}')")
         else:
             rest.append(option)
-    if given is None:
-        return {}, rest
     try:
         overrides = json.loads(given)
     except json.JSONDecodeError:
         overrides = None
     if not isinstance(overrides, dict):
         raise ValueError(f"{OVERRIDES} must be a JSON object, got {given}")
+    if plugin.KEY in overrides:
+        raise ValueError(f"{OVERRIDES}: the key {plugin.KEY!r} is set by --method, --keep and --set; leave it out")
     return overrides, rest
