@@ -108,7 +108,10 @@ def test_serve_adds_to_overrides(run: Run, started: list[list[str]]) -> None:
         (["mini-llava", "--keep", "4", "--hf-overrides", '{"clustrs": {}}'], "the key 'clustrs' is set by"),
         (["mini-llava", "--keep", "4", "--hf-overrides.a", "1"], "pass all overrides as one object"),
         (["photo-llava", "--keep", "4"], "vision tower 'dinov2' cannot be served pruned (supported: clip_vision_model"),
-        (["mini-llava", "--keep", "4", "--attention", "proportional"], "attention must be 'plain' in vLLM, whose kernels"),
+        (
+            ["mini-llava", "--keep", "4", "--attention", "proportional"],
+            "attention must be 'plain' in vLLM",
+        ),
         (["mini-llava", "--keep", "4", "--positions", "some"], "--positions"),
         (["mini-llava", "--keep", "4", "-pp", "2"], "ForConditionalGeneration: use 1, or --positions compact"),
         (["mini-llava", "--keep", "4", "--spec-method", "ngram"], "omit it, or --positions compact"),

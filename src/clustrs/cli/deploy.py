@@ -10,8 +10,7 @@ from clustrs.cli import options as o
 from clustrs.cli.ask import make_method
 from clustrs.cli.base import Command, app
 from clustrs.embedded import DEFAULT, image_path
-from clustrs.validation import Attention, Positions
-from clustrs.validation import LoadOptions
+from clustrs.validation import Attention, LoadOptions, Positions
 
 PANEL, ALONE = "Deploy", "The selection alone"
 SERVE_EXAMPLES = """\

@@ -109,8 +109,8 @@ def _describe(module: PrunedVision | TokenSelection) -> GraphInfo:
 
 def _convert(module: PrunedVision | TokenSelection) -> Any:
     """Convert to an `ONNXProgram` with its constants folded and nothing of this machine in it."""
-    from onnxscript import optimizer
     from onnxscript import opset18 as op
+    from onnxscript import optimizer
 
     def stable_sort(self: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
         """An operator that `torch.onnx` does not know. ONNX says that TopK puts the lower index first among equals."""

@@ -121,14 +121,9 @@ class PrunedQwen(pruning.PrunedModel):
         keys = self._pool(key.float().mean(1), grid)
         inputs = PrunerInputs(features, self._pool(scores, grid), layout, keys=keys, cls=False)
         selection = self.method.select(inputs, check=False)
-        kept = selection.indices
-<<<<<<< HEAD
-        cells = pruning.cell_channels(layout.y[kept], layout.x[kept], rows.dtype)
-        return torch.cat([selection.tokens, plane_rows(later[None], selection)[0], cells], -1)
-=======
-        places = torch.stack([layout.tile, layout.y, layout.x])[:, kept]
-        return torch.cat([selection.tokens, later[kept], pruning.offset_channels(places, rows.dtype)], -1)
->>>>>>> 3957cb2 (vLLM: original positions for LLaVA, by --positions; graphs return the sizes of kept tokens; shorter serving and export rooms)
+        places = torch.stack([layout.tile, layout.y, layout.x])[:, selection.indices]
+        parts = (selection.tokens, plane_rows(later[None], selection)[0], pruning.offset_channels(places, rows.dtype))
+        return torch.cat(parts, -1)
 
     def _pool(self, patches: Tensor, grid: Grid) -> Tensor:
         """One value per token [N, ...] in raster order, over all heads, from each rank's [1, patches, ...]."""
