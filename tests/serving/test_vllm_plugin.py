@@ -150,7 +150,8 @@ def score_on_rank(rank: int, port: int, folder: str) -> None:
             torch.save({"scores": scores, "keys": keys}, Path(folder) / f"{reduction}-{rank}.pt")
 
 
-def test_scores_of_heads_on_two_ranks(tmp_path: Path) -> None:
+def test_scores_of_heads_on_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_DIST_IDENT", "clustrs")  # vLLM's launchers set it, and its CPU groups read it
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

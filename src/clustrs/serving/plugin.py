@@ -64,7 +64,7 @@ def read_positions(config: Any) -> Literal["compact", "original"]:
         raise ValueError("positions must be 'auto' or 'original' for a Qwen model, which has M-RoPE, got 'compact'")
     if positions != "auto":
         return "compact" if positions == "compact" else "original"
-    from clustrs.models.adapters import adapter_class
+    from clustrs.models.adapters.base import adapter_class
 
     return adapter_class(config.model_type).auto_positions
 
