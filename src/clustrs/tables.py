@@ -20,10 +20,8 @@ TEX = {
 MARKDOWN = {ord(c): f"\\{c}" for c in "\\`*_{}[]#!|~"} | {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;"}
 FORMULA = re.compile(r"(^|[;\t])(?=\s*[=+\-@\uff1d\uff0b\uff0d\uff20])")
 """Start of a formula in a spreadsheet, also in one that separates columns by semicolons."""
-LONGEST = 40
-"""Rows of a LaTeX table before it is divided at the next group."""
-NARROWEST = 24
-"""Characters that a column of sentences needs."""
+LONGEST = 40  # rows of a LaTeX table before it is divided at the next group
+NARROWEST = 24  # characters that a column of sentences needs
 
 
 def plain(text: str) -> str:

@@ -27,6 +27,7 @@ from clustrs.app.trial import (
 )
 from clustrs.corruptions import Corruption, corruption_rule, list_corruptions
 from clustrs.embedded import samples
+from clustrs.evaluation.report.document import data_uri
 from clustrs.models.ask import ask
 from clustrs.models.costs import count_text, meta_model
 from clustrs.pruners import get_method
@@ -93,7 +94,7 @@ def test_corrupted_image_is_that_of_the_command_line() -> None:
 
 
 def test_large_images_are_shown_small() -> None:
-    small, large = markup.data_uri(Image.new("RGB", (100, 50))), markup.data_uri(Image.effect_noise((4000, 2000), 90))
+    small, large = data_uri(Image.new("RGB", (100, 50))), data_uri(Image.effect_noise((4000, 2000), 90))
     assert small.startswith("data:image/webp;base64,")
     assert len(large) < 400_000
 

@@ -117,6 +117,10 @@ def test_numbers_of_the_page(tmp_path: Path) -> None:
         assert f"**{mean:.1f}**" in line if mean == best else f" {mean:.1f} [" in line
         assert f"{mean:.1f}" in page
 
+    shares = [f"] {100 * means[i] / means[0]:.0f} % |" for i in (1, 3)]
+    assert [line.count(share) for share in shares] == [1 + (shares[0] == shares[1])] * 2
+    assert "%" not in line.split("|")[3], "the unpruned model's own"
+
     section = markdown.split("**Means over levels**")[1]
     for title, names in (("JPEG", ("jpeg:30", "jpeg:60")), ("all corruptions", CONFIG["corruptions"][1:])):
         line = next(line for line in section.splitlines() if line.startswith(f"| {title} | 4 |"))
@@ -212,6 +216,7 @@ def test_without_the_unpruned_model_nothing_is_relative_to_it(tmp_path: Path) ->
     folder = write_run(tmp_path, methods=METHODS[1:])
     text = write_report(folder).read_text()
     assert "Retention" not in text
+    assert "shares of the unpruned model" not in text
     assert "mCE" not in text
     assert "Flip rate" in text
 

@@ -23,30 +23,22 @@ from clustrs.models.draw import overlay_kept
 from clustrs.palette import color
 from clustrs.pruners import method_class
 
-LISTED = 100
-"""Disagreements that a list shows."""
-HEAT = ("#000004", "#420a68", "#932667", "#dd513a", "#fca50a", "#fcffa4")
-"""Colors of an attention map, from no attention to much: dark to light, so that they also work in gray."""
-PLANE, MARGIN = 400, 28
-"""Pixels of a drawing of tokens, and of its margin."""
-
-
-def readable_bytes(count: int | None) -> str:
-    """Format bytes in the largest unit that leaves a number of at least 1."""
-    if count is None:
-        return "\N{EN DASH}"
-    units = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
-    return next((f"{count / size:.3g} {unit}" for unit, size in units if count >= size), f"{count} B")
-
-
-TEMPLATES = Environment(
-    loader=FileSystemLoader([Path(__file__).parent / "templates", Path(charts.__file__).parent]),
-    autoescape=True,
-    undefined=StrictUndefined,
-)
+LISTED = 100  # disagreements that a list shows
+HEAT = ("#000004", "#420a68", "#932667", "#dd513a", "#fca50a", "#fcffa4")  # dark to light: they also work in gray
+PLANE, MARGIN = 400, 28  # pixels of a drawing of tokens
+FOLDERS = [Path(__file__).parent / "templates", Path(charts.__file__).parent]
+TEMPLATES = Environment(loader=FileSystemLoader(FOLDERS), autoescape=True, undefined=StrictUndefined)
 TEMPLATES.filters["milliseconds"] = lambda seconds: "\N{EN DASH}" if seconds is None else f"{1000 * seconds:.1f} ms"
-TEMPLATES.filters["bytes"] = readable_bytes
 TEMPLATES.filters["short"] = lambda text, width: shorten(text, width, placeholder=" …")
+
+
+def _bytes(count: int | None) -> str:
+    units = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3), ("B", 1))
+    found = (f"{count / size:.3g} {unit}" for unit, size in units if count is not None and count >= size)
+    return next(found, "\N{EN DASH}")
+
+
+TEMPLATES.filters["bytes"] = _bytes
 
 
 def render(template: str, **values: Any) -> str:
@@ -72,8 +64,8 @@ def answer_card(
     """
     correct = None if expected is None else normalize_answer(answer.text) == normalize_answer(expected)
     whole = next((one.kv_bytes for one in others if one.method == NO_PRUNING), None)
-    pruned = answer.method != NO_PRUNING and whole and answer.kv_bytes is not None
-    saved = 1 - answer.kv_bytes / whole if pruned else None
+    own = None if answer.method == NO_PRUNING else answer.kv_bytes
+    saved = None if not whole or own is None else 1 - own / whole
     look = {"label": label(answer.method), "color": color(answer.method), "picture": picture}
     return render("answer", answer=answer, correct=correct, saved=saved, **look)
 

@@ -25,12 +25,9 @@ from clustrs.models.load import apply_image_padding
 from clustrs.models.select import ImageSelection
 from clustrs.pruners.inputs import Selection
 
-DEEPEST = 4
-"""Levels of folders below the given one in which runs are looked for."""
-MOST_RUNS = 500
+DEEPEST, MOST_RUNS = 4, 500  # levels of folders in which runs are looked for, and how many are listed
 RUN_FILES = ("config.json", "answers.jsonl", "verdicts.jsonl", "images.json")
-LOCAL_TASKS = ("scenes", "photos")
-"""Tasks that need no data: their images are drawn, or come with `clustrs-models`."""
+LOCAL_TASKS = ("scenes", "photos")  # they need no data: images are drawn, or come with `clustrs-models`
 
 
 @dataclass(frozen=True)
@@ -151,16 +148,10 @@ def disagreements(opened: OpenRun, first: int, second: int, condition: int) -> l
     listed = []
     for key, records in found.items():
         if len(records) == 2:
-            answered = [
-                Answered(
-                    method=run.methods[index].name,
-                    label=opened.summary.label(index),
-                    text=records[side].text or "",
-                    score=float(wanted[key][side]),
-                    kept=tuple(records[side].kept or ()),
-                )
-                for side, index in enumerate(pair)
-            ]
+            answered = []
+            for side, index in enumerate(pair):
+                name, label, score = run.methods[index].name, opened.summary.label(index), float(wanted[key][side])
+                answered.append(Answered(name, label, records[side].text or "", score, tuple(records[side].kept or ())))
             one = records[0]
             about = (one.item, one.image, one.question, one.answer, one.corruption, one.seed)
             listed.append(Disagreement(*about, *answered))
@@ -186,7 +177,8 @@ def kept_images(loaded: LoadedModel, opened: OpenRun, one: Disagreement) -> tupl
     prompt = chat_prompt(processor, one.question, config.prompt_template)
     with loaded.lock:
         encoded = shared_encoding.encode(loaded.model, processor, [image], [(0, prompt)], config.crops).images[0]
-    count, drawn = len(encoded.candidates), []
+    count = len(encoded.candidates)
+    drawn: list[Image.Image | None] = []
     for said in (one.first, one.second):
         indices = torch.tensor(said.kept or range(count), dtype=torch.long)
         if int(indices.max()) >= count:

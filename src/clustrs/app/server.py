@@ -31,19 +31,15 @@ GRAYS = {  # Gradio's own are too faint to read
     **{"block_label_text_color": "#3d444d", "block_label_text_color_dark": "#c9d1d9"},
     **{"block_title_text_color": "#3d444d", "block_title_text_color_dark": "#c9d1d9"},
 }
-CLEANING, UPLOADS_KEPT = 600, 3600
-"""Seconds between deletions of uploads, and age in seconds of those that are deleted."""
-LARGEST_UPLOAD = "20mb"
-LARGEST_BODY = 21_000_000
-"""Bytes of a request, which has an upload and some text around it."""
+CLEANING, UPLOADS_KEPT = 600, 3600  # seconds between deletions of uploads, and age of those that are deleted
+LARGEST_UPLOAD, LARGEST_BODY = "20mb", 21_000_000  # a request has an upload and some text around it
 LONGEST_QUEUE = 32
 POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; frame-src 'none'; object-src 'none'"
 )
 """Browsers load from this server alone, whatever Gradio's page or a stored answer asks for."""
-PROXY = "/proxy="
-"""A route of Gradio that fetches from other servers."""
+PROXY = "/proxy="  # a route of Gradio that fetches from other servers
 
 
 class Page(gr.Blocks):  # type: ignore[misc]
@@ -181,6 +177,16 @@ def serve(
 
     Gradio's telemetry is off, no fonts are loaded, and uploads are deleted after an hour.
     """
+    if port is not None:  # in one line: Gradio's own message names its environment variables
+        if not 1 <= port <= 65535:
+            raise ValueError(f"port must be a number from 1 to 65535, got {port}")
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                problem = f"cannot listen on host {host!r}, port {port} ({error.strerror})"
+                raise ValueError(f"{problem}: try another port") from None
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # Gradio reads it when it starts its server
     gr.set_static_paths(embedded.sample_folders())  # served where they lie; only uploads go to the cache
     with Page(title="ClustRS", analytics_enabled=False, delete_cache=(CLEANING, UPLOADS_KEPT)) as page:
@@ -192,7 +198,7 @@ def serve(
         with gr.Tab("Results", id="results") as tab:
             ResultsTab(loaded, RunLibrary(Path(runs))).build(tab)
     page.queue(max_size=LONGEST_QUEUE, default_concurrency_limit=4)
-    _check_port(host, port)
+    guards = [Middleware(Guard, hosts=accepted_hosts(host))]
     _, address, _ = page.launch(
         server_name=host,
         server_port=port,
@@ -210,26 +216,6 @@ def serve(
         footer_links=[],
         theme=gr.themes.Default(primary_hue="blue", font=TEXT_FONTS, font_mono=CODE_FONTS).set(**GRAYS),
         css=STYLE.read_text(encoding="utf-8") + dark_css(".dark"),
-        app_kwargs={
-            "middleware": [Middleware(Guard, hosts=accepted_hosts(host))],
-            "docs_url": None,
-            "redoc_url": None,
-        },
+        app_kwargs={"middleware": guards, "docs_url": None, "redoc_url": None},
     )
     return page, address
-
-
-def _check_port(host: str, port: int | None) -> None:
-    """Say in one line that a port cannot be used: Gradio's own message names its environment variables."""
-    if port is None:
-        return
-    if not 1 <= port <= 65535:
-        raise ValueError(f"port must be a number from 1 to 65535, got {port}")
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ValueError(
-                f"cannot listen on host {host!r}, port {port} ({error.strerror}): try another port"
-            ) from None

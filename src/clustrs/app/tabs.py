@@ -27,44 +27,24 @@ from clustrs.app.trial import (
 from clustrs.corruptions import Corruption, list_corruptions
 from clustrs.corruptions.images import first_sentence
 from clustrs.evaluation.config import CLEAN
+from clustrs.evaluation.report.document import data_uri
 from clustrs.evaluation.report.scores import OURS
 from clustrs.models.ask import as_seen, name_unknown_words
 from clustrs.pruners import get_method, list_methods
 
 INSPECT_SCRIPT, BUTTONS_SCRIPT = (Path(__file__).with_name(name) for name in ("inspect.js", "buttons.js"))
-MODEL_QUEUE: dict[str, Any] = {"concurrency_id": "model", "concurrency_limit": 1}
-"""Settings of events that use the model, one at a time."""
+MODEL_QUEUE: dict[str, Any] = {"concurrency_id": "model", "concurrency_limit": 1}  # of events that use the model
 HIDDEN: dict[str, Any] = {"show_progress": "hidden"}
 SHOWN_AT_FIRST = ("clustrs", "fastervlm", "divprune")
 KEEP = 16
-LONGEST_ANSWER = 512
-LONGEST_QUESTION = 2000
-"""Characters."""
+LONGEST_ANSWER, LONGEST_QUESTION = 512, 2000  # tokens, characters
+PRUNING = [(markup.label(name), name) for name in list_methods() if name != NO_PRUNING]
 Html = partial(gr.HTML, apply_default_css=False)
 
 
-@dataclass(frozen=True)
-class ImageInputs:
-    """Components that describe the image; the Inspect tab reads them, too."""
-
-    source: gr.State
-    corruption: gr.Dropdown
-    level: gr.Slider
-    seed: gr.Number
-
-    def listed(self) -> list[Any]:
-        return [self.source, self.corruption, self.level, self.seed]
-
-
-def _pruning() -> list[tuple[str, str]]:
-    """Display names and names of the methods that prune."""
-    return [(markup.label(name), name) for name in list_methods() if name != NO_PRUNING]
-
-
 def _keep_slider(loaded: LoadedModel, scale: int, elem_id: str) -> gr.Slider:
-    most = loaded.visual_tokens
-    label = "Visual tokens to keep (k)"
-    return gr.Slider(1, most, min(KEEP, most), step=1, label=label, scale=scale, elem_id=elem_id)
+    most, text = loaded.visual_tokens, "Visual tokens to keep (k)"
+    return gr.Slider(1, most, min(KEEP, most), step=1, label=text, scale=scale, elem_id=elem_id)
 
 
 def _caption(source: Source, corruption: str, level: float) -> str:
@@ -83,8 +63,8 @@ class TryTab:
         self.loaded = loaded
         self.samples = sample_sources(loaded.embedded.task if loaded.embedded else None)
 
-    def build(self) -> ImageInputs:
-        """Lay the tab out, inside a `gr.Tab`."""
+    def build(self) -> list[Any]:
+        """Lay the tab out, inside a `gr.Tab`; return the inputs that describe the image."""
         with gr.Row(equal_height=False):
             with gr.Column(scale=5, min_width=300):
                 source = gr.State(self.samples[0])
@@ -108,7 +88,7 @@ class TryTab:
                     seed = gr.Number(0, label="Seed", precision=0, minimum=0, min_width=80, elem_id="seed")
             with gr.Column(scale=4, min_width=300):
                 preview = Html(self.preview(self.samples[0], CLEAN, 0, 0), elem_id="preview")
-        inputs = ImageInputs(source, corruption, level, seed)
+        inputs = [source, corruption, level, seed]
         questions = [question for question, _ in self.samples[0].questions]
         with gr.Row():
             question = gr.Textbox(questions[0], label="Question", lines=1, max_lines=3, scale=3, elem_id="question")
@@ -116,7 +96,7 @@ class TryTab:
                 questions, value=questions[0], label="Questions with a known answer", scale=2, elem_id="known"
             )
         methods = gr.CheckboxGroup(
-            _pruning(),
+            PRUNING,
             value=[name for name in SHOWN_AT_FIRST if name in list_methods()],
             label="Methods, beside the unpruned model",
             elem_id="methods",
@@ -135,11 +115,11 @@ class TryTab:
         known.input(lambda text: text, known, question, **HIDDEN)
         corruption.change(self.change_corruption, corruption, level, **HIDDEN)
         for event in (source.change, corruption.change, level.change, seed.change):
-            event(self.preview, inputs.listed(), preview, trigger_mode="always_last", **HIDDEN)
+            event(self.preview, inputs, preview, trigger_mode="always_last", **HIDDEN)
         gr.on(
             [ask.click, question.submit],
             self.answer,
-            [*inputs.listed(), question, methods, keep, longest],
+            [*inputs, question, methods, keep, longest],
             [status, *cards],
             **MODEL_QUEUE,
             trigger_mode="once",
@@ -176,7 +156,7 @@ class TryTab:
         caption = source.name
         if corruption != CLEAN:
             caption = f"{_caption(source, corruption, level)}, seed {int(seed or 0)}"
-        picture = markup.data_uri(corrupted(source, corruption, level, int(seed or 0)))
+        picture = data_uri(corrupted(source, corruption, level, int(seed or 0)))
         return markup.render("preview", picture=picture, caption=caption)
 
     def answer(
@@ -210,10 +190,9 @@ class TryTab:
             name = answer.method
             latest[name] = answer
             pictures[name] = pictures.get(name) or markup.kept_picture(shown, answer)
+            card = markup.answer_card(answer, pictures[name], expected, list(latest.values()))
             updates: list[Any] = [gr.skip()] * len(list_methods())
-            updates[names.index(name)] = gr.HTML(
-                markup.answer_card(answer, pictures[name], expected, list(latest.values()))
-            )
+            updates[names.index(name)] = gr.HTML(card)
             yield [status(f"{markup.label(name)} is answering"), *updates]
         done = "no answer is known for this question" if expected is None else f"expected answer: {expected}"
         yield [status(done), *[gr.skip()] * len(list_methods())]
@@ -225,20 +204,20 @@ def _status(text: str, unknown: str = "") -> str:
     return markup.render("notice", text=warning) + status if unknown else status
 
 
+@dataclass(frozen=True)
 class InspectTab:
     """The second tab: what a method kept of the image, and why."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
-        self.loaded = loaded
+    loaded: LoadedModel
 
-    def build(self, tab: gr.Tab, inputs: ImageInputs) -> None:
+    def build(self, tab: gr.Tab, inputs: list[Any]) -> None:
         """Lay the tab out, inside `tab`; it shows the image that `inputs` of the Try tab describe."""
         with gr.Row(equal_height=True):
-            method = gr.Dropdown(_pruning(), value=OURS, label="Method", elem_id="inspect-method")
+            method = gr.Dropdown(PRUNING, value=OURS, label="Method", elem_id="inspect-method")
             keep = _keep_slider(self.loaded, 3, "inspect-keep")
         view = Html(js_on_load=INSPECT_SCRIPT.read_text(encoding="utf-8"), min_height=80, elem_id="inspection")
         events = [tab.select, method.change, keep.release]
-        gr.on(events, self.show, [*inputs.listed(), method, keep], view, **MODEL_QUEUE, trigger_mode="always_last")
+        gr.on(events, self.show, [*inputs, method, keep], view, **MODEL_QUEUE, trigger_mode="always_last")
 
     def show(self, source: Source, corruption: str, level: float, seed: float, method: str, keep: float) -> str:
         """Show the clean image, and the corrupted one if the Try tab corrupts it."""
@@ -249,12 +228,12 @@ class InspectTab:
         return markup.inspection(inspect(self.loaded, get_method(method, keep=int(keep)), images))
 
 
+@dataclass(frozen=True)
 class ResultsTab:
     """The third tab: a run's curves and tables, and the questions on which two methods disagree."""
 
-    def __init__(self, loaded: LoadedModel, library: RunLibrary) -> None:
-        self.loaded = loaded
-        self.library = library
+    loaded: LoadedModel
+    library: RunLibrary
 
     def build(self, tab: gr.Tab) -> None:
         """Lay the tab out, inside `tab`."""
@@ -336,8 +315,8 @@ class ResultsTab:
             return "", ""
         opened = self.library.open(name)
         found = disagreements(opened, first, second, condition)
-        labels = (opened.summary.label(method) for method in (first, second))
-        return markup.disagreement_list(found, *labels, str(opened.run.conditions[condition])), ""
+        label, under = opened.summary.label, str(opened.run.conditions[condition])
+        return markup.disagreement_list(found, label(first), label(second), under), ""
 
     def question(
         self, event: gr.EventData, name: str, corruption: str, budget: str, first: int, second: int, condition: int

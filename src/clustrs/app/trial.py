@@ -22,8 +22,7 @@ from clustrs.models.select import ImageSelection
 from clustrs.pruners import Pruner, get_method
 from clustrs.validation import LoadOptions
 
-QUESTION = "What is in the image?"
-"""Asked where a visitor has not asked anything."""
+QUESTION = "What is in the image?"  # where a visitor has not asked anything
 NO_PRUNING = "none"
 
 
@@ -169,7 +168,9 @@ def _stream(
     """Yield the answer as it grows; the model runs in a thread that ends with this generator."""
     tokenizer, decoder = getattr(loaded.processor, "tokenizer", loaded.processor), loaded.model.get_decoder()
     streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    left, errors, kv_bytes = threading.Event(), [], []
+    left = threading.Event()
+    errors: list[Exception] = []
+    kv_bytes: list[int] = []
 
     def stop(input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
         return torch.full((len(input_ids),), left.is_set(), device=input_ids.device)
@@ -209,8 +210,8 @@ def _stream(
                     raise errors[0]
                 answer = replace(answer, text=answer.text + text)
                 if answer.image is None:
-                    times = {"selection_seconds": handle.seconds["selection"], "prefill_seconds": calls[0]}
-                    answer = replace(answer, image=handle.last[0], kv_bytes=kv_bytes[0], **times)
+                    answer = replace(answer, image=handle.last[0], selection_seconds=handle.seconds["selection"])
+                    answer = replace(answer, prefill_seconds=calls[0], kv_bytes=kv_bytes[0])
                 yield answer
         finally:
             left.set()

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 from clustrs.palette import color, marker
 from clustrs.tables import plain, short
 
-WIDTH, HEIGHT = 400, 300
-LEFT, RIGHT, TOP, BOTTOM = 52, 10, 28, 52
-"""Pixels of a panel, which fits the width of a telephone, and of its margins."""
+WIDTH, HEIGHT = 400, 300  # pixels of a panel, which fits the width of a telephone
+LEFT, RIGHT, TOP, BOTTOM = 52, 10, 28, 52  # its margins
 MARKERS = {
     "8": (8, 4.4, 4.4, 1 / 16),
     "P": (4, 5.2, 2.2, 0),
@@ -28,10 +27,8 @@ MARKERS = {
 }
 """Stars, or polygons where both radii are equal: corners, outer and inner radius, and a turn in parts of a circle."""
 OUTLINES = {"o": "M-4 0A4 4 0 1 1 4 0A4 4 0 1 1 -4 0Z", "x": "M-4 -4L4 4M-4 4L4 -4", "d": "M0 -5L3 0L0 5L-3 0Z"}
-INK = "#000000"
-"""This color stands for the page's own text color, which is light in the dark."""
-LINES = (("-", ""), ("--", "6 3"), (":", "2 3"))
-"""Lines, for matplotlib and for SVG, of the variants of a method, which share a color."""
+INK = "#000000"  # stands for the page's own text color, which is light in the dark
+LINES = (("-", ""), ("--", "6 3"), (":", "2 3"))  # of the variants of a method, for matplotlib and for SVG
 STYLE: dict[str, Any] = {
     "pdf.fonttype": 42,
     "font.family": "sans-serif",
@@ -62,16 +59,7 @@ class Curve:
 
     @property
     def bounds(self) -> list[tuple[int, float, float]]:
-        """The intervals, with the index of their ticks."""
         return [(p.x, p.low, p.high) for p in self.points if p.low is not None and p.high is not None]
-
-
-class Look(NamedTuple):
-    """Color and marker of a curve, and its line for matplotlib and for SVG."""
-
-    color: str
-    marker: str
-    line: tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -89,7 +77,6 @@ class Figure:
 
     @property
     def file(self) -> str:
-        """Name of the figure's PDF file."""
         return f"report-{self.name}.pdf"
 
     @property
@@ -97,9 +84,9 @@ class Figure:
         """True if the labels of the ticks must be written at an angle."""
         return len(self.ticks) > 6 or any(len(plain(tick)) > 6 for tick in self.ticks)
 
-    def looks(self) -> dict[str, Look]:
-        """Return the look of each label: a method's color; variants of it differ in line and marker."""
-        looks: dict[str, Look] = {}
+    def looks(self) -> dict[str, tuple[str, str, tuple[str, str]]]:
+        """Return color, marker and line of each label: a method's color; variants of it differ in line and marker."""
+        looks: dict[str, tuple[str, str, tuple[str, str]]] = {}
         variants: dict[str, int] = {}
         for curve in (curve for _, curves in self.panels for curve in curves):
             if curve.label not in looks:
@@ -107,7 +94,7 @@ class Figure:
                 variants[curve.method] = number + 1
                 line = LINES[1 if curve.method == "none" else number % len(LINES)]
                 shape = marker(plain(curve.label if number else curve.method))
-                looks[curve.label] = Look(color(plain(curve.method)), shape, line)
+                looks[curve.label] = color(plain(curve.method)), shape, line
         return looks
 
     def limits(self) -> tuple[float, float]:
@@ -176,17 +163,21 @@ def draw(figure: Figure) -> Drawing:
         label: Trace(
             key=key,
             label=short(plain(label), 60),
-            color="currentColor" if look.color == INK else look.color,
-            dashes=look.line[1],
-            marker=marker_path(look.marker),
+            color="currentColor" if own == INK else own,
+            dashes=line[1],
+            marker=marker_path(shape),
         )
-        for key, (label, look) in enumerate(figure.looks().items())
+        for key, (label, (own, shape, line)) in enumerate(figure.looks().items())
     }
+    rough = (high - low) / 6
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10, 20) if factor * power >= rough)
+    heights = [round(i * step, 12) + 0.0 for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
     return Drawing(
         plots=[(title, [trace(curve) for curve in curves]) for title, curves in figure.panels],
         legend=list(legend.values()),
         x_ticks=[(f"{x(i):.1f}", short(plain(tick), 12)) for i, tick in enumerate(figure.ticks)],
-        y_ticks=[(f"{y(value):.1f}", f"{value:g}") for value in _round_ticks(low, high)],
+        y_ticks=[(f"{y(value):.1f}", f"{value:g}") for value in heights],
     )
 
 
@@ -204,58 +195,50 @@ def _path(points: Iterable[str]) -> str:
     return f"M{'L'.join(points)}"
 
 
-def _round_ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Return at most `most` + 1 round numbers between two bounds."""
-    rough = (high - low) / most
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 2.5, 5, 10, 20) if factor * power >= rough)
-    return [round(i * step, 12) + 0.0 for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
-
-
 def pdf_figures(figures: Sequence[Figure]) -> dict[str, bytes]:
     """Render figures as PDF, by the names of their files; nothing without matplotlib."""
     try:
         import matplotlib as mpl
     except ImportError:
         return {}
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        settings: Any = mpl.rcParams
-        settings.update(STYLE)
-        return {figure.file: _pdf(figure) for figure in figures}
-
-
-def _pdf(figure: Figure) -> bytes:
     from matplotlib.backends.backend_pdf import FigureCanvasPdf
     from matplotlib.figure import Figure as Canvas
 
-    looks, ticks = figure.looks(), [short(plain(tick), 12) for tick in figure.ticks]
-    columns = min(3, len(figure.panels))
-    rows = -(-len(figure.panels) // columns)
-    canvas = Canvas(figsize=(max(4.2, 2.6 * columns), 2.3 * rows + 0.5), layout="constrained")
-    FigureCanvasPdf(canvas)
-    axes: Any = canvas.subplots(rows, columns, squeeze=False, sharey=True)
-    for axis in axes.flat[len(figure.panels) :]:
-        axis.set_axis_off()
-    for axis, (title, curves) in zip(axes.flat, figure.panels, strict=False):
-        for curve in curves:
-            look, label = looks[curve.label], short(plain(curve.label), 40)
-            style = {"linestyle": look.line[0], "color": look.color, "marker": look.marker}
-            places, means = [point.x for point in curve.points], [point.mean for point in curve.points]
-            axis.plot(places, means, **style, linewidth=1.3, markersize=4.5, label=label)
-            if curve.bounds:
-                axis.fill_between(*zip(*curve.bounds, strict=True), color=look.color, alpha=0.12, linewidth=0)
-        axis.set_xticks(range(len(ticks)), ticks, rotation=45 if figure.slanted else 0)
-        axis.set_xlim(-0.4, len(ticks) - 0.6)
-        axis.set_xlabel(short(plain(figure.x_label), 40))
-        axis.set_title(title, fontsize=9)
-        axis.grid(axis="y", color="#dddddd", linewidth=0.7)
-        axis.set_axisbelow(True)
-        axis.set_ylim(*figure.limits())
-    for axis in axes[:, 0]:
-        axis.set_ylabel(figure.y_label)
-    shown = {line.get_label(): line for axis in axes.flat for line in axis.get_lines()}
-    canvas.legend(shown.values(), shown, loc="outside lower center", ncols=4, frameon=False)
-    content = io.BytesIO()
-    canvas.savefig(content, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
-    return content.getvalue()
+    files: dict[str, bytes] = {}
+    settings: Any = mpl.rcParams
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        settings.update(STYLE)
+        for figure in figures:
+            looks, ticks = figure.looks(), [short(plain(tick), 12) for tick in figure.ticks]
+            columns = min(3, len(figure.panels))
+            rows = -(-len(figure.panels) // columns)
+            canvas = Canvas(figsize=(max(4.2, 2.6 * columns), 2.3 * rows + 0.5), layout="constrained")
+            FigureCanvasPdf(canvas)
+            axes: Any = canvas.subplots(rows, columns, squeeze=False, sharey=True)
+            for axis in axes.flat[len(figure.panels) :]:
+                axis.set_axis_off()
+            for axis, (title, curves) in zip(axes.flat, figure.panels, strict=False):
+                for curve in curves:
+                    own, shape, line = looks[curve.label]
+                    places, means = [point.x for point in curve.points], [point.mean for point in curve.points]
+                    style = {"linestyle": line[0], "color": own, "marker": shape, "linewidth": 1.3, "markersize": 4.5}
+                    axis.plot(places, means, **style, label=short(plain(curve.label), 40))
+                    if curve.bounds:
+                        axis.fill_between(*zip(*curve.bounds, strict=True), color=own, alpha=0.12, linewidth=0)
+                axis.set_xticks(range(len(ticks)), ticks, rotation=45 if figure.slanted else 0)
+                axis.set_xlim(-0.4, len(ticks) - 0.6)
+                axis.set_xlabel(short(plain(figure.x_label), 40))
+                axis.set_title(title, fontsize=9)
+                axis.grid(axis="y", color="#dddddd", linewidth=0.7)
+                axis.set_axisbelow(True)
+                axis.set_ylim(*figure.limits())
+            for axis in axes[:, 0]:
+                axis.set_ylabel(figure.y_label)
+            shown = {line.get_label(): line for axis in axes.flat for line in axis.get_lines()}
+            canvas.legend(shown.values(), shown, loc="outside lower center", ncols=4, frameon=False)
+            content = io.BytesIO()
+            nameless = {"CreationDate": None, "Creator": None, "Producer": None}
+            canvas.savefig(content, format="pdf", metadata=nameless)
+            files[figure.file] = content.getvalue()
+    return files

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 DRAWING = re.compile(r"data:image/(png|webp|jpeg);base64,[A-Za-z0-9+/]+={0,2}\Z")
-LARGEST_IMAGE = 480
-"""Pixels of the longer side of an image inside a page."""
+LARGEST_IMAGE = 480  # pixels of the longer side of an image inside a page
 OPENING = r"""\documentclass{article}
 \usepackage[T1]{fontenc}
 \IfFileExists{lmodern.sty}{\usepackage{lmodern}}{}
@@ -196,10 +195,10 @@ def _drawing(text: str) -> str:
     return text
 
 
-def _plain(value: Any) -> Any:
-    return plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-TEMPLATES = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, finalize=_plain)
-"""Templates in which every text is made plain and escaped, whatever the result files hold."""
+TEMPLATES = Environment(  # in which every text is made plain and escaped, whatever the result files hold
+    loader=FileSystemLoader(HERE),
+    autoescape=True,
+    undefined=StrictUndefined,
+    finalize=lambda value: plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
+)
 TEMPLATES.filters["drawing"] = _drawing

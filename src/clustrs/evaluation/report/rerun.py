@@ -26,8 +26,7 @@ from clustrs.models.ask import Answer, as_seen, ask
 from clustrs.models.draw import overlay_kept
 from clustrs.pruners import Pruner
 
-SIZE = 264
-"""Pixels of the longer side of a drawing."""
+SIZE = 264  # pixels of the longer side of a drawing
 
 
 def measure_latency(folder: Path, repeats: int) -> Latency:

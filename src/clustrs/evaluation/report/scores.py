@@ -25,8 +25,7 @@ COLUMNS = (
 )
 NAMES = {"salt_pepper": "salt and pepper", "motion_blur": "motion blur", "jpeg": "JPEG", "gaussian": "Gaussian noise"}
 SHOWN_KINDS = 100
-Rows = list[tuple[str, list[float | None]]]
-"""Heading of some rows, and a number for each method of the run."""
+Rows = list[tuple[str, list[float | None]]]  # heading of some rows, and a number for each method of the run
 
 
 def words(corruption: str) -> str:
@@ -112,14 +111,20 @@ def conclusions(summary: Summary) -> Section | None:
 def scores(summary: Summary) -> Section:
     """Build a table for each corruption, with published numbers where they are of the same cell."""
     run, config = summary.run, summary.run.config
+    whole = run.unpruned is not None and run.labels
+    retained = " Numbers with % are shares of the unpruned model's score." if whole else ""
     tables = []
     for name, conditions in run.families.items():
-        groups = [(run.conditions[i].level_text or "clean", _under(summary, i, summary.value)) for i in conditions]
+        groups = []
+        for i in conditions:
+            shown = enumerate(_under(summary, i, summary.value))
+            values = [replace(v, note=", ".join(filter(None, (v.note, summary.retained(m, i))))) for m, v in shown]
+            groups.append((run.conditions[i].level_text or "clean", values))
         title = "Clean images" if name == "clean" else words(name)
         where = "on clean images" if name == "clean" else f"under {title}"
         caption = (
             f"Mean score ({summary.unit}) of {config['model']} on {config['task']} {where}, {config['items']} "
-            "questions, with 95 % bootstrap intervals. The highest mean of each row is bold."
+            f"questions, with 95 % bootstrap intervals.{retained} The highest mean of each row is bold."
         )
         tables.append(replace(summary.table(title[0].upper() + title[1:], "level", groups), caption=caption))
     tables += _means(summary)
@@ -129,7 +134,7 @@ def scores(summary: Summary) -> Section:
         f"Mean score ({summary.unit}){seeds}, with the 95 % interval "
         "of a bootstrap over questions. Failed answers are left out, never counted as 0; n is given where a mean is "
         "not over all questions. The highest mean of each row is bold, where methods differ; the unpruned model does "
-        "not take part in that. Whether a difference is more than chance, the paired comparisons say."
+        f"not take part in that.{retained} Whether a difference is more than chance, the paired comparisons say."
     ]
     if summary.reference and any(value.paper for table in tables for row in table.rows for value in row.values):
         texts.append(summary.reference.text)
@@ -199,7 +204,7 @@ def figures(summary: Summary) -> list[Figure]:
                 points.append(Point(x, e.mean * scale, low, high))
         return Curve(run.methods[method].name, summary.label(method), tuple(points))
 
-    drawn = []
+    drawn: list[Figure] = []
     for name in (name for name in run.families if name != "clean"):
         conditions = [*([] if summary.clean is None else [summary.clean]), *run.families[name]]
         panels = []
@@ -223,6 +228,15 @@ def figures(summary: Summary) -> list[Figure]:
 def paired(summary: Summary) -> Section | None:
     """Build a table per budget of ClustRS minus each other method, question by question."""
     run, tables = summary.run, []
+
+    def value(found: metrics.Difference) -> Value:
+        if found.mean is None:
+            return NOTHING
+        p = "" if found.p is None else "p < 0.001" if found.p < 0.001 else f"p {found.p:.3f}"
+        few = "" if found.n == run.config["items"] else f"n {found.n}"
+        text, note = summary.number(found.mean, signed=True) + "*" * found.clear, ", ".join(filter(None, (p, few)))
+        return Value(text, summary.interval(found, signed=True), note, strong=found.clear)
+
     titles, values = [str(condition) for condition in run.conditions], run.scores
     if len(summary.corrupted) > 1:
         titles.append("all corruptions")
@@ -233,29 +247,16 @@ def paired(summary: Summary) -> Section | None:
         pairs = [(a, b) for a in ours for b in subset if b not in ours] + [(ours[0], b) for b in ours[1:]]
         if pairs:
             first, second = (values[list(side)] for side in zip(*pairs, strict=True))
-            flat = metrics.differences(first, second)
             columns = tuple(f"{run.methods[a].label} minus {run.methods[b].label}" for a, b in pairs)
-            rows = [
-                Row((title,), tuple(_difference(summary, difference) for difference in flat[i :: len(titles)]))
-                for i, title in enumerate(titles)
-            ]
-            tables.append(Table(f"keep {budget}", ("corruption",), columns, tuple(rows)))
+            found = [value(difference) for difference in metrics.differences(first, second)]
+            rows = tuple(Row((title,), tuple(found[i :: len(titles)])) for i, title in enumerate(titles))
+            tables.append(Table(f"keep {budget}", ("corruption",), columns, rows))
     text = (
         f"Mean difference of the scores ({summary.unit}) on the same questions, with the 95 % interval and the "
         "two-sided p of a paired bootstrap over questions. Bold with a star: the interval excludes 0. Nothing is "
         "corrected for the number of comparisons: of twenty without any difference, about one gets a star."
     )
     return Section("ClustRS minus its rivals", (Text(text), *tables)) if tables else None
-
-
-def _difference(summary: Summary, difference: metrics.Difference) -> Value:
-    if difference.mean is None:
-        return NOTHING
-    p = "" if difference.p is None else "p < 0.001" if difference.p < 0.001 else f"p {difference.p:.3f}"
-    few = "" if difference.n == summary.run.config["items"] else f"n {difference.n}"
-    text = summary.number(difference.mean, signed=True) + "*" * difference.clear
-    note = ", ".join(filter(None, (p, few)))
-    return Value(text, summary.interval(difference, signed=True), note, strong=difference.clear)
 
 
 def robustness(summary: Summary) -> Section | None:

@@ -131,6 +131,14 @@ class Summary:
             return ""
         return f"[{self.number(estimate.low, signed)}, {self.number(estimate.high, signed)}]"
 
+    def retained(self, method: int, condition: int) -> str:
+        """Return the share of the unpruned model's score that a pruning method keeps; "" without such a model."""
+        run = self.run
+        if run.unpruned in (None, method):
+            return ""
+        kept = metrics.retention(self.values[method, condition], self.values[run.unpruned, condition])
+        return "" if kept is None else f"{100 * kept:.0f} %"
+
     def value(self, estimate: Estimate, paper: float | None = None, whole: int | None = None) -> Value:
         """Return a mean as a table shows it, with the number of questions where it is not `whole` (by default, all)."""
         printed = "" if paper is None else self.number(paper)
