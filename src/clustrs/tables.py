@@ -80,16 +80,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of values, with headings on the left of each row.
+    """A table of values, with headings on the left of each row; `heads` and `columns` are their names.
 
-    Attributes:
-        title: shown above the table.
-        heads: names of the heading columns.
-        columns: names of the value columns.
-        rows: the rows; the first heading of a group is shown once.
-        caption: explains the table where it stands alone, as in a paper.
-        across: what the columns are, which becomes a heading when the table is transposed.
-        sentences: the last column holds sentences, which are aligned to the left and wrapped.
+    The first heading of a group is shown once. `caption` explains the table where it stands alone; `across` is what the
+    columns are, a heading of the transposed table; `sentences` in the last column are aligned to the left and wrapped.
 
     Examples:
         >>> rows = (Row(("clean", "16"), (Value("58.3", strong=True), Value("55.7"))),)

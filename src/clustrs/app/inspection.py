@@ -55,17 +55,12 @@ def principal_plane(tokens: Values) -> Plane:
 
 @dataclass(frozen=True)
 class View:
-    """All tokens of one image, for a page to draw.
+    """All tokens of one image, for a page to draw: what the base crop shows, and its height and width in tokens.
 
-    Attributes:
-        title: name of the image.
-        image: what the base crop shows.
-        grid: height and width of the base crop in tokens.
-        columns: lists with an entry per token: `tile`, `y` and `x`; `score`; `kept`, whether it goes into the language
-            model; `cluster`, the index of its group; `alpha`, how much of it is left after shrinkage (1: unchanged), of
-            kept tokens; `distance` to its cluster's centroid, before shrinkage; `px` and `py`, its coordinates on the
-            plane of the first two principal components. None where there is nothing.
-        note: what cannot be shown.
+    `columns` has lists with an entry per token, None where there is nothing: `tile`, `y`, `x`; `score`; `kept`;
+    `cluster`, the index of its group; `alpha`, how much of a kept token is left after shrinkage (1: unchanged);
+    `distance` to its cluster's centroid, before shrinkage; `px`, `py`, its coordinates on the plane. `note` says what
+    cannot be shown.
     """
 
     title: str

@@ -63,16 +63,7 @@ def write_report(folder: Path, judge: str | None = None, compare_with: str | Non
 
 
 def terminal_table(run: Run, compare_with: str | None = None, width: int | None = None) -> str:
-    """Render the means as text, with a row per corruption and budget and a column per method.
-
-    Args:
-        run: the run.
-        compare_with: as in `write_report`; published numbers stand in brackets.
-        width: columns of the terminal; a table that is too wide is transposed or divided.
-
-    Returns:
-        The table and its legend.
-    """
+    """Render the means and a legend as text of at most `width` columns; published numbers stand in brackets."""
     found = Summary(run, compare_with)
     table = scores.mean_table(found)
     values = [value for row in table.rows for value in row.values]

@@ -109,11 +109,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Trace:
-    """A curve in pixels, or its entry in the legend, which has no paths.
-
-    `key` identifies the label in all panels; `marks` are the position of each point, the index of its tick, and its
-    numbers in words.
-    """
+    """A curve in pixels, or its entry in the legend; `marks` are positions, indices of ticks, and numbers in words."""
 
     key: int
     label: str

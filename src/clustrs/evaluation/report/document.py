@@ -53,17 +53,11 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Bullets:
-    """Sentences, each a line of its own."""
+class Lines:
+    """Sentences, each with a bullet, or the lines of a listing, shown as they are, in ASCII."""
 
     lines: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Listing:
-    """Lines that are shown as they are, in ASCII."""
-
-    lines: tuple[str, ...]
+    listing: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,7 +80,7 @@ class DrawnExample:
     shown: tuple[Shown, ...]
 
 
-Block = Table | Figure | Text | Bullets | Listing | DrawnExample
+Block = Table | Figure | Text | Lines | DrawnExample
 
 
 @dataclass(frozen=True)
@@ -117,10 +111,9 @@ def markdown(title: str, sections: Sequence[Section]) -> str:
             match block:
                 case Text(text, warning):
                     parts.append(f"**{for_markdown(text)}**" if warning else for_markdown(text))
-                case Bullets(lines):
-                    parts.append("\n".join(f"- {for_markdown(line)}" for line in lines))
-                case Listing(lines):
-                    parts.append("\n".join(["```json", *lines, "```"]))
+                case Lines(lines, listing):
+                    bullets = [f"- {for_markdown(line)}" for line in lines]
+                    parts.append("\n".join(["```json", *lines, "```"] if listing else bullets))
                 case Table():
                     parts.append(block.markdown())
     return "\n\n".join(parts) + "\n"
@@ -141,13 +134,12 @@ def latex(title: str, sections: Sequence[Section]) -> str:
         match block:
             case Text(text, warning):
                 return rf"\textbf{{{for_tex(text)}}}" if warning else for_tex(text)
-            case Bullets(lines):
+            case Lines(lines, False):
                 items = [rf"\item {{}}{for_tex(line)}" for line in lines]
                 return "\n".join([r"\begin{itemize}", *items, r"\end{itemize}"])
-            case Listing(lines):
-                indented = [
-                    "~" * (len(line) - len(line.lstrip(" "))) + for_tex(line.lstrip(" ")) + r"\\" for line in lines
-                ]
+            case Lines(lines):
+                texts = [line.lstrip(" ") for line in lines]
+                indented = [rf"{'~' * (len(a) - len(b))}{for_tex(b)}\\" for a, b in zip(lines, texts, strict=True)]
                 return "\n".join([r"{\footnotesize\ttfamily\raggedright\noindent", *indented, "}"])
             case Table():
                 caption = f"{block.title} ({section}), {title}."

@@ -13,7 +13,7 @@ from clustrs.corruptions import PAPER_LEVELS
 from clustrs.evaluation import metrics
 from clustrs.evaluation.metrics import Estimate
 from clustrs.evaluation.report.charts import Curve, Figure, Point
-from clustrs.evaluation.report.document import Block, Bullets, Section, Text
+from clustrs.evaluation.report.document import Block, Lines, Section, Text
 from clustrs.evaluation.report.summary import Summary
 from clustrs.evaluation.results import FAILED, MISSING, UNJUDGED
 from clustrs.tables import NOTHING, Row, Table, Value, for_spreadsheet
@@ -105,7 +105,7 @@ def conclusions(summary: Summary) -> Section | None:
         else:
             text = f"At every budget measured, the best method is clearly worse than no pruning {where}."
             lines += [text] if compared else []
-    return Section("Summary", (Bullets(tuple(lines)),)) if lines else None
+    return Section("Summary", (Lines(tuple(lines)),)) if lines else None
 
 
 def scores(summary: Summary) -> Section:

@@ -12,15 +12,14 @@ import numpy as np
 
 from clustrs.evaluation import metrics
 from clustrs.evaluation.metrics import Estimate, Values
-from clustrs.evaluation.report.document import DrawnExample, Listing, Section, Text
+from clustrs.evaluation.report.document import DrawnExample, Lines, Section, Text
 from clustrs.evaluation.results import FAILED, MISSING, UNJUDGED, Method, Run
 from clustrs.evaluation.store import identity
 from clustrs.plugins import install_hint, leave_out, load_entry, plugin_entries
 from clustrs.tables import NOTHING, Row, Table, Value, short
 
 UNPRUNED = "unpruned"
-REPORT_SECTIONS = "clustrs.report_sections"
-"""Entry-point group of callables `(run, compare_with) -> Reference | None`."""
+REPORT_SECTIONS = "clustrs.report_sections"  # entry-point group, see `Reference`
 LATENCY_FILE, EXAMPLES_FILE = "latency.json", "examples.json"
 PARTS = ("vision", "selection", "prefill", "decode")
 SHOWN_ERRORS = 10
@@ -35,8 +34,7 @@ PADDINGS = {
 }
 PLACES = {"compact": "positions without gaps", "original": "at their own positions"}
 WEIGHTS = {"plain": "each counts once", "proportional": "each counts as often as the tokens it stands for"}
-Group = tuple[str, Sequence[Value]]
-"""Heading of some rows, and the value of each method of the run."""
+Group = tuple[str, Sequence[Value]]  # heading of some rows, and the value of each method of the run
 
 
 @dataclass(frozen=True)
@@ -68,11 +66,7 @@ class Reference:
 
 
 def find_reference(run: Run, compare_with: str | None = None) -> Reference | None:
-    """Return the published numbers on a run, from the first plugin that has some.
-
-    Raises:
-        ValueError: `compare_with` is given, and no plugin is installed, or none knows that model.
-    """
+    """Return the published numbers on a run, from the first plugin that has some."""
     entries = plugin_entries(REPORT_SECTIONS)
     for entry in entries:
         try:
@@ -133,10 +127,10 @@ class Summary:
 
     def retained(self, method: int, condition: int) -> str:
         """Return the share of the unpruned model's score that a pruning method keeps; "" without such a model."""
-        run = self.run
-        if run.unpruned in (None, method):
+        whole = self.run.unpruned
+        if whole is None or whole == method:
             return ""
-        kept = metrics.retention(self.values[method, condition], self.values[run.unpruned, condition])
+        kept = metrics.retention(self.values[method, condition], self.values[whole, condition])
         return "" if kept is None else f"{100 * kept:.0f} %"
 
     def value(self, estimate: Estimate, paper: float | None = None, whole: int | None = None) -> Value:
@@ -147,11 +141,6 @@ class Summary:
         expected = self.run.config["items"] if whole is None else whole
         note = f"n {estimate.n}" if estimate.n != expected else ""
         return Value(self.number(estimate.mean), self.interval(estimate), note, printed)
-
-    def mean(self, values: Values) -> Value:
-        """Return the mean of scores [items] as a table shows it, without an interval."""
-        mean = metrics.mean(values)
-        return NOTHING if mean is None else Value(self.number(mean))
 
     def label(self, method: int) -> str:
         """Return the name of a method (an index) without its budget."""
@@ -167,13 +156,8 @@ class Summary:
     ) -> Table:
         """Build a table with a row per group and budget, and a column per method, as the paper has them.
 
-        Args:
-            title: title of the table.
-            head: name of the groups.
-            groups: heading and values of each group.
-            unpruned: add a column for the model that keeps everything, repeated in each row.
-            best: "highest" or "lowest", whichever is marked (values that are written alike are equally good); None
-                where neither means that a method is good.
+        `unpruned` adds a column for the model that keeps everything, repeated in each row; `best` ("highest", "lowest"
+        or None) says which values to mark: those that are written alike are equally good.
         """
         run = self.run
         reference = run.unpruned if unpruned or not run.labels else None
@@ -262,7 +246,7 @@ def configuration(summary: Summary) -> Section:
     entries = {key: json.dumps(value) for key, value in summary.run.config.items()}
     entries["methods"] = "[\n    " + ",\n    ".join(map(json.dumps, summary.run.config["methods"])) + "\n  ]"
     text = "{\n" + ",\n".join(f"  {json.dumps(key)}: {value}" for key, value in entries.items()) + "\n}"
-    return Section("Configuration", (Listing(tuple(text.splitlines())),))
+    return Section("Configuration", (Lines(tuple(text.splitlines()), listing=True),))
 
 
 @dataclass(frozen=True)
@@ -313,10 +297,9 @@ def costs(summary: Summary, latency: Latency | None = None) -> Section | None:
         tokens, whole = run.visual_tokens[i], run.unpruned_tokens[i]
         values = [NOTHING if np.isnan(tokens) else Value(f"{tokens:.0f}")]
         values.append(NOTHING if np.isnan(tokens) or not whole else Value(f"{100 * tokens / whole:.0f} %"))
-        if summary.clean is not None:
-            values.append(summary.mean(summary.values[i, summary.clean]))
-        if summary.corrupted:
-            values.append(summary.mean(summary.together(summary.corrupted)[i]))
+        scored = [] if summary.clean is None else [summary.values[i, summary.clean]]
+        scored += [summary.together(summary.corrupted)[i]] if summary.corrupted else []
+        values += [NOTHING if (mean := metrics.mean(own)) is None else Value(summary.number(mean)) for own in scored]
         if latency is not None:
             own = times.get(identity(run.config["methods"][i]), {})
             values += [Value(f"{own[part]:.1f}") if part in own else NOTHING for part in PARTS]
