@@ -57,9 +57,9 @@ def gradio() -> None:
 @pytest.fixture(scope="session")
 def served(gradio: None, loaded: "LoadedModel", library_folder: Path) -> Iterator[str]:
     """The address of the page, served for the length of the session."""
-    from clustrs.app.server import serve
+    from clustrs.app.server import launch
 
-    page, address = serve(loaded, library_folder, port=None, browser=False, block=False)
+    page, address = launch(loaded, library_folder, port=None, browser=False, block=False)
     yield address
     page.close()
 

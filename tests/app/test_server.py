@@ -12,23 +12,23 @@ from clustrs import app
 
 def test_port_that_is_taken_is_named(loaded: object, tmp_path: Path) -> None:
     need("gradio")
-    from clustrs.app.server import serve
+    from clustrs.app.server import launch
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=rf"cannot listen on host '127\.0\.0\.1', port {port} \(.*\)"):
-            serve(loaded, tmp_path, port=port)  # type: ignore[arg-type]
+            launch(loaded, tmp_path, port=port, browser=False, block=False)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("port", [0, 70000, -1])
 def test_port_that_cannot_be_is_refused(loaded: object, tmp_path: Path, port: int) -> None:
     need("gradio")
-    from clustrs.app.server import serve
+    from clustrs.app.server import launch
 
     with pytest.raises(ValueError, match=f"port must be a number from 1 to 65535, got {port}"):
-        serve(loaded, tmp_path, port=port)  # type: ignore[arg-type]
+        launch(loaded, tmp_path, port=port, browser=False, block=False)  # type: ignore[arg-type]
 
 
 def test_the_snippet_in_the_docs_runs() -> None:

@@ -137,7 +137,7 @@ def accepted_hosts(host: str) -> frozenset[str] | None:
 
 
 def launch(
-    model: str = embedded.DEFAULT,
+    model: str | LoadedModel = embedded.DEFAULT,
     runs: str | os.PathLike[str] = "runs",
     host: str = "127.0.0.1",
     port: int | None = 7860,
@@ -147,8 +147,10 @@ def launch(
 ) -> tuple[gr.Blocks, str]:
     """Load a model and serve the page until it is interrupted.
 
+    Gradio's telemetry is off, no fonts are loaded, and uploads are deleted after an hour.
+
     Args:
-        model: an embedded model, a folder, or an id of the Hugging Face hub.
+        model: an embedded model, a folder, an id of the Hugging Face hub, or a model that is loaded already.
         runs: the only folder whose runs the Results tab reads.
         host: address to listen on; a loopback address refuses foreign `Host` and `Origin` headers.
         port: port to listen on; None takes the first free one from 7860 on.
@@ -162,21 +164,6 @@ def launch(
     Raises:
         ValueError: the model cannot be loaded, or the port cannot be used.
     """
-    return serve(load_warm(model, load), runs, host, port, browser, block)
-
-
-def serve(
-    loaded: LoadedModel,
-    runs: str | os.PathLike[str],
-    host: str = "127.0.0.1",
-    port: int | None = None,
-    browser: bool = False,
-    block: bool = False,
-) -> tuple[gr.Blocks, str]:
-    """Serve the page of a model that is loaded already; as `launch` otherwise.
-
-    Gradio's telemetry is off, no fonts are loaded, and uploads are deleted after an hour.
-    """
     if port is not None:  # in one line: Gradio's own message names its environment variables
         if not 1 <= port <= 65535:
             raise ValueError(f"port must be a number from 1 to 65535, got {port}")
@@ -187,6 +174,7 @@ def serve(
             except OSError as error:
                 problem = f"cannot listen on host {host!r}, port {port} ({error.strerror})"
                 raise ValueError(f"{problem}: try another port") from None
+    loaded = load_warm(model, load) if isinstance(model, str) else model
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # Gradio reads it when it starts its server
     gr.set_static_paths(embedded.sample_folders())  # served where they lie; only uploads go to the cache
     with Page(title="ClustRS", analytics_enabled=False, delete_cache=(CLEANING, UPLOADS_KEPT)) as page:

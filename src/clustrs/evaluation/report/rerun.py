@@ -140,13 +140,10 @@ def find_disagreements(run: Run, count: int, images: Mapping[str, str]) -> list[
 
 def _key(run: Run, one: OneSidedQuestion, method: int) -> tuple[str, str, str, int]:
     """Item, method, corruption and seed as records name them; a condition's level is written shorter: 2.0 as 2."""
+    known = {str(parse_corruption(text) or text): text for text in run.config["corruptions"]}
     wanted = str(run.conditions[one.condition])
-    corruption = next(text for text in run.config["corruptions"] if _parsed(text) == _parsed(wanted))
+    corruption = known[str(parse_corruption(wanted) or wanted)]
     return run.items[one.item], identity(run.config["methods"][method]), corruption, run.seeds[one.seed]
-
-
-def _parsed(text: str) -> str:
-    return str(parse_corruption(text) or text)
 
 
 def _ask(worker: Worker, image: Image.Image, item: Item, method: Pruner, max_new_tokens: int) -> Answer:

@@ -84,14 +84,9 @@ def find_reference(run: Run, compare_with: str | None = None) -> Reference | Non
 
 
 class Summary:
-    """A run and its means.
+    """A run and its means: `values` are the scores [methods, conditions, items], averaged over seeds.
 
-    Attributes:
-        run: the run.
-        values: scores [methods, conditions, items], averaged over seeds.
-        reference: published numbers on the run's cells, None if there are none.
-        clean: index of the condition without corruption, None if there is none.
-        corrupted: indices of the other conditions.
+    `reference` holds published numbers; `clean` is the index of the condition without corruption, if there is one.
     """
 
     def __init__(self, run: Run, compare_with: str | None = None) -> None:
