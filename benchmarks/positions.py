@@ -24,7 +24,7 @@ from clustrs import get_method
 from clustrs.embedded import model_and_task
 from clustrs.evaluation.config import parse_corruption
 from clustrs.evaluation.tasks import get_task
-from clustrs.models import shared_encoding
+from clustrs.models import ask as asking
 from clustrs.models.ask import chat_prompt
 from clustrs.models.attach import Handle
 from clustrs.models.load import load_model, quiet_transformers
@@ -75,11 +75,11 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
                 if corruption is not None:
                     images = [corruption.apply(image, one, 0) for image, one in zip(images, names, strict=True)]
                 prompts = [(names.index(item.image), chat_prompt(processor, item.question)) for item in items]
-                batch = shared_encoding.encode(model, processor, images, prompts, options.crops)
+                batch = asking.encode(model, processor, images, prompts, options.crops)
                 for method, kind in cells:
                     placed = {"positions": "original" if kind == "closed" else kind, "attention": "proportional"}
                     with gap_closed(kind == "closed"):
-                        replies = shared_encoding.reply(
+                        replies = asking.reply(
                             model, processor, batch, method, task.max_new_tokens, crops=options.crops, **placed
                         )
                     parts = zip(items, replies, strict=True)

@@ -21,7 +21,7 @@ from clustrs import NoPruning, Pruner, Random
 from clustrs.corruptions import Corruption
 from clustrs.corruptions.images import open_image
 from clustrs.embedded import default_task, samples
-from clustrs.models import shared_encoding as sharing
+from clustrs.models import ask as sharing
 from clustrs.models.ask import ask, chat_prompt
 from clustrs.models.load import load_model
 from clustrs_models.scenes import SceneExample, examples

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from clustrs import Pruner
 from clustrs.corruptions import Corruption
 from clustrs.evaluation.tasks import Task, get_task
-from clustrs.models import shared_encoding as sharing
+from clustrs.models import ask as sharing
 from clustrs.models.ask import chat_prompt
 from clustrs.models.load import load_model
 from clustrs.pruners import get_method

@@ -31,7 +31,7 @@ from clustrs.embedded import (
     samples,
 )
 from clustrs.evaluation.tasks import Task, get_task
-from clustrs.models import shared_encoding as sharing
+from clustrs.models import ask as sharing
 from clustrs.models.ask import ask, chat_prompt
 from clustrs.models.load import load_model
 from clustrs.plugins import plugin_entries

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from clustrs import NoPruning, Pruner, Random
 from clustrs.corruptions import Corruption
 from clustrs.evaluation.tasks import Item
-from clustrs.models import shared_encoding as sharing
+from clustrs.models import ask as sharing
 from clustrs.models.ask import chat_prompt
 from clustrs.models.load import load_model
 from clustrs_models.photographs import SIDE, Photos, load

@@ -10,7 +10,7 @@ from PIL import Image
 from clustrs.app import markup
 from clustrs.app.inspection import Inspection, inspect
 from clustrs.app.trial import LoadedModel, corrupted, sample_sources
-from clustrs.models import shared_encoding
+from clustrs.models import ask as shared_encoding
 from clustrs.models.ask import chat_prompt
 from clustrs.pruners import get_method
 

@@ -22,7 +22,7 @@ from clustrs.evaluation.config import Config, expand_methods
 from clustrs.evaluation.exchange import holds_grades, import_predictions
 from clustrs.evaluation.store import lines, read_answers, read_object
 from clustrs.evaluation.tasks import Item, parse_json, read_text
-from clustrs.models import shared_encoding
+from clustrs.models import ask as shared_encoding
 
 Run = Callable[..., tuple[int, str, str]]
 

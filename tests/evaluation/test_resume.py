@@ -17,7 +17,7 @@ from clustrs.evaluation import run, runner
 from clustrs.evaluation.config import Config
 from clustrs.evaluation.store import read_config
 from clustrs.evaluation.tasks import file_checksum
-from clustrs.models import shared_encoding
+from clustrs.models import ask as shared_encoding
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -19,7 +19,7 @@ from clustrs.evaluation import run
 from clustrs.evaluation.config import Config, expand_methods
 from clustrs.evaluation.report import write_report
 from clustrs.evaluation.store import read_answers
-from clustrs.models import shared_encoding
+from clustrs.models import ask as shared_encoding
 from clustrs.models.ask import ask
 from clustrs.models.load import load_model
 from clustrs.pruners import from_dict

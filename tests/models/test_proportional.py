@@ -296,7 +296,7 @@ def test_attention_without_a_bias(load_family: LoadFamily, name: str) -> None:
 
 def test_a_language_model_without_known_layers(load_family: LoadFamily, monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = load_family("llava")
-    monkeypatch.setattr("clustrs.models.proportional.PROJECTIONS", ("c_attn",))
+    monkeypatch.setattr("clustrs.models.scoring.PROJECTIONS", ("c_attn",))
     with pytest.raises(ValueError, match="attention must be 'plain' for a LlamaModel, whose attention layers are not"):
         ClustRS(keep=5)(model)
     with ClustRS(keep=5)(model, attention="plain") as handle:

@@ -154,7 +154,7 @@ def test_a_run_sends_what_its_configuration_says(
         sent.append((processor, images, prompts))
         raise ValueError("enough")
 
-    monkeypatch.setattr("clustrs.models.shared_encoding.encode", encode)
+    monkeypatch.setattr("clustrs.models.ask.encode", encode)
     config = Config(
         task="custom",
         model=str(folder / "model"),

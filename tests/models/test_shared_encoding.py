@@ -7,7 +7,7 @@ import tiny_models
 import torch
 
 from clustrs import ClustRS, NoPruning, Pruner, VisionZip
-from clustrs.models import shared_encoding as sharing
+from clustrs.models import ask as sharing
 from clustrs.models.ask import ask, chat_prompt
 
 METHODS = [NoPruning(), ClustRS(keep=5), VisionZip(keep=4)]

@@ -18,7 +18,7 @@ from clustrs.evaluation.report.summary import Summary
 from clustrs.evaluation.results import SCORED, Run, load_run
 from clustrs.evaluation.store import AnswerRecord, identity, read_answers
 from clustrs.evaluation.tasks import get_task
-from clustrs.models import shared_encoding
+from clustrs.models import ask as asking
 from clustrs.models.ask import as_seen, chat_prompt
 from clustrs.models.draw import overlay_kept
 from clustrs.models.load import apply_image_padding
@@ -176,7 +176,7 @@ def kept_images(loaded: LoadedModel, opened: OpenRun, one: Disagreement) -> tupl
     processor = apply_image_padding(loaded.processor, config.image_padding)
     prompt = chat_prompt(processor, one.question, config.prompt_template)
     with loaded.lock:
-        encoded = shared_encoding.encode(loaded.model, processor, [image], [(0, prompt)], config.crops).images[0]
+        encoded = asking.encode(loaded.model, processor, [image], [(0, prompt)], config.crops).images[0]
     count = len(encoded.candidates)
     drawn: list[Image.Image | None] = []
     for said in (one.first, one.second):

@@ -15,7 +15,7 @@ from clustrs import embedded
 from clustrs.corruptions import Corruption, corruption_rule
 from clustrs.corruptions.images import first_sentence, open_image
 from clustrs.evaluation.config import CLEAN
-from clustrs.models import shared_encoding
+from clustrs.models import ask as asking
 from clustrs.models.ask import call_seconds, chat_prompt
 from clustrs.models.load import load_model, quiet_transformers
 from clustrs.models.select import ImageSelection
@@ -49,10 +49,10 @@ class LoadedModel:
         """A question that the model understands."""
         return self.embedded.question if self.embedded else QUESTION
 
-    def encode(self, image: Image.Image, question: str) -> shared_encoding.Batch:
+    def encode(self, image: Image.Image, question: str) -> asking.Batch:
         """Run the vision tower over one image."""
         prompt = chat_prompt(self.processor, question)
-        return shared_encoding.encode(self.model, self.processor, [image], [(0, prompt)])
+        return asking.encode(self.model, self.processor, [image], [(0, prompt)])
 
 
 def load_warm(name: str = embedded.DEFAULT, options: LoadOptions | None = None) -> LoadedModel:
@@ -60,7 +60,7 @@ def load_warm(name: str = embedded.DEFAULT, options: LoadOptions | None = None) 
     quiet_transformers()
     cold = LoadedModel(name, *load_model(name, options or LoadOptions()), visual_tokens=0)
     batch = cold.encode(open_image(embedded.samples()[0].path), cold.question)
-    reply = shared_encoding.reply(cold.model, cold.processor, batch, get_method(NO_PRUNING), max_new_tokens=2)[0]
+    reply = asking.reply(cold.model, cold.processor, batch, get_method(NO_PRUNING), max_new_tokens=2)[0]
     return replace(cold, visual_tokens=reply.image.placeholders)
 
 
@@ -162,9 +162,7 @@ def run_trial(
                 yield TrialAnswer(method.name, done=True, error=first_sentence(error))
 
 
-def _stream(
-    loaded: LoadedModel, batch: shared_encoding.Batch, method: Pruner, max_new_tokens: int
-) -> Iterator[TrialAnswer]:
+def _stream(loaded: LoadedModel, batch: asking.Batch, method: Pruner, max_new_tokens: int) -> Iterator[TrialAnswer]:
     """Yield the answer as it grows; the model runs in a thread that ends with this generator."""
     tokenizer, decoder = getattr(loaded.processor, "tokenizer", loaded.processor), loaded.model.get_decoder()
     streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)

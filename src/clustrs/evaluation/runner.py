@@ -31,7 +31,8 @@ from clustrs.evaluation.tasks import (
     has_half_characters,
     image_checksum,
 )
-from clustrs.models import load, shared_encoding
+from clustrs.models import ask as asking
+from clustrs.models import load
 from clustrs.models.adapters.base import adapter_class
 from clustrs.models.ask import chat_prompt
 from clustrs.models.attach import resolve_auto
@@ -293,14 +294,14 @@ class Worker:
 
     def _encode(
         self, asked: Sequence[Item], images: Mapping[str, Image.Image], texts: Mapping[str, str], failures: Failures
-    ) -> shared_encoding.Batch | None:
+    ) -> asking.Batch | None:
         """Encode all images at once; if that fails, find the questions that fail alone."""
 
-        def encode(items: Sequence[Item]) -> shared_encoding.Batch:
+        def encode(items: Sequence[Item]) -> asking.Batch:
             names = list(dict.fromkeys(item.image for item in items))
             numbered = [(names.index(item.image), texts[item.id]) for item in items]
             shown = [images[name] for name in names]
-            return shared_encoding.encode(*self.loaded, shown, numbered, self.config.crops)
+            return asking.encode(*self.loaded, shown, numbered, self.config.crops)
 
         if not asked:
             return None
@@ -318,19 +319,19 @@ class Worker:
                 raise
             return encode(left) if left else None
 
-    def _replies(self, batch: shared_encoding.Batch, method: Pruner, count: int) -> list[shared_encoding.Reply | str]:
+    def _replies(self, batch: asking.Batch, method: Pruner, count: int) -> list[asking.Reply | str]:
         """Return a reply, or an error, for each prompt."""
         try:
             options = {name: getattr(self.config, name) for name in ("scope", "crops", "positions", "attention")}
-            return list(shared_encoding.reply(*self.loaded, batch, method, self.max_new_tokens, **options))
+            return list(asking.reply(*self.loaded, batch, method, self.max_new_tokens, **options))
         except Exception as error:
             if count == 1:
                 return [one_line(error)]
             refuse_batch(error)
-            alone = [shared_encoding.part(batch, index) for index in range(count)]
+            alone = [asking.part(batch, index) for index in range(count)]
             return [reply for part in alone for reply in self._replies(part, method, 1)]
 
-    def _record(self, unit: Unit, method: Pruner, item: Item, reply: shared_encoding.Reply | str) -> AnswerRecord:
+    def _record(self, unit: Unit, method: Pruner, item: Item, reply: asking.Reply | str) -> AnswerRecord:
         if isinstance(reply, str):
             return failed_record(unit, method, item, reply)
         text = printable(reply.text)

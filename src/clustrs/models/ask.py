@@ -1,22 +1,24 @@
-"""Ask one question about one image: prompt templates, unknown words, the answer and its timing."""
+"""Ask one question about one image (prompt templates, unknown words, timing), or many with images encoded once.
+
+The vision tower is most of the cost of an evaluation: `encode` runs it once, `reply` prunes its tokens by any method.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import torch
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 from clustrs import validation
-from clustrs.models.scoring import now, timing
+from clustrs.models.adapters.base import VisualTokens, get_adapter
+from clustrs.models.scoring import StageTimer, now, timing
+from clustrs.models.select import ImageSelection
 from clustrs.pruners import Pruner
-from clustrs.validation import PromptTemplate
-
-if TYPE_CHECKING:
-    from clustrs.models.select import ImageSelection
+from clustrs.validation import Crops, PromptTemplate
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Answer:
     visual_tokens: int
     new_tokens: int
     seconds: Seconds
-    image: "ImageSelection"
+    image: ImageSelection
     unknown_words: tuple[str, ...] = ()
 
 
@@ -234,3 +236,73 @@ def name_unknown_words(processor: Any, text: str) -> str:
         close = get_close_matches(word.lower(), known, n=1, cutoff=NEAR)
         named.append(f"{word!r}" + "".join(f" (did you mean {one!r}?)" for one in close))
     return f"not in the model's vocabulary: {', '.join(named)}" if named else ""
+
+
+ALONG = ("token_type_ids", "mm_token_type_ids")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Prompts with one image each; prompts about the same image share its `VisualTokens`.
+
+    `along` has further per-token arguments: token types, for the families that have some.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    images: list[VisualTokens]
+    along: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Answer to one prompt, and the tokens kept of its image."""
+
+    text: str
+    image: ImageSelection
+
+
+def encode(
+    model: Any, processor: Any, images: Sequence[Image.Image], prompts: Sequence[tuple[int, str]], crops: Crops = "all"
+) -> Batch:
+    """Run the vision tower over `images`. A prompt is the index of its image and the text, with a placeholder."""
+    adapter = get_adapter(model)
+    inputs = processor(
+        images=adapter.batch_images([images[index] for index, _ in prompts]),
+        text=[text for _, text in prompts],
+        padding=True,
+        return_tensors="pt",
+    ).to(model.device, model.dtype)
+    first = {index: row for row, (index, _) in reversed(list(enumerate(prompts)))}
+    rows = sorted(first.values())
+    with torch.inference_mode():
+        encoded = adapter.encode(adapter.take_images(dict(inputs), rows), StageTimer(model.device), crops)
+    by_row = dict(zip(rows, encoded, strict=True))
+    shared = [by_row[first[index]] for index, _ in prompts]
+    along = {name: inputs[name] for name in ALONG if name in inputs}
+    return Batch(inputs["input_ids"], inputs["attention_mask"], shared, along)
+
+
+def reply(model: Any, processor: Any, batch: Batch, method: Pruner, max_new_tokens: int, **options: Any) -> list[Reply]:
+    """Greedy answers to all prompts of a batch, with the tokens that `method` leaves. Options are those of `attach`."""
+    with method(model, **options) as handle, torch.inference_mode():
+        output = handle.generate(
+            batch.images,
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask,
+            **batch.along,
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+        )
+        selections = handle.last
+    new = output[:, batch.input_ids.shape[1] :]
+    texts = processor.batch_decode(new, skip_special_tokens=True)
+    return [Reply(text.strip(), image) for text, image in zip(texts, selections, strict=True)]
+
+
+def part(batch: Batch, row: int) -> Batch:
+    """One prompt of a batch alone, without its padding."""
+    real = batch.attention_mask[row].bool()
+    ids = batch.input_ids[row][real][None]
+    along = {name: part[row][real][None] for name, part in batch.along.items()}
+    return Batch(ids, torch.ones_like(ids), [batch.images[row]], along)

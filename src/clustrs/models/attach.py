@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from clustrs import validation
 from clustrs.models import prompt as prompts
-from clustrs.models import proportional, scoring, turns
+from clustrs.models import scoring, turns
 from clustrs.models.adapters.base import Adapter, Modality, VisualTokens, get_adapter
 from clustrs.models.prompt import Compaction, PrunedImage, checked_ids, compact, compact_arguments, given_as
 from clustrs.models.scoring import StageTimer
@@ -177,7 +177,7 @@ class Handle:
         scoring.hook(self._layer)
         self._hooks: list[Any] = []
         if self.attention == "proportional":
-            self._hooks = proportional.hook(decoder)
+            self._hooks = scoring.hook_attention(decoder)
         self._before: list[tuple[Any, str, Any, Any]] = []
         wrapped = [(self.inner, "forward")]
         if self.model is not self.inner:
@@ -468,7 +468,7 @@ class Handle:
     def _biased(self, turn: Turn) -> Any:
         """Let visual tokens count as many times as they should in the calls of a block."""
         logs = turn.compaction.log_sizes
-        return nullcontext() if logs is None else proportional.active(proportional.KeyBias(logs))
+        return nullcontext() if logs is None else scoring.biased(scoring.KeyBias(logs))
 
     def _first_turn(self, prompt: Tensor, compaction: Compaction, positions: Tensor | None) -> Turn:
         return Turn(prompt, compaction, positions, compact_positions=self.positions == "compact")

@@ -17,7 +17,8 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from clustrs import ClustRS, get_method, list_methods
-from clustrs.models import draw, shared_encoding
+from clustrs.models import ask as shared_encoding
+from clustrs.models import draw
 from clustrs.models.adapters.base import adapter_class
 from clustrs.models.ask import as_seen, ask
 from clustrs.models.load import load_model, load_processor

@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from clustrs import ClustRS, FasterVLM, NoPruning, Pruner, VisionZip, get_method, list_methods
-from clustrs.models import shared_encoding as sharing
+from clustrs.models import ask as sharing
 from clustrs.models.ask import as_seen, ask, chat_prompt
 
 PRUNING = [name for name in list_methods() if name != "none"]

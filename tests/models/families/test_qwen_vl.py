@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from clustrs import ClustRS, NoPruning, get_method, list_methods
-from clustrs.models import shared_encoding
+from clustrs.models import ask as shared_encoding
 from clustrs.models.ask import as_seen, ask, chat_prompt
 from clustrs.models.load import load_model
 

@@ -16,7 +16,8 @@ from tiny_models.tiled import FAMILIES, GRID, IMAGE_TOKENS, TOKENS, Case
 from torch import Tensor
 
 from clustrs import ClustRS, NoPruning, get_method, list_methods
-from clustrs.models import draw, shared_encoding
+from clustrs.models import ask as shared_encoding
+from clustrs.models import draw
 from clustrs.models.ask import as_seen, ask, chat_prompt
 from clustrs.models.load import load_model, load_processor
 

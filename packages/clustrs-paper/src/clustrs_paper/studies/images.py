@@ -11,7 +11,7 @@ from clustrs.corruptions import Corruption
 from clustrs.corruptions.images import open_image
 from clustrs.embedded import image_path
 from clustrs.evaluation.tasks import get_task
-from clustrs.models import shared_encoding
+from clustrs.models import ask as asking
 from clustrs.models.adapters.base import VisualTokens
 from clustrs.models.ask import chat_prompt
 from clustrs.models.load import apply_image_padding, load_model
@@ -83,7 +83,7 @@ class VisionEncoder:
     def encode(self, images: Sequence[StudyImage]) -> list[EncodedImage]:
         """Return the visual tokens of each image before pruning."""
         prompts = [(i, self.prompt) for i in range(len(images))]
-        batch = shared_encoding.encode(self.model, self.processor, [one.image for one in images], prompts, crops="base")
+        batch = asking.encode(self.model, self.processor, [one.image for one in images], prompts, crops="base")
         return [EncodedImage(v.tokens, v.scores, v.layout.y, v.layout.x, v) for v in batch.images]
 
     def select(self, method: Pruner, encoded: Sequence[EncodedImage]) -> list[Selection]:
