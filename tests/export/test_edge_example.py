@@ -25,7 +25,8 @@ def test_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
         edge_onnx.main()
     *_, kept, answer = capsys.readouterr().out.splitlines()[:3]
     image = Image.open(image_path("sample:scene-1")).convert("RGB")
-    expected = [ask(model, processor, image, question, ClustRS(keep=16), 8) for question in QUESTIONS]
+    options = {"positions": "compact", "attention": "plain"}
+    expected = [ask(model, processor, image, question, ClustRS(keep=16), 8, **options) for question in QUESTIONS]
     assert kept == "kept tokens: " + " ".join(map(str, expected[0].image.selection.indices.tolist()))
     assert answer == expected[0].text
     features, _ = edge_onnx.encode(edge_onnx.open_graph(graph, 1), processor, [image])

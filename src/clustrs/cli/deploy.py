@@ -78,16 +78,25 @@ def encode(
     the place of an image. vLLM has no DINOv2 tower, so give --model; what photo-llava, the default, writes is for
     other runtimes.
     """
+    from clustrs.corruptions.images import open_image
     from clustrs.models.load import load_model, quiet_transformers
     from clustrs.serving import embeddings
 
-    pruner = make_method(method, keep, settings)
-    files = embeddings.output_files([image_path(image) for image in images], output)
+    pruner, files = make_method(method, keep, settings), dict[Path, Path]()
+    for path in map(image_path, images):
+        file = output / f"{path.stem}.safetensors"
+        if file in files.values():
+            raise ValueError(f"image {str(path)!r}: another one is written to {str(file)!r}, too; rename one of them")
+        files[path] = file
     quiet_transformers()
     with base.status(f"loading {model}"):
         loaded, processor = load_model(model, LoadOptions(**given))
-    for line in embeddings.encode_files(loaded, processor, files, pruner, save_dtype, model):
-        print(line)
+    for path, file in files.items():
+        tokens, before = embeddings.encode_image(loaded, processor, open_image(path), pruner)
+        output.mkdir(parents=True, exist_ok=True)
+        facts = {"model": model, "method": pruner.to_dict(), "tokens_before": before}
+        embeddings.save_embeddings(file, tokens, save_dtype, **facts)
+        print(f"{file}: {before} -> {tokens.shape[1]} visual tokens, {file.stat().st_size} bytes")
 
 
 def size(of: str, metavar: str) -> Any:

@@ -19,8 +19,7 @@ OUTPUTS = ("image_features", "indices", "sizes")
 """Names of the outputs. The first, and the input `pixel_values`, are those that onnxruntime-genai has by default."""
 FOLDED_BYTES = 2**24
 """Constants of up to this size are computed when the file is written: the draws of the seeding, above all."""
-LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir")
-"""Their remarks are about operators that are not used here, and about folding."""
+LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir")  # they remark on unused operators, and on folding
 
 
 @dataclass(frozen=True)
@@ -54,13 +53,7 @@ def export_onnx(model: Any, method: Pruner, path: str | Path) -> GraphInfo:
 
 
 def export_selection(
-    method: Pruner,
-    path: str | Path,
-    *,
-    tokens: int,
-    dim: int,
-    hidden_dim: int | None = None,
-    cls: bool = True,
+    method: Pruner, path: str | Path, *, tokens: int, dim: int, hidden_dim: int | None = None, cls: bool = True
 ) -> GraphInfo:
     """Write the selection alone as an ONNX graph, and PATH with .json beside it.
 
@@ -88,11 +81,11 @@ def _write(module: PrunedVision | TokenSelection, path: Path) -> GraphInfo:
 def _describe(module: PrunedVision | TokenSelection) -> GraphInfo:
     """Describe a graph from one run with the example inputs."""
     inputs = module.example_inputs(1)
-    is_vision = isinstance(module, PrunedVision)
+    vision = module if isinstance(module, PrunedVision) else None
     with torch.no_grad():
-        _, n, dim = module.encode(**inputs).tokens.shape if is_vision else inputs["tokens"].shape
+        _, n, dim = (inputs["tokens"] if vision is None else vision.encode(**inputs).tokens).shape
     kept = module.method.count(n)
-    packages = ("torch", "onnx", "onnxscript", *(("transformers",) if is_vision else ()))
+    packages = ("torch", "onnx", "onnxscript", *(("transformers",) if vision else ()))
     return GraphInfo(
         method=module.method.to_dict(),
         tokens=n,
@@ -101,7 +94,7 @@ def _describe(module: PrunedVision | TokenSelection) -> GraphInfo:
         dtype=str(next(iter(inputs.values())).dtype).removeprefix("torch."),
         inputs={name: ["batch", *value.shape[1:]] for name, value in inputs.items()},
         outputs=dict(zip(OUTPUTS, (["batch", kept, dim], ["batch", kept], ["batch", kept]), strict=True)),
-        model_type=module.model_type if is_vision else None,
+        model_type=None if vision is None else vision.model_type,
         opset=OPSET,
         versions={"clustrs": __version__, **{name: version(name) for name in packages}},
     )

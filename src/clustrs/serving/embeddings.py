@@ -8,7 +8,6 @@ import base64
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from PIL import Image
 from torch import Tensor
 
 from clustrs import validation
-from clustrs.corruptions.images import open_image
 from clustrs.models.adapters.base import get_adapter
 from clustrs.models.scoring import StageTimer
 from clustrs.models.select import select_tokens
@@ -41,30 +39,6 @@ def encode_image(model: Any, processor: Any, image: Image.Image, method: Pruner)
     (encoded,) = adapter.encode(dict(inputs.to(model.device, model.dtype)), StageTimer(model.device))
     ((selection, everything),) = select_tokens(method, [encoded], "image")
     return (encoded.features if everything else selection.tokens)[None], encoded.slots
-
-
-def output_files(images: Sequence[Path], folder: Path) -> dict[Path, Path]:
-    """The file that is written for each image: its own name, in one folder."""
-    if not images:
-        raise ValueError("IMAGE is missing (name one image file or more)")
-    files: dict[Path, Path] = {}
-    for image in images:
-        file = folder / f"{image.stem}.safetensors"
-        if file in files.values():
-            raise ValueError(f"image {str(image)!r}: another one is written to {str(file)!r}, too; rename one of them")
-        files[image] = file
-    return files
-
-
-def encode_files(
-    model: Any, processor: Any, files: Mapping[Path, Path], method: Pruner, dtype: str, model_id: str
-) -> Iterator[str]:
-    """Encode image files and write what is kept of each; yields a line about each one that is written."""
-    for path, file in files.items():
-        tokens, before = encode_image(model, processor, open_image(path), method)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        save_embeddings(file, tokens, dtype, model=model_id, method=method.to_dict(), tokens_before=before)
-        yield f"{file}: {before} -> {tokens.shape[1]} visual tokens, {file.stat().st_size} bytes"
 
 
 def save_embeddings(path: Path, embeddings: Tensor, dtype: str, **facts: Any) -> None:

@@ -41,6 +41,8 @@ class PrunedTower(pruning.PrunedModel):
     vision_tower: Any
     multi_modal_projector: Any
     _image_pixels_to_features: Any
+    _merge_image_patch_embeddings: Callable[..., Tensor]
+    image_newline: Any
     prune: Callable[[Any], Any]
     """Encodes and prunes the images of a step."""
 

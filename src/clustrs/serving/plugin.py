@@ -69,6 +69,11 @@ def read_positions(config: Any) -> Literal["compact", "original"]:
     return adapter_class(config.model_type).auto_positions
 
 
+def read_settings(config: Any) -> tuple[Pruner, Literal["compact", "original"]]:
+    """Return the method and the positions that a model's config asks for."""
+    return read_method(getattr(config, KEY)), read_positions(config)
+
+
 def check_model(config: Any) -> str:
     """Return the architecture of a model config, or raise ValueError if it cannot be served pruned."""
     architecture = check_architectures(getattr(config, "architectures", None))

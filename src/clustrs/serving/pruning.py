@@ -28,9 +28,7 @@ class PrunedInfo:
     @cached_property
     def settings(self) -> tuple[Pruner, str]:
         """The method, and the positions of kept tokens."""
-        return plugin.read_method(getattr(self.get_hf_config(), plugin.KEY)), plugin.read_positions(
-            self.get_hf_config()
-        )
+        return plugin.read_settings(self.get_hf_config())
 
     @property
     def model_id(self) -> str:
@@ -147,15 +145,15 @@ class PrunedModel(nn.Module):
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         config = vllm_config.model_config.hf_config
-        original = plugin.read_positions(config) == "original"
-        if original:
+        method, positions = plugin.read_settings(config)
+        if positions == "original":
             self.check_options(vllm_config)
         super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self.method, self.original = method, positions == "original"
         self.most_tokens = vllm_config.scheduler_config.max_num_batched_tokens
-        self.method, self.original = plugin.read_method(getattr(config, plugin.KEY)), original
         self.recorded: list[tuple[Tensor, Tensor]] = []
         self.scoring_attention().register_forward_pre_hook(self._record, with_kwargs=True)
-        if original:
+        if self.original:
             widen_rotary_table(self.language_model, ANGLES * config.get_text_config().max_position_embeddings)
             self.register_buffer("offsets", torch.zeros(3, self.most_tokens, dtype=torch.long), persistent=False)
 

@@ -34,7 +34,7 @@ def serve(model_id: str, settings: dict[str, Any], options: Sequence[str] = ()) 
 
     from clustrs.corruptions.images import first_sentence
 
-    method = plugin.read_method(settings)
+    plugin.read_method(settings)
     check_installation()
     folder = folder_of(model_id)
     source = model_id if folder is None else str(folder)
@@ -44,7 +44,7 @@ def serve(model_id: str, settings: dict[str, Any], options: Sequence[str] = ()) 
         raise ValueError(f"model {model_id!r} could not be read: {first_sentence(error)}; {ADVICE}") from error
     architecture = plugin.check_model(config)
     setattr(config, plugin.KEY, settings)
-    positions = plugin.read_positions(config)
+    method, positions = plugin.read_settings(config)
     check_options(architecture, positions, options)
     overrides, rest = split_overrides(options)
     # The name of the pruned architecture, too: vLLM without the plugin then refuses to start instead of not pruning.
