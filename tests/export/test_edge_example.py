@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -25,7 +26,7 @@ def test_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
         edge_onnx.main()
     *_, kept, answer = capsys.readouterr().out.splitlines()[:3]
     image = Image.open(image_path("sample:scene-1")).convert("RGB")
-    options = {"positions": "compact", "attention": "plain"}
+    options: Any = {"positions": "compact", "attention": "plain"}
     expected = [ask(model, processor, image, question, ClustRS(keep=16), 8, **options) for question in QUESTIONS]
     assert kept == "kept tokens: " + " ".join(map(str, expected[0].image.selection.indices.tolist()))
     assert answer == expected[0].text
