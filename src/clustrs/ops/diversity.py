@@ -7,8 +7,11 @@ stays below 2^53, so float64 adds them without any rounding, in any order. What 
 parts, and bits below the 46th) is below float64's own rounding for float32 input of usual range.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.linalg import vecdot
 
 from clustrs.ops.distances import edges, gram
 from clustrs.ops.indexing import can_read_without_sync, exporting, gather_tokens, map_images, upcast_half
@@ -44,18 +47,15 @@ def cosines(left: Tensor, right: Tensor | None = None) -> Tensor:
 
     def cross(one: Tensor, other: Tensor) -> Tensor:
         a, b = fixed_point(one), fixed_point(other)
-        return _divide(_products(a, b), _squared_norms(*a), _squared_norms(*b))
+        return _divide(_inner(a, b), _inner(a, a, vecdot)[..., None] * _inner(b, b, vecdot)[..., None, :])
 
     return map_images(cross, left, left if right is None else right)
 
 
 def paired_cosines(left: Tensor, right: Tensor) -> Tensor:
     """Return the cosines [P] of the rows of [P, D] and [P, D] pair by pair: the same numbers as `cosines` has."""
-    (high, low), (other_high, other_low) = fixed_point(left), fixed_point(right)
-    mixed = (high * other_low).sum(-1) + (low * other_high).sum(-1)
-    products = (high * other_high).sum(-1) + mixed * 2.0**-LOW_BITS
-    norms = (_squared_norms(high, low) * _squared_norms(other_high, other_low)).sqrt_()
-    return products / norms.masked_fill_(norms == 0, 1)
+    a, b = fixed_point(left), fixed_point(right)
+    return _divide(_inner(a, b, vecdot), _inner(a, a, vecdot) * _inner(b, b, vecdot))
 
 
 def fixed_point(rows: Tensor) -> FixedPoint:
@@ -86,27 +86,23 @@ def _self_cosines(rows: Tensor) -> Tensor:
     high, low = fixed_point(rows)
     out = high.new_empty(len(high), len(high))
     for start, stop in edges(high):
-        strip = _products((high[start:stop], low[start:stop]), (high[start:], low[start:]))
+        strip = _inner((high[start:stop], low[start:stop]), (high[start:], low[start:]))
         out[start:stop, start:] = strip
         out[stop:, start:stop] = strip[:, stop - start :].T
     norms = out.diagonal().clone()
-    return _divide(out, norms, norms)
+    return _divide(out, norms[:, None] * norms)
 
 
-def _products(left: FixedPoint, right: FixedPoint) -> Tensor:
-    """Return the inner products [M, N] of rows in fixed point; the mixed terms add up to the same from either side."""
-    mixed = left[0] @ right[1].mT + left[1] @ right[0].mT
-    return (left[0] @ right[0].mT).add_(mixed.mul_(2.0**-LOW_BITS))
+def _inner(left: FixedPoint, right: FixedPoint, product: Any = lambda a, b: a @ b.mT) -> Tensor:
+    """Return inner products of rows in fixed point; the mixed terms add up to the same from either side."""
+    mixed = product(left[0], right[1]) + product(left[1], right[0])
+    total: Tensor = product(left[0], right[0]).add_(mixed.mul_(2.0**-LOW_BITS))
+    return total
 
 
-def _squared_norms(high: Tensor, low: Tensor) -> Tensor:
-    mixed = (high * low).sum(-1)
-    return high.square().sum(-1) + (mixed + mixed) * 2.0**-LOW_BITS
-
-
-def _divide(products: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """Divide the products [M, N] by both norms; the root of a square is exact, so a duplicate has cosine 1."""
-    norms = (left[..., None] * right[..., None, :]).sqrt_()
+def _divide(products: Tensor, squares: Tensor) -> Tensor:
+    """Divide by the roots of products of squared norms; the root of a square is exact: a duplicate has cosine 1."""
+    norms = squares.sqrt_()
     return products.div_(norms.masked_fill_(norms == 0, 1))
 
 

@@ -27,13 +27,10 @@ class Pruner:
     """Base class for visual-token pruning methods.
 
     A method is a frozen dataclass. It defines `name`, and either `_choose`, which returns the indices to keep, or
-    `_select`, which returns a whole `Selection`. `register` makes it known by its name.
+    `_select`, which returns a whole `Selection`. `register` makes it known by its name. Bad parameters are ValueErrors.
 
     Args:
         keep: Budget: a count of tokens (int of at least 1), or a fraction of them (float in (0, 1]).
-
-    Raises:
-        ValueError: A parameter has a bad value.
 
     Examples:
         >>> from dataclasses import dataclass
@@ -108,13 +105,8 @@ class Pruner:
             tokens: Visual tokens [N, D] or [B, N, D]; or a `PrunerInputs` with all inputs.
             scores: Attention [N] or [B, N] of the vision encoder to each token.
             sizes: Count how many input tokens each kept one stands for, as `Selection.sizes`.
-            check: Look for NaN, infinite and negative values, and for wrong indices. By default on the CPU only:
-                elsewhere one has to wait for the device.
-            **others: Further fields of `PrunerInputs`: layout, hidden, keys, projector, cls, question. Leave the batch
-                dimension out where the tokens have none.
-
-        Returns:
-            The kept tokens, their indices, and what else the method knows.
+            check: Look for NaN, infinite and negative values, and for wrong indices; by default on the CPU only.
+            **others: Further fields of `PrunerInputs`, without a batch dimension where the tokens have none.
 
         Raises:
             ValueError: An input that the method needs is missing, or one has a wrong shape or bad values.
@@ -152,10 +144,7 @@ class Pruner:
         Attached to a model it selects compiled as well. On CUDA it uses CUDA graphs (mode "reduce-overhead") and copies
         what they return. Values are not checked. Every further size of image, batch and budget compiles anew. Beyond
         torch's `recompile_limit` (8, for all compiled methods together) that is an error; with `fullgraph=False`,
-        selecting continues uncompiled. What `dataclasses.replace` makes is not compiled.
-
-        Args:
-            **options: Passed to `torch.compile`.
+        selecting continues uncompiled. `options` are those of `torch.compile`.
         """
         graphs = torch.cuda.is_available() and not {"mode", "options", "backend"} & options.keys()
         defaults = {"fullgraph": True, "dynamic": False} | ({"mode": "reduce-overhead"} if graphs else {})
@@ -217,10 +206,7 @@ class Pruner:
         return Selection(tokens, indices, indices, centroids=tokens, alpha=alpha, shares=torch.ones_like(alpha))
 
     def _select(self, inputs: PrunerInputs, k: int, check: bool) -> Selection:
-        """Select k < N of the tokens [B, N, D]; what the method `needs` is there and checked.
-
-        `check` says whether to check the values of the tokens, too: that may be cheaper on the way.
-        """
+        """Select k < N tokens of [B, N, D]; `check` their values: only those of what the method `needs` are checked."""
         if check:
             checks.check_finite("tokens", inputs.tokens)
         with torch.no_grad():
@@ -236,11 +222,7 @@ class Pruner:
 
 @torch.no_grad()
 def count_sizes(selection: Selection, tokens: Tensor) -> Tensor:
-    """Count the tokens of [B, N, D] that each kept one stands for, [B, k].
-
-    Members of its cluster where the method has labels; otherwise itself and the dropped tokens to which it is the
-    nearest kept one (Euclidean; of equally near ones the first). A CLS token, which has no members, counts once.
-    """
+    """Count the tokens of [B, N, D] that each kept one stands for, [B, k], as `Selection.sizes` says."""
     labels, k = selection.labels, selection.indices.shape[-1]
     if labels is None:
         labels = assign_to_kept(upcast_half(tokens), selection.indices)

@@ -1,6 +1,5 @@
 """Baselines: no pruning, a random choice, and an evenly spaced one."""
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -9,17 +8,14 @@ from torch import Tensor
 from clustrs import validation
 from clustrs.ops.indexing import stable_topk, uniform, upcast_half
 from clustrs.pruners.base import Pruner
-from clustrs.pruners.inputs import Layout, PrunerInputs
+from clustrs.pruners.inputs import Layout, PrunerInputs, grid_side
 from clustrs.pruners.registry import register
 
 
 @register
 @dataclass(frozen=True)
 class NoPruning(Pruner):
-    """Keep every token: what every method is compared with.
-
-    Args:
-        keep: Always 1.0; leave it out.
+    """Keep every token: what every method is compared with. Leave `keep` out.
 
     Examples:
         >>> import torch
@@ -101,21 +97,16 @@ class Grid(Pruner):
         batch, n, _ = inputs.tokens.shape
         if inputs.layout is not None and self.columns is None:
             return spread_over_tiles(inputs.layout, k)
-        side = math.isqrt(n)
-        width = self.columns or (side if side * side == n else n)
+        width = self.columns or grid_side(n)
         if n % width:
             raise ValueError(f"columns must divide the number of tokens, {n}, got {width}")
         slot = torch.arange(k, device=inputs.tokens.device)
-        sizes = (torch.full_like(slot, size) for size in (k, n // width, width))
-        return spread(slot, *sizes).repeat(batch, 1)
+        return spread(slot, *(torch.full_like(slot, size) for size in (k, n // width, width))).repeat(batch, 1)
 
 
 def spread(slot: Tensor, k: Tensor, height: Tensor, width: Tensor) -> Tensor:
-    """Return raster positions of the slots 0 .. k-1 on a grid of `height` x `width`, as even as integers allow.
-
-    Lines at even distances, about as many as make the spacing the same both ways, and on each of them columns at even
-    distances. Elementwise: every slot may lie on a grid of its own.
-    """
+    """Return raster positions of the slots 0 .. k-1 on a grid of `height` x `width`, each slot on a grid of its own:
+    lines at even distances, about as many as make the spacing the same both ways, and on each columns likewise."""
     ideal = (k * height).double().div(width).sqrt().round().long()
     lines = torch.maximum(torch.minimum(torch.minimum(height, k), ideal), (k + width - 1) // width).clamp(min=1)
     line = ((slot + 1) * lines - 1) // k
@@ -127,11 +118,8 @@ def spread(slot: Tensor, k: Tensor, height: Tensor, width: Tensor) -> Tensor:
 
 
 def spread_over_tiles(layout: Layout, k: int) -> Tensor:
-    """Return indices [B, k]: each tile gets its part of the budget, spread over the rectangle that its tokens fill.
-
-    Parts are in proportion to the tiles' tokens, rounded so that the tiles up to each have k * (their tokens) // N.
-    Tokens that do not fill a rectangle count as one line.
-    """
+    """Return indices [B, k]: each tile gets its part of the budget, spread over the rectangle that its tokens fill (one
+    line if they fill none). Parts are rounded so that the tiles up to each have k * (their tokens) // N."""
     n = layout.tile.shape[1]
     order = layout.x.argsort(dim=-1, stable=True)
     for key in (layout.y, layout.tile):
@@ -141,7 +129,6 @@ def spread_over_tiles(layout: Layout, k: int) -> Tensor:
     size = torch.zeros_like(tile).scatter_add_(-1, tile, torch.ones_like(tile))
 
     def extent(position: Tensor) -> Tensor:
-        """Return how far the tokens of each tile reach in one direction; 1 for tiles that do not exist."""
         low = torch.zeros_like(tile).scatter_reduce(-1, tile, position, "amin", include_self=False)
         return low.scatter_reduce(-1, tile, position, "amax", include_self=False) - low + 1
 

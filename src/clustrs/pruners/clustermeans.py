@@ -9,7 +9,7 @@ from clustrs import validation
 from clustrs.ops.indexing import gather_tokens
 from clustrs.ops.kmeans import cluster_sizes, membership
 from clustrs.pruners.base import Pruner
-from clustrs.pruners.clustrs import ClustRS
+from clustrs.pruners.clustrs import ClustRS, token_weights
 from clustrs.pruners.inputs import PrunerInputs, Selection, grid_layout
 from clustrs.pruners.registry import register
 
@@ -60,14 +60,12 @@ class ClusterMeans(Pruner):
 
     def _clustering(self) -> ClustRS:
         shared = {name: getattr(self, name) for name in ("keep", "tau", "iterations", "tolerance", "salience", "seed")}
-        return ClustRS(**shared, shrink=False, attention_power=self.power or 1.0)
+        return ClustRS(**shared, shrink=False)
 
     def _select(self, inputs: PrunerInputs, k: int, check: bool) -> Selection:
-        weighted = inputs
-        if self.power == 0:
-            assert inputs.scores is not None
-            weighted = PrunerInputs(inputs.tokens, torch.ones_like(inputs.scores), cls=True)
-        chosen = self._clustering()._select(weighted, k, check)
+        with torch.no_grad():
+            weight = token_weights(inputs, self.salience, self.power)
+        chosen = self._clustering()._select_weighted(inputs.tokens, weight, k, check)
         assert chosen.labels is not None
         assert chosen.centroids is not None
         assert chosen.shares is not None
@@ -79,11 +77,8 @@ class ClusterMeans(Pruner):
 
 
 def cluster_slots(labels: Tensor, shares: Tensor, inputs: PrunerInputs, k: int) -> Tensor:
-    """Return the member [B, k] of each cluster that is nearest to the cluster's weighted mean place.
-
-    In images of several tiles the place is that of the members in the tile with most of the cluster's weight. Of
-    equally near members the first one is taken.
-    """
+    """Return the member [B, k] of each cluster that is nearest to its weighted mean place, of equally near ones the
+    first. In images of several tiles only the members in the tile with most of the cluster's weight count."""
     layout = inputs.layout or grid_layout(inputs.tokens)
     members = membership(labels, k)
     weight = (members * shares.unsqueeze(1)).double()

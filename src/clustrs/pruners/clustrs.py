@@ -98,8 +98,11 @@ class ClustRS(Pruner):
     def _select(self, inputs: PrunerInputs, k: int, check: bool) -> Selection:
         with torch.no_grad():
             weight = token_weights(inputs, self.salience, self.attention_power)
+        return self._select_weighted(inputs.tokens, weight, k, check)
+
+    def _select_weighted(self, tokens: Tensor, weight: Tensor, k: int, check: bool) -> Selection:
         medoid = self.representative == "medoid"
-        step = PLAIN if medoid else steps(inputs.tokens)
+        step = PLAIN if medoid else steps(tokens)
 
         def choose(distances: Tensor, scale: Tensor, weight: Tensor, images: slice, exponent: int) -> Chosen:
             tau = math.ldexp(min(self.tau, math.ldexp(1.0, exponent + 60)), -exponent) if exponent else self.tau
@@ -111,7 +114,7 @@ class ClustRS(Pruner):
                 return kmeans.medoids(labels, distances, scale, weight, k)
             return step.representatives(labels, weight, k)
 
-        return select_clusters(step, inputs.tokens, weight, self.clip if self.shrink else None, choose, check=check)
+        return select_clusters(step, tokens, weight, self.clip if self.shrink else None, choose, check=check)
 
 
 def select_clusters(
@@ -127,9 +130,9 @@ def select_clusters(
 ) -> Selection:
     """Choose tokens of [B, N, D] and their clusters, and pull them towards the weighted means of these (RRS).
 
-    `choose` gets squared distances and their means, weights, the images of the batch that these are of, and an
-    exponent; it returns indices [B, k] and labels [B, N]. An image whose distances are too small to be squared is
-    divided by 2 ** exponent, and its output multiplied by it, which is exact.
+    `choose` gets squared distances, their means, weights, the images that these are of, and an exponent; it returns
+    indices [B, k] and labels [B, N]. An image whose distances are too small to be squared is divided by 2 ** exponent,
+    and its output multiplied by it, which is exact.
     """
     with torch.no_grad():
         distances, scale = step.squared_distances(upcast_half(tokens))

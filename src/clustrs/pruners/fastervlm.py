@@ -17,9 +17,6 @@ class FasterVLM(Pruner):
 
     FasterVLM (https://arxiv.org/abs/2412.01818): the top k of the scores a_i, in raster order.
 
-    Args:
-        keep: Budget, a count (int) or a fraction (float).
-
     Examples:
         >>> import torch
         >>> from clustrs import FasterVLM

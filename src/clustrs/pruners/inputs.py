@@ -35,12 +35,15 @@ class Layout:
     x: Tensor
 
 
+def grid_side(n: int) -> int:
+    """Return the side of a square of n tokens, or n if they are none."""
+    return math.isqrt(n) if math.isqrt(n) ** 2 == n else n
+
+
 def grid_layout(tokens: Tensor, side: int | None = None) -> Layout:
     """Return the layout of tokens [B, N, D] on one grid `side` wide; by default a square, or a line if N is none."""
-    batch, n, _ = tokens.shape
-    if side is None:
-        side = math.isqrt(n) if math.isqrt(n) ** 2 == n else n
-    cell = torch.arange(n, device=tokens.device).expand(batch, n)
+    side = side or grid_side(tokens.shape[1])
+    cell = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[:2])
     return Layout(torch.zeros_like(cell), cell // side, cell % side)
 
 
@@ -164,9 +167,8 @@ def _check_tensor(
 ) -> None:
     """Check for a tensor of numbers on the device of the tokens, of the given shape (-1: any size)."""
     if not isinstance(value, Tensor) or value.is_floating_point() == integers or value.dtype == torch.bool:
-        kind = str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
         accepted = "tensor of integers" if integers else "floating-point tensor"
-        raise ValueError(f"{name} must be a {accepted}, got {kind}")
+        raise ValueError(f"{name} must be a {accepted}, got {getattr(value, 'dtype', type(value).__name__)}")
     if value.device != tokens.device:
         raise ValueError(f"{name} must be on {tokens.device}, the device of the tokens, got {value.device}")
     sizes = value.shape if shape is None else shape

@@ -28,9 +28,6 @@ def register(method: Method) -> Method:
     Args:
         method: A subclass of `Pruner` with a `name`. Its `presets` get names, too: "name-preset".
 
-    Returns:
-        The class itself.
-
     Raises:
         ValueError: Not a `Pruner` subclass with a name, or another module registered that name.
 
@@ -112,9 +109,6 @@ def get_method(name: str, /, **parameters: Any) -> Pruner:
         name: The name of a method or a preset; see `list_methods` and `list_presets`.
         **parameters: `keep`, and parameters of the method. They override those of a preset.
 
-    Returns:
-        The method.
-
     Raises:
         ValueError: Unknown name or parameter, a missing or a bad value.
 
@@ -154,14 +148,11 @@ def from_dict(data: Mapping[str, Any]) -> Pruner:
 
 
 def parse_method(spec: str) -> dict[str, Any]:
-    """Parse a method as the command line has it: a name, then parameters as KEY=VALUE.
+    """Parse a method as the command line has it into what `from_dict` takes; a preset becomes its method.
 
     Args:
-        spec: For example "clustrs tau=2 shrink=false", "clustrs clip=0,0.5" or "denoise inner=divprune". Values are
+        spec: A name, then parameters KEY=VALUE: "clustrs tau=2 shrink=false", "denoise inner=divprune". Values are
             JSON, numbers with commas between them, or words.
-
-    Returns:
-        The method as `from_dict` takes it; a preset becomes its method with parameters.
 
     Raises:
         ValueError: An unknown name, or something else than KEY=VALUE after it.
@@ -200,8 +191,7 @@ def attach(model: Any, method: Pruner | str | Mapping[str, Any], **options: Any)
 def split_methods(text: str) -> list[str]:
     """Split a list of methods at its commas, without splitting the values of their parameters.
 
-    A comma inside brackets belongs to a value. So does a comma after KEY=VALUE, unless a method's name (or what looks
-    like one, mistyped) follows.
+    A comma inside brackets belongs to a value; so does one after KEY=VALUE, unless (nearly) a method's name follows.
 
     Examples:
         >>> from clustrs import split_methods
@@ -234,9 +224,6 @@ def variant_labels(methods: Sequence[Pruner | Mapping[str, Any]], *, with_keep: 
     Args:
         methods: Methods, or what their `to_dict` returned.
         with_keep: Mention budgets, too, where those of one method differ.
-
-    Returns:
-        A label for each method.
 
     Examples:
         >>> from clustrs import ClustRS, DivPrune, variant_labels

@@ -22,9 +22,6 @@ class VisionZip(Pruner):
     target plus the mean of the remaining tokens whose keys have the largest cosine with the target's. The tokens come
     in the order [CLS,] dominant, contextual.
 
-    Args:
-        keep: Budget, a count (int) or a fraction (float).
-
     Examples:
         >>> import torch
         >>> from clustrs import VisionZip
