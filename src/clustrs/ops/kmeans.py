@@ -97,8 +97,8 @@ def weighted_sums(tokens: Tensor, labels: Tensor, factors: Tensor, sizes: Tensor
     batch, n, width = tokens.shape
     order = labels.argsort(dim=-1, stable=True)
     slots = order + torch.arange(batch, device=tokens.device)[:, None] * n
-    weights = factors.gather(-1, order).flatten()
-    starts = sizes.flatten().cumsum(0) - sizes.flatten()
+    weights, counts = factors.gather(-1, order).flatten(), sizes.flatten()
+    starts = counts.cumsum(0) - counts
     rows = tokens.reshape(batch * n, width)
     total = functional.embedding_bag(slots.flatten(), rows, starts, mode="sum", per_sample_weights=weights)
     return total.view(batch, -1, width)
