@@ -14,7 +14,7 @@ from tiny_models import FAMILIES, PATCHES, Load, make_image, prepare
 from torch import Tensor
 from transformers import modeling_utils, pipeline
 
-from clustrs import ClustRS, DivPrune, Random
+from clustrs import ClustRS, DivPrune, FasterVLM, Pruner, Random
 
 pytestmark = pytest.mark.usefixtures("as_published")
 
@@ -421,17 +421,25 @@ def test_ready_made_features_are_refused(load: Load) -> None:
 
 
 @pytest.mark.slow
-def test_compiled_forward_in_one_graph(load: Load) -> None:
-    """The whole pruned forward, with the default backend, without a graph break."""
+@pytest.mark.parametrize(("method", "backend"), [(ClustRS(keep=5), "aot_eager"), (FasterVLM(keep=5), "inductor")])
+def test_compiled_forward_in_one_graph(load: Load, method: Pruner, backend: str) -> None:
+    """The whole pruned forward without a graph break; tests/pruners compile each selection with the default backend."""
     model, processor = load()
+    options = {}
+    if backend == "inductor":  # each layer less is a few kernels less to compile
+        options = {"positions": "original", "attention": "proportional"}
+        config = copy.deepcopy(model.config)
+        config.text_config.num_hidden_layers, config.vision_config.num_hidden_layers = 1, 2
+        shallow = type(model)(config).eval()
+        assert not shallow.load_state_dict(model.state_dict(), strict=False).missing_keys
+        model = shallow
     inputs = ask(processor)
     text = int((inputs["input_ids"] != model.config.image_token_id).sum())
-    with torch.no_grad(), ClustRS(keep=5)(model) as handle:
+    with torch.no_grad(), method(model, **options) as handle:
         expected = model(**inputs).logits
         kept = handle.last[0].selection.indices
-        compiled = torch.compile(model, fullgraph=True)(**inputs).logits
+        compiled = torch.compile(model, fullgraph=True, backend=backend)(**inputs).logits
     assert compiled.shape[1] == text + 5
     torch.testing.assert_close(compiled, expected, atol=1e-4, rtol=1e-4)
-    rows = oracle.select(model, ClustRS(keep=5), inputs, True)
-    assert rows.indices.tolist() == kept.tolist()
+    assert oracle.select(model, method, inputs, True).indices.tolist() == kept.tolist()
     torch._dynamo.reset()

@@ -206,14 +206,14 @@ def plain_flex(query: Tensor, key: Tensor, value: Tensor, training: bool = False
     return flex_attention(query, key, value, **options)
 
 
-@pytest.mark.slow
 @torch.no_grad()
 def test_compiled(load: Load) -> None:
+    """In one graph; tests/models/test_calls.py has the default backend."""
     model, processor = load()
     inputs = prepare(processor, ["<s>user: <image> what is this?"], [[make_image()]])
     with ClustRS(keep=5)(model, **BOTH):
         expected = model(**inputs).logits
-        compiled = torch.compile(model, fullgraph=True)(**inputs).logits
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(**inputs).logits
     with ClustRS(keep=5)(model, positions="original", attention="plain"):
         plain = model(**inputs).logits
     torch._dynamo.reset()

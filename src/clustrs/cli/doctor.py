@@ -3,7 +3,7 @@
 import io
 import os
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from functools import cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -83,12 +83,9 @@ def examine(check: Check) -> Finding:
 
 
 def version_of(module: str) -> str:
-    """Return the version of the package that a module comes with."""
-    packages = distributions().get(module, [module])  # an editable one is not listed by its modules
-    try:
-        return metadata.version(packages[0])
-    except metadata.PackageNotFoundError:
-        return "unknown"
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(distributions().get(module, [module])[0])  # modules of editable packages are not listed
+    return "unknown"
 
 
 def try_models() -> str:

@@ -109,7 +109,12 @@ def write_run(folder: Path, cells: Sequence[ResultCell], metric: str | None, tel
         metric = shared[0]
     if metric not in shared:
         raise ValueError(f"--metric {metric}: {first.task} has {', '.join(shared) or 'none that all results have'}")
-    divisor, scale = scale_of([cell.scores[metric] for cell in cells])
+    totals, scale = [cell.scores[metric] for cell in cells], 100.0
+    if min(totals) < 0:
+        raise ValueError(f"scores must not be negative, got {min(totals):g} (choose another --metric)")
+    while max(totals) > scale:  # totals that are all at most 1 are fractions, and shown in per cent
+        scale *= 10
+    divisor = 1.0 if max(totals) <= 1 else scale
     samples = [read_samples(cell, metric) for cell in cells]
     lacking = [cell.path.name for cell, some in zip(cells, samples, strict=True) if some is None]
     if lacking:
@@ -171,16 +176,6 @@ def read_samples(cell: ResultCell, metric: str) -> list[dict[str, Any]] | None:
     mean, total = sum(one["score"] for one in samples.values()) / len(samples), cell.scores[metric]
     is_mean = any(abs(mean * factor - total) <= CLOSE * factor for factor in (1, 100))
     return list(samples.values()) if is_mean else None
-
-
-def scale_of(scores: Sequence[float]) -> tuple[float, float]:
-    """Return the divisor that maps totals to 0 .. 1, and the scale in which they are shown: 100, 1000 ... as needed."""
-    if min(scores) < 0:
-        raise ValueError(f"scores must not be negative, got {min(scores):g} (choose another --metric)")
-    scale = 100.0
-    while max(scores) > scale:
-        scale *= 10
-    return 1.0 if max(scores) <= 1 else scale, scale
 
 
 def unique(values: Iterable[Any]) -> list[Any]:
