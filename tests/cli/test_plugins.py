@@ -1,8 +1,10 @@
 """Plugins of other packages: one that fails is named in one line, and every command goes on without it."""
 
 import doctest
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -13,11 +15,14 @@ from pathlib import Path
 
 import pytest
 from recorded_run import write_run
+from safetensors.torch import save_file
 
 from clustrs import plugins
 from clustrs.cli import doctor
+from clustrs.embedded import model_folder
 from clustrs.evaluation.results import load_run
 from clustrs.models.adapters import base as adapters
+from clustrs.models.load import load_model
 
 Run = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).parents[2]
@@ -213,3 +218,62 @@ def test_no_hint_names_a_package_that_is_on_no_index() -> None:
         assert "pip install 'clustrs" not in path.read_text(), path
     for check in doctor.CHECKS:
         assert "clustrs[" not in check.install
+
+
+FAMILY = """
+from transformers import AutoConfig, AutoModelForImageTextToText, LlavaConfig, LlavaForConditionalGeneration
+from clustrs import Adapter, VisualTokens, register_adapter
+from clustrs.models.adapters.base import attention_layer, recorded
+from clustrs.models.scoring import record_scores
+
+class AcmeConfig(LlavaConfig):
+    model_type = "acme_vlm"
+
+class AcmeForConditionalGeneration(LlavaForConditionalGeneration):
+    config_class = AcmeConfig
+
+AutoConfig.register("acme_vlm", AcmeConfig)
+AutoModelForImageTextToText.register(AcmeConfig, AcmeForConditionalGeneration)
+
+@register_adapter
+class AcmeAdapter(Adapter):
+    model_types = ("acme_vlm",)
+
+    def scoring_layer(self):
+        return attention_layer(self.inner.vision_tower, self.config.vision_feature_layer)
+
+    def encode(self, inputs, timer, crops="all"):
+        with timer.time("vision"), record_scores(self.scoring_layer(), "cls", timer) as recorder:
+            out = self.inner.get_image_features(pixel_values=inputs["pixel_values"], return_dict=True)
+        scores, keys = recorded(recorder)
+        side = int(scores.shape[1] ** 0.5)
+        return [
+            VisualTokens.on_grid(features, scores[i], (side, side), keys=keys[i, 1:], cls_keys=keys[i : i + 1, :1])
+            for i, features in enumerate(out.pooler_output)
+        ]
+"""
+
+
+def test_a_family_whose_model_transformers_does_not_have(tmp_path: Path) -> None:
+    """The plugin adds the model class to transformers, so it is loaded before the model; answers are LLaVA's."""
+    write_package(tmp_path, "acme", "clustrs.adapters", FAMILY)
+    folder = shutil.copytree(model_folder("mini-llava"), tmp_path / "weights")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "acme_vlm", "architectures": ["AcmeForConditionalGeneration"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = {name: value.clone() for name, value in load_model("mini-llava")[0].state_dict().items()}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})  # transformers renames weights of its own types
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    answers = []
+    for model in ("mini-llava", str(folder)):
+        words = ["ask", "sample:scene-1", "How many objects are there?", "--model", model, "--keep", "16", "--json"]
+        done = subprocess.run(
+            [sys.executable, "-m", "clustrs.cli", *words],
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        answers.append(json.loads(done.stdout)["answer"])
+    assert answers[0] == answers[1]

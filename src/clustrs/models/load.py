@@ -62,6 +62,9 @@ def load_model(model_id: str, options: LoadOptions = DEFAULTS) -> tuple[Any, Any
     """
     from transformers import AutoModelForImageTextToText
 
+    from clustrs.models.adapters.base import list_model_types
+
+    list_model_types()  # loads plugins: a family of another package may add its model class to transformers
     folder = folder_of(model_id)
     source = model_id if folder is None else str(folder)
     device, arguments = load_arguments(options)

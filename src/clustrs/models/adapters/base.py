@@ -41,7 +41,8 @@ class VisualTokens:
         hidden: [N, H], hidden states of the tower, for methods that read them.
         keys: [N, K], keys of the scoring layer, mean over heads, for methods that read them.
         cls_hidden: [tiles, 1 or 0, H], hidden states of the CLS tokens.
-        cls_keys: [tiles, 1 or 0, K], keys of the CLS tokens.
+        cls_keys: [tiles, 1 or 0, K], keys of the CLS tokens. Give one of these two if the tower has CLS tokens: where
+            there are none, ClustRS weights tokens by their norms as well.
         project: Maps hidden states [..., H] to features [..., D].
         planes: [L, M, D], features that later layers of the language model add (Qwen3-VL's deepstack features).
         first_slot: The placeholder that the first row of `features` takes, counted within the image.
@@ -158,12 +159,10 @@ class Adapter:
         ...     def encode(self, inputs, timer, crops="all"):
         ...         with timer.time("vision"), record_scores(self.scoring_layer(), "cls", timer) as recorder:
         ...             out = self.inner.get_image_features(pixel_values=inputs["pixel_values"], return_dict=True)
-        ...         scores, keys = recorded(recorder)  # [images, N] and [images, 1 + N, K]
-        ...         side = int(scores.shape[1] ** 0.5)
-        ...         return [
-        ...             VisualTokens.on_grid(features, scores[i], (side, side), keys=keys[i, 1:])
-        ...             for i, features in enumerate(out.pooler_output)
-        ...         ]
+        ...         scores, keys = recorded(recorder)  # [images, N] and, CLS token first, [images, 1 + N, K]
+        ...         grid = (int(scores.shape[1] ** 0.5),) * 2
+        ...         parts = zip(out.pooler_output, scores, keys[:, 1:], keys[:, None, :1])
+        ...         return [VisualTokens.on_grid(f, s, grid, keys=k, cls_keys=cls) for f, s, k, cls in parts]
 
         `@register_adapter` makes it known, or an entry point of the group `clustrs.adapters`.
     """
