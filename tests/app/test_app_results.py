@@ -121,12 +121,12 @@ def test_disagreements_are_those_of_the_records(opened: OpenRun) -> None:
     theirs = {r["item"]: r for r in under if r["method"]["name"] == "fastervlm"}
     expected = {item for item in mine if mine[item]["score"] != theirs[item]["score"]}
     found = disagreements(opened, first, second, condition)
-    assert {one.item for one in found} == expected
+    assert {one.asked.item for one in found} == expected
     assert 0 < len(expected) < 12 + 1
     for one in found:
-        assert (one.first.text, one.first.score) == (mine[one.item]["text"], mine[one.item]["score"])
-        assert (one.second.text, one.second.score) == (theirs[one.item]["text"], theirs[one.item]["score"])
-        assert list(one.first.kept) == mine[one.item]["kept"]
+        assert (one.first.text, one.first.score) == (mine[one.asked.item]["text"], mine[one.asked.item]["score"])
+        assert (one.second.text, one.second.score) == (theirs[one.asked.item]["text"], theirs[one.asked.item]["score"])
+        assert list(one.first.kept) == mine[one.asked.item]["kept"]
     gains = [one.first.score - one.second.score for one in found]
     assert gains == sorted(gains, reverse=True)
 
@@ -140,7 +140,7 @@ def test_failed_and_missing_answers_are_no_disagreements(tmp_path: Path) -> None
     write_run(tmp_path / "run", change)
     opened = RunLibrary(tmp_path).open("run")
     found = clean_disagreements(opened)
-    assert {"v1_0", "v1_1"}.isdisjoint(one.item for one in found)
+    assert {"v1_0", "v1_1"}.isdisjoint(one.asked.item for one in found)
     assert found
 
 

@@ -160,10 +160,10 @@ WRONG: list[tuple[str, list[Any], Any]] = [
     ("show", [None, "clean", 1, 0, ["x"], 4], None),
     ("jump", ["hostile", "gaussian", "4"], None),
     ("jump", ["hostile", "gaussian", "4"], {"method": "x", "condition": 0}),
-    ("compare", ["hostile", "gaussian", "4", 10**6, 2, 0], None),
-    ("compare", ["../hostile", "gaussian", "4", 1, 2, 0], None),
-    ("question", ["hostile", "gaussian", "4", 1, 3, 0], {"index": 10**30}),
-    ("question", ["hostile", "gaussian", "4", 1, 3, 0], None),
+    ("compare", ["hostile", 10**6, 2, 0], None),
+    ("compare", ["../hostile", 1, 2, 0], None),
+    ("question", ["hostile", 1, 3, 0], {"index": 10**30}),
+    ("question", ["hostile", 1, 3, 0], None),
 ]
 
 

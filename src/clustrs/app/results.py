@@ -43,14 +43,9 @@ class Answered:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """A question that two methods answered with different scores, under the same corruption and seed."""
+    """A question (as a record has it) that two methods answered with different scores."""
 
-    item: str
-    image: str
-    question: str
-    expected: str
-    corruption: str
-    seed: int
+    asked: AnswerRecord
     first: Answered
     second: Answered
 
@@ -152,10 +147,8 @@ def disagreements(opened: OpenRun, first: int, second: int, condition: int) -> l
             for side, index in enumerate(pair):
                 name, label, score = run.methods[index].name, opened.summary.label(index), float(wanted[key][side])
                 answered.append(Answered(name, label, records[side].text or "", score, tuple(records[side].kept or ())))
-            one = records[0]
-            about = (one.item, one.image, one.question, one.answer, one.corruption, one.seed)
-            listed.append(Disagreement(*about, *answered))
-    return sorted(listed, key=lambda d: (d.second.score - d.first.score, d.item, d.seed))
+            listed.append(Disagreement(records[0], *answered))
+    return sorted(listed, key=lambda d: (d.second.score - d.first.score, d.asked.item, d.asked.seed))
 
 
 def kept_images(loaded: LoadedModel, opened: OpenRun, one: Disagreement) -> tuple[list[Image.Image | None], str]:
@@ -164,17 +157,17 @@ def kept_images(loaded: LoadedModel, opened: OpenRun, one: Disagreement) -> tupl
     Nothing is downloaded. Records have the indices of kept tokens (none where everything was kept); only the model of
     the run knows their places, so another model shows the image as it is.
     """
-    config = Config.from_json(opened.run.config)
+    config, asked = Config.from_json(opened.run.config), one.asked
     if config.data is None and config.task not in LOCAL_TASKS:
         raise ValueError(f"the data of task {config.task} came from the hub, and this page makes no requests")
-    data, corruption = None if config.data is None else Path(config.data), parse_corruption(one.corruption)
-    image = get_task(config.task, data, config.limit, **config.task_options).open(one.image)
-    image = corruption.apply(image, one.image, one.seed) if corruption else image
+    data, corruption = None if config.data is None else Path(config.data), parse_corruption(asked.corruption)
+    image = get_task(config.task, data, config.limit, **config.task_options).open(asked.image)
+    image = corruption.apply(image, asked.image, asked.seed) if corruption else image
     if config.model != loaded.name:
         note = f"The run's model is {config.model}: start clustrs app --model {config.model} to see the kept tokens."
         return [image, image], note
     processor = apply_image_padding(loaded.processor, config.image_padding)
-    prompt = chat_prompt(processor, one.question, config.prompt_template)
+    prompt = chat_prompt(processor, asked.question, config.prompt_template)
     with loaded.lock:
         encoded = asking.encode(loaded.model, processor, [image], [(0, prompt)], config.crops).images[0]
     count = len(encoded.candidates)

@@ -265,8 +265,8 @@ class ResultsTab:
             choice.input(self.show, filters, shown)
         cells.select(self.jump, filters, [cells, *pair, one], **HIDDEN)
         for choice in pair:
-            choice.change(self.compare, [*filters, *pair], [listed, one], **HIDDEN)
-        listed.select(self.question, [*filters, *pair], one, **MODEL_QUEUE)
+            choice.change(self.compare, [name, *pair], [listed, one], **HIDDEN)
+        listed.select(self.question, [name, *pair], one, **MODEL_QUEUE)
 
     def refresh(self, name: str | None) -> tuple[Any, Any]:
         """List the runs; the one that was open stays open."""
@@ -307,9 +307,7 @@ class ResultsTab:
         cells = markup.cells(opened, corruption, budget, chosen)
         return cells, *self._pair(opened, corruption, budget, *chosen), ""
 
-    def compare(
-        self, name: str, corruption: str, budget: str, first: Any, second: Any, condition: Any
-    ) -> tuple[str, str]:
+    def compare(self, name: str, first: Any, second: Any, condition: Any) -> tuple[str, str]:
         """List the questions on which two methods disagree."""
         if None in (name, first, second, condition):
             return "", ""
@@ -318,9 +316,7 @@ class ResultsTab:
         label, under = opened.summary.label, str(opened.run.conditions[condition])
         return markup.disagreement_list(found, label(first), label(second), under), ""
 
-    def question(
-        self, event: gr.EventData, name: str, corruption: str, budget: str, first: int, second: int, condition: int
-    ) -> str:
+    def question(self, event: gr.EventData, name: str, first: int, second: int, condition: int) -> str:
         """Show one of those questions, with its image and what each method kept of it."""
         opened = self.library.open(name)
         found = disagreements(opened, first, second, condition)
