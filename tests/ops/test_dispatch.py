@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from clustrs import ClustRS, Denoise, DivPrune, Pruner, Selection
 from clustrs.ops import dispatch, distances
 from clustrs.ops.dispatch import FUSED, PLAIN
-from clustrs.ops.indexing import exponential_noise
+from clustrs.ops.distances import exponential_noise
 
 pytest.importorskip("triton", reason="the kernels need Triton: pip install triton")
 from clustrs.ops import kernels

@@ -14,7 +14,7 @@ from reference.clustering import huber
 from scipy_free import chi_square_limit
 from torch import Tensor
 
-from clustrs.ops import indexing
+from clustrs.ops import distances as indexing
 from clustrs.ops.distances import squared_distances
 from clustrs.ops.kmeans import centers, refine, representatives, seeding, unit_scale
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from clustrs import ClustRS, Pruner, Selection, get_method
-from clustrs.ops.indexing import map_chunks
+from clustrs.ops.distances import map_chunks
 
 ALL = [get_method(name, keep=9, **easy) for name, easy, _ in METHODS] + [get_method("none")]
 each_method = pytest.mark.parametrize("method", ALL, ids=lambda m: f"{m.name}-{getattr(m, 'centroid', '')}")

@@ -20,8 +20,15 @@ import torch
 from torch import Tensor
 
 from clustrs.ops import kmeans
-from clustrs.ops.distances import center, deterministic_matmul, squared_distances
-from clustrs.ops.indexing import exponential_noise, gather_tokens, is_ordinary, map_images
+from clustrs.ops.distances import (
+    center,
+    deterministic_matmul,
+    exponential_noise,
+    gather_tokens,
+    is_ordinary,
+    map_images,
+    squared_distances,
+)
 from clustrs.ops.kmeans import LEAST_SUM, LIGHTEST, Clip, gather_own
 
 Mode = Literal["auto", "off", "on"]

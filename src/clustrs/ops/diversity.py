@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vecdot
 
-from clustrs.ops.distances import edges, gram
-from clustrs.ops.indexing import can_read_without_sync, exporting, gather_tokens, map_images, upcast_half
+from clustrs.ops.distances import can_read_without_sync, edges, exporting, gather_tokens, gram, map_images, upcast_half
 
 HIGH_BITS, LOW_BITS = 26, 20
 LARGEST_EXPONENT = 900

@@ -10,8 +10,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from clustrs.ops.distances import ROUNDING, deterministic_matmul
-from clustrs.ops.indexing import exponential_noise, exporting, fill_invalid, gather_tokens, map_chunks, map_images
+from clustrs.ops.distances import (
+    ROUNDING,
+    deterministic_matmul,
+    exponential_noise,
+    exporting,
+    fill_invalid,
+    gather_tokens,
+    map_chunks,
+    map_images,
+)
 
 AT_ONCE = 8
 """From this share of the tokens on, 1 / AT_ONCE, the costs to all tokens are computed at once, not seed by seed."""

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from clustrs import validation
-from clustrs.ops.distances import assign_to_kept
-from clustrs.ops.indexing import gather_tokens, upcast_half
+from clustrs.ops.distances import assign_to_kept, gather_tokens, upcast_half
 from clustrs.pruners import inputs as checks
 from clustrs.pruners.inputs import PrunerInputs, Selection
 from clustrs.validation import Attention, Crops, Deepstack, Positions, Scope

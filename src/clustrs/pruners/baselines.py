@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from clustrs import validation
-from clustrs.ops.indexing import stable_topk, uniform, upcast_half
+from clustrs.ops.distances import stable_topk, uniform, upcast_half
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.inputs import Layout, PrunerInputs, grid_side
 from clustrs.pruners.registry import register

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from clustrs import validation
-from clustrs.ops.indexing import gather_tokens
+from clustrs.ops.distances import gather_tokens
 from clustrs.ops.kmeans import cluster_sizes, membership
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.clustrs import ClustRS, token_weights

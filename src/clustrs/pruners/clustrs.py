@@ -11,8 +11,14 @@ from torch import Tensor
 from clustrs import validation
 from clustrs.ops import kmeans
 from clustrs.ops.dispatch import PLAIN, Steps, steps
-from clustrs.ops.distances import multiply_power, spread_exponent, tiny_images
-from clustrs.ops.indexing import can_read_without_sync, gather_tokens, upcast_half
+from clustrs.ops.distances import (
+    can_read_without_sync,
+    gather_tokens,
+    multiply_power,
+    spread_exponent,
+    tiny_images,
+    upcast_half,
+)
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.inputs import PrunerInputs, Selection, check_finite
 from clustrs.pruners.registry import register

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from clustrs import validation
 from clustrs.ops.dispatch import steps
-from clustrs.ops.distances import ROUNDING
-from clustrs.ops.indexing import gather_tokens
+from clustrs.ops.distances import ROUNDING, gather_tokens
 from clustrs.ops.kmeans import nearest
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.clustrs import Chosen, select_clusters, token_weights

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from clustrs.ops.indexing import stable_topk
+from clustrs.ops.distances import stable_topk
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.inputs import PrunerInputs
 from clustrs.pruners.registry import register

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from clustrs.ops.distances import stable_topk, upcast_half
 from clustrs.ops.diversity import cosines
-from clustrs.ops.indexing import stable_topk, upcast_half
 from clustrs.ops.kmeans import cluster_sizes, weighted_sums
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.inputs import PrunerInputs, Selection, check_finite

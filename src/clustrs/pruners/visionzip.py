@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from clustrs.ops.distances import gather_tokens, stable_topk, upcast_half
 from clustrs.ops.diversity import cosines
-from clustrs.ops.indexing import gather_tokens, stable_topk, upcast_half
 from clustrs.ops.kmeans import membership
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.inputs import PrunerInputs, Selection, check_finite

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from clustrs import validation
+from clustrs.ops.distances import stable_topk
 from clustrs.ops.diversity import cosines, thin
-from clustrs.ops.indexing import stable_topk
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.inputs import PrunerInputs
 from clustrs.pruners.registry import register
