@@ -11,8 +11,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-LONGEST_REASON = 200
-"""Characters of a plugin's error that are shown."""
+LONGEST_REASON = 200  # characters of a plugin's error that are shown
 EXTRAS = {
     **dict.fromkeys(("typer", "rich", "tqdm", "yaml", "msgspec", "filelock", "openai", "jinja2"), "cli"),
     **dict.fromkeys(("transformers", "PIL"), "models"),
@@ -22,10 +21,8 @@ EXTRAS = {
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "onnx"),
 }
 """The extra of the package that installs an optional module."""
-WITHOUT_MODELS = ("plot", "openvino")
-"""Extras that do not need the package clustrs-models."""
-WITH_PAPER = ("studies", "dev")
-"""Extras that need the package clustrs-paper."""
+WITHOUT_MODELS = ("plot", "openvino")  # extras that do not need the package clustrs-models
+WITH_PAPER = ("studies", "dev")  # extras that need the package clustrs-paper
 
 _loaded: set[tuple[str, str, str]] = set()
 

@@ -32,8 +32,7 @@ from clustrs.ops.distances import (
 from clustrs.ops.kmeans import LEAST_SUM, LIGHTEST, Clip, gather_own
 
 Mode = Literal["auto", "off", "on"]
-LARGEST = 8192
-"""Tokens that one program can hold."""
+LARGEST = 8192  # tokens that one program can hold
 _mode: ContextVar[Mode] = ContextVar("fused", default="off" if os.environ.get("CLUSTRS_FUSED") == "0" else "auto")
 
 
@@ -163,6 +162,4 @@ def _shares(labels: Tensor, weight: Tensor, k: int, own: Tensor, huber_tau: floa
 
 
 PLAIN = Steps(squared_distances, kmeans.seeding, kmeans.refine, kmeans.representatives, kmeans.weighted_means)
-"""Plain torch operations, for every device and compiler."""
 FUSED = Steps(fused_squared_distances, fused_seeding, fused_refine, fused_representatives, fused_weighted_means)
-"""Triton kernels."""

@@ -16,24 +16,15 @@ from torch.linalg import vecdot
 from clustrs.ops.distances import can_read_without_sync, edges, exporting, gather_tokens, gram, map_images, upcast_half
 
 HIGH_BITS, LOW_BITS = 26, 20
-LARGEST_EXPONENT = 900
-"""Rows whose norm lies beyond 2^±900 are out of range; no such number survives the checks of `select`."""
-SMALLEST = 2.0**-400
-"""Rows of float64 numbers below this are multiplied by a power of two before they are squared."""
-NOT_A_NUMBER = 2.0
-"""Stands for a cosine that is NaN: more than any other, so that its tokens come last."""
-LARGEST_SIMILARITY = 2.0**127
-"""Stands for an infinite similarity: less than that of a token to itself. Every exporter can write it."""
-CHUNK = 512
-"""Features that are added up in float32 at once: the fewer, the smaller the error."""
-SMALL = 128 * 256
-"""Up to this many numbers an image has, exact cosines of everything are quicker."""
-AT_ONCE = 8
-"""Tokens that one round drops at most."""
-WINDOW = 48
-"""Nearest neighbors that are remembered of each token."""
-DIRECT = 1024
-"""Up to this many tokens each round looks at all cosines; beyond, remembering neighbors is quicker on a CPU."""
+LARGEST_EXPONENT = 900  # rows whose norm lies beyond 2^±900 are out of range: none that `select` accepts
+SMALLEST = 2.0**-400  # rows of float64 numbers below this are multiplied by a power of two before they are squared
+NOT_A_NUMBER = 2.0  # stands for a cosine that is NaN: more than any other, so that its tokens come last
+LARGEST_SIMILARITY = 2.0**127  # stands for an infinite one: less than that to itself, and every exporter can write it
+CHUNK = 512  # features that are added up in float32 at once: the fewer, the smaller the error
+SMALL = 128 * 256  # up to this many numbers an image has, exact cosines of everything are quicker
+AT_ONCE = 8  # tokens that one round drops at most
+WINDOW = 48  # nearest neighbors that are remembered of each token
+DIRECT = 1024  # up to this many tokens each round looks at all cosines; beyond, remembering neighbors is quicker
 
 FixedPoint = tuple[Tensor, Tensor]
 

@@ -21,13 +21,10 @@ from clustrs.ops.distances import (
     map_images,
 )
 
-AT_ONCE = 8
-"""From this share of the tokens on, 1 / AT_ONCE, the costs to all tokens are computed at once, not seed by seed."""
+AT_ONCE = 8  # from this share of the tokens on, 1 / AT_ONCE, costs are computed at once, not seed by seed
+LIGHTEST = 1e-36  # weight that counts as none, next to a largest weight of about 1
+LEAST_SUM = 2.0**-126  # below every sum of weights in a cluster, also of those that the Huber estimate makes lighter
 Clip = tuple[float, float]
-LIGHTEST = 1e-36
-"""Weight that counts as none, next to a largest weight of about 1."""
-LEAST_SUM = 2.0**-126
-"""Below every sum of weights in a cluster, also of the lightest ones that the Huber estimate makes lighter still."""
 
 
 def salience(tokens: Tensor, attention: Tensor) -> Tensor:

@@ -68,10 +68,8 @@ class Pruner:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "label" not in cls.__dict__:
-            cls.label = cls.__name__
-        if "servable" not in cls.__dict__:
-            cls.servable = set(cls.needs) <= set(SERVED)
+        cls.label = cls.__dict__.get("label", cls.__name__)
+        cls.servable = cls.__dict__.get("servable", set(cls.needs) <= set(SERVED))
 
     def __post_init__(self) -> None:
         validation.keep(self.keep)
@@ -195,7 +193,6 @@ class Pruner:
         return self.attach(model, **options)
 
     def _select_all(self, tokens: Tensor, check: bool) -> Selection:
-        """Return all tokens."""
         if check:
             checks.check_finite("tokens", tokens)
         indices = torch.arange(tokens.shape[1], device=tokens.device).repeat(tokens.shape[0], 1)

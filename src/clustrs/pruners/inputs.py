@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LARGEST = 1e15
-"""Largest magnitude accepted: the squares of much larger numbers leave float32."""
+LARGEST = 1e15  # magnitude accepted: the squares of much larger numbers leave float32
 
 
 @dataclass(frozen=True)
@@ -108,10 +107,8 @@ class Selection:
         >>> import torch
         >>> from clustrs import ClustRS
         >>> selection = ClustRS(keep=4).select(torch.rand(2, 9, 8), torch.rand(2, 9))
-        >>> selection.tokens.shape, selection.labels.shape
-        (torch.Size([2, 4, 8]), torch.Size([2, 9]))
-        >>> selection.image(0).tokens.shape
-        torch.Size([4, 8])
+        >>> selection.tokens.shape, selection.labels.shape, selection.image(0).tokens.shape
+        (torch.Size([2, 4, 8]), torch.Size([2, 9]), torch.Size([4, 8]))
     """
 
     tokens: Tensor
@@ -143,15 +140,14 @@ def check_shapes(inputs: PrunerInputs) -> PrunerInputs:
         raise ValueError(f"tokens must have at least one image of at least one token, got shape {_shape(tokens)}")
     *batch, n, _ = tokens.shape
     states = (*batch, n + inputs.cls, -1)
-    ready: dict[str, Any] = {"tokens": tokens}
-    for name, shape in {"scores": (*batch, n), "hidden": states, "keys": states, "question": (*batch, -1, -1)}.items():
+    shapes = {"tokens": tokens.shape, "scores": (*batch, n), "hidden": states, "keys": states}
+    ready: dict[str, Any] = {}
+    for name, shape in {**shapes, "question": (*batch, -1, -1)}.items():
         if (value := getattr(inputs, name)) is not None:
             _check_tensor(name, value, tokens, shape)
-            ready[name] = value
-    ready = {name: value if batch else value[None] for name, value in ready.items()}
-    for name in ready.keys() & {"tokens", "scores"}:
-        # Kernels add in another order along other strides: one memory layout gives one result.
-        ready[name] = ready[name].contiguous()
+            value = value if batch else value[None]
+            # Kernels add in another order along other strides: one memory layout gives one result.
+            ready[name] = value.contiguous() if name in ("tokens", "scores") else value
     if layout is not None:  # one [N] serves every image of a batch
         for name in ("tile", "y", "x"):
             value = getattr(layout, name)

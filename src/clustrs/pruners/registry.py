@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from clustrs.models.attach import Handle
 
 Method = TypeVar("Method", bound=type[Pruner])
-EVERY = "all"
-"""Stands for every method in a list of methods."""
-
+EVERY = "all"  # stands for every method in a list of methods
 _methods: dict[str, type[Pruner]] = {}
 
 
@@ -46,12 +44,10 @@ def register(method: Method) -> Method:
     name = getattr(method, "name", None)
     if not (isinstance(method, type) and issubclass(method, Pruner) and isinstance(name, str) and name.strip()):
         raise ValueError(f"expected a Pruner subclass with a `name`, got {method!r}")
-    before = _methods.get(name)
-    if before is not None and before.__module__ != method.__module__:
-        raise ValueError(
-            f"a method named {name!r} is registered already: {before.__module__}.{before.__qualname__} has the name, "
-            f"{method.__module__}.{method.__qualname__} needs another"
-        )
+    before = _methods.setdefault(name, method)
+    if before.__module__ != method.__module__:
+        first, second = (f"{one.__module__}.{one.__qualname__}" for one in (before, method))
+        raise ValueError(f"a method named {name!r} is registered already: {first} has the name, {second} needs another")
     _methods[name] = method
     return method
 
@@ -84,12 +80,12 @@ def list_presets() -> dict[str, dict[str, Any]]:
         {'name': 'clustrs', 'shrink': False}
     """
     known = registered_methods()
-    named = {
+    return {
         f"{name}-{preset}": {"name": name, **parameters}
         for name, method in known.items()
         for preset, parameters in method.presets.items()
+        if f"{name}-{preset}" not in known
     }
-    return {name: parameters for name, parameters in named.items() if name not in known}
 
 
 def method_class(name: str) -> type[Pruner]:
