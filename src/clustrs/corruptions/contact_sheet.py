@@ -5,8 +5,7 @@ from PIL import Image, ImageDraw, ImageFont
 from clustrs.corruptions import Corruption, Group, corruption_rule, list_corruptions
 from clustrs.corruptions.imagenet_c import GET_PHOTOGRAPHS, frost_photographs
 
-LARGEST = 1024
-"""An image with a longer side than this is scaled down first: otherwise a photograph would take minutes."""
+LARGEST = 1024  # an image with a longer side than this is scaled down first: otherwise a photograph would take minutes
 CELL, GAP, LINE, NAMES = 208, 12, 24, 168
 INK, PALE, PAPER = "#1a1a1a", "#5f5f5f", "#ffffff"
 TITLES: dict[Group, str] = {

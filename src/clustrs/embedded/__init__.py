@@ -16,8 +16,7 @@ from clustrs.validation import nearest
 HERE = Path(__file__).parent
 DATA_PACKAGE = "clustrs_models"
 INSTALL = install_hint("models")
-SAMPLE = "sample:"
-"""Before the name of a sample image, where a file is asked for."""
+SAMPLE = "sample:"  # before the name of a sample image, where a file is asked for
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,7 @@ EMBEDDED = (
 )
 """One line per folder of `clustrs-models`; the command line, the web page and the documentation follow from it."""
 MODELS = tuple(model.name for model in EMBEDDED)
-DEFAULT = "photo-llava"
-"""The model of `clustrs ask`, `compare`, `app`, `eval` and `make demo` when none is given."""
+DEFAULT = "photo-llava"  # the model of `clustrs ask`, `compare`, `app`, `eval` and `make demo` when none is given
 
 
 @dataclass(frozen=True)

@@ -202,8 +202,7 @@ def messages_prompt(
     return words.format(image=after.join([processor.image_token] * images), question=text)
 
 
-NEAR = 0.8
-"""Similarity of a known word that is proposed: `colour` for `color`, but not `list` for `it`."""
+NEAR = 0.8  # similarity of a known word that is proposed: `colour` for `color`, but not `list` for `it`
 
 
 def unknown_words(processor: Any, text: str) -> list[str]:

@@ -23,8 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from clustrs import validation
 from clustrs.models.adapters.base import PatchGrid, adapter_class, get_adapter
 
-CACHED = ("keys", "values", "conv_states", "recurrent_states")
-"""Tensors of a cache's layers, under transformers' names."""
+CACHED = ("keys", "values", "conv_states", "recurrent_states")  # tensors of a cache's layers, under transformers' names
 
 
 @dataclass(frozen=True)

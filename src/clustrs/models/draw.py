@@ -23,15 +23,11 @@ OKABE_ITO = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "
 """Colors for clusters, which color-blind people can tell apart."""
 SHADES = (0.0, 0.45, -0.35)
 """After seven clusters the colors come again, lighter; after fourteen, darker; after 21 they repeat."""
-BRIGHTNESS, SATURATION = 0.6, 0.5
-"""Brightness and saturation of dropped tokens, as fractions."""
+BRIGHTNESS, SATURATION = 0.6, 0.5  # brightness and saturation of dropped tokens, as fractions
 DEFAULT_SIZE = 640
-CELL = 16
-"""Pixels of a token's cell that drawings have room for, unless told otherwise."""
-SMALLEST_CELL = 8
-"""Smaller cells are drawn larger and then reduced: an outline needs room."""
-GAP = 8
-"""Pixels between the drawings of an image in several tiles."""
+CELL = 16  # pixels of a token's cell that drawings have room for, unless told otherwise
+SMALLEST_CELL = 8  # smaller cells are drawn larger and then reduced: an outline needs room
+GAP = 8  # pixels between the drawings of an image in several tiles
 DPI = 110
 
 
