@@ -1,6 +1,7 @@
 """Place and weight: what is stored of its runs, and the tables that are made of it."""
 
 import csv
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,25 @@ def test_the_setting_is_picked_on_the_other_questions(tmp_path: Path) -> None:
 def test_a_run_in_another_setting_is_refused(tmp_path: Path) -> None:
     write_setting(tmp_path, place.BOTH, attention="plain")
     with pytest.raises(ValueError, match="must be a run with original positions and proportional attention"):
+        place.stored_rows(tmp_path)
+
+
+def test_shares_are_of_the_unpruned_score_with_compact_positions(tmp_path: Path) -> None:
+    """The base crop alone, unpruned, answers differently with the positions of the whole prompt."""
+    write_setting(tmp_path, place.PUBLISHED)
+    folder = write_setting(tmp_path, place.BOTH)
+    lines = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
+    wrong = [{**line, "score": 0.0} if line["method"]["name"] == "none" else line for line in lines]
+    (folder / "answers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in wrong))
+    rows = place.stored_rows(tmp_path)
+    first, second = rows[: len(rows) // 2], rows[len(rows) // 2 :]
+    for before, after in zip(first, second, strict=True):
+        assert after["share"] == ("0.000" if after["method"] == "none" else before["share"])
+
+
+def test_without_the_run_as_published_nothing_is_stored(tmp_path: Path) -> None:
+    write_setting(tmp_path, place.BOTH)
+    with pytest.raises(ValueError, match="compact-plain' is missing: it has the unpruned scores"):
         place.stored_rows(tmp_path)
 
 

@@ -68,6 +68,7 @@ def eval_options(model: str, setting: str) -> list[str]:
 def stored_rows(folder: Path) -> list[dict[str, Any]]:
     """Return the rows of the complete runs of a model: means, intervals and shares of the held-out questions."""
     rows: list[dict[str, Any]] = []
+    found_grids: dict[str, Answers] = {}
     for setting, (positions, attention) in SETTINGS.items():
         path = folder / run_folder(setting)
         if not (path / "answers.jsonl").exists():
@@ -78,10 +79,13 @@ def stored_rows(folder: Path) -> list[dict[str, Any]]:
         own = compact_rows(run)
         grid = read_answers(own)
         assert grid is not None
+        found_grids[setting] = grid
+        if PUBLISHED not in found_grids:
+            raise ValueError(f"{str(folder / run_folder(PUBLISHED))!r} is missing: it has the unpruned scores")
         for row in own:
             condition = Condition(row["corruption"], float(row["level"]) if row["level"] else None)
             values = held_out(grid, row["method"], row["keep"] or None, [condition])
-            found, share = estimates(values[None])[0], share_kept(grid, values, [condition])
+            found, share = estimates(values[None])[0], share_kept(found_grids, values, [condition])
             numbers = {"mean": found.mean, "low": found.low, "high": found.high, "share": share}
             head = {"task": row["task"], "model": row["model"], "positions": positions, "attention": attention}
             texts = {name: "" if value is None else f"{value:.3f}" for name, value in numbers.items()}
@@ -111,9 +115,13 @@ def held_out(grid: Answers, method: str, keep: int | None, conditions: Sequence[
     return 100 * values
 
 
-def share_kept(grid: Answers, values: Values, conditions: Sequence[Condition]) -> float | None:
-    """Return the per cent of the unpruned model's score that some values are."""
-    share = retention(values, held_out(grid, UNPRUNED, None, conditions))
+def share_kept(settings: Settings, values: Values, conditions: Sequence[Condition]) -> float | None:
+    """Return the per cent of the unpruned model's score that some values are.
+
+    That score is the one with compact positions. Others are the same, except where the base crop alone is read: its
+    tokens then have other positions in the whole prompt.
+    """
+    share = retention(values, held_out(settings[PUBLISHED], UNPRUNED, None, conditions))
     return None if share is None else 100 * share
 
 
@@ -160,7 +168,7 @@ def parts_table(models: Sequence[str], folder: Path = STORED) -> str:
                 cells = [("clustrs", s) for s in SETTINGS] + [("clustermeans", BOTH)]
                 texts = [short(held_out(settings[s], m, keep, [condition])) for m, s in cells]
                 texts = [f"**{text}**" if s == best else text for text, (_, s) in zip(texts, cells, strict=True)]
-                whole = held_out(settings[BOTH], UNPRUNED, None, [condition]).mean()
+                whole = held_out(settings[PUBLISHED], UNPRUNED, None, [condition]).mean()
                 rows.append([f"{model}, {condition}", str(keep), f"{whole:.1f}", *texts])
     head = ["", "k", "all tokens", *(f"ClustRS, {s}" for s in SETTINGS), f"ClusterMeans, {BOTH}"]
     return table(head, rows, numbers=len(head) - 1)
@@ -176,9 +184,10 @@ def pruning_methods(grid: Answers) -> list[str]:
     return sorted(measured, key=lambda m: (m not in OURS, list(OURS).index(m) if m in OURS else list(LABELS).index(m)))
 
 
-def kept_by(grid: Answers) -> str:
-    """Return the share of the unpruned score that four methods keep with 16 tokens on clean images."""
-    kept = {m: share_kept(grid, held_out(grid, m, 16, [CLEAN]), [CLEAN]) for m in FEW[1:]}
+def kept_by(settings: Settings) -> str:
+    """Return the share of the unpruned score that four methods keep with 16 tokens on clean images, as picked."""
+    grid = settings[picked(settings)]
+    kept = {m: share_kept(settings, held_out(grid, m, 16, [CLEAN]), [CLEAN]) for m in FEW[1:]}
     return ", ".join(f"{LABELS[m]} {share:.0f} %" for m, share in kept.items())
 
 
@@ -190,19 +199,19 @@ def first_table(model: str = DEFAULT, folder: Path = STORED) -> str:
         grid = settings[setting]
         groups = [(keep, conditions) for keep in SHOWN_BUDGETS for conditions in ([CLEAN], noise_of(grid))]
         if setting == BOTH:
-            whole = [held_out(grid, UNPRUNED, None, conditions) for _, conditions in groups]
+            whole = [held_out(settings[PUBLISHED], UNPRUNED, None, conditions) for _, conditions in groups]
             rows.append(["all tokens", "", *(f"{values.mean():.1f}" for values in whole)])
         for method in pruning_methods(grid):
             cells = []
             for keep, conditions in groups:
                 values = held_out(grid, method, keep, conditions)
                 halves.append(reach(values))
-                cells.append(f"{values.mean():.1f} ({share_kept(grid, values, conditions):.0f}%)")
+                cells.append(f"{values.mean():.1f} ({share_kept(settings, values, conditions):.0f}%)")
             unpublished = method == "clustermeans" and setting == PUBLISHED
             rows.append([label(method), "compact, plain" if unpublished else words, *cells])
     grid = settings[BOTH]
     clean, noisy = (
-        share_kept(grid, held_out(grid, "clustermeans", 16, conditions), conditions)
+        share_kept(settings, held_out(grid, "clustermeans", 16, conditions), conditions)
         for conditions in ([CLEAN], noise_of(grid))
     )
     n = len(held_out(grid, UNPRUNED, None, [CLEAN]))
@@ -214,12 +223,12 @@ model) on {n} questions of the task `{grid.task}` on which no setting was picked
 ClusterMeans, place and weight are ours; ClustRS is the paper's.
 """
     others = [
-        f"{other}: {kept_by(load(other, folder)[BOTH])}"
-        for other in QUESTIONS
-        if other != model and load(other, folder)
+        f"{other}: {kept_by(load(other, folder))}" for other in QUESTIONS if other != model and load(other, folder)
     ]
     text += (
-        f"Not every model is alike. With 16 tokens, clean, place and weight: {'; '.join(others)}.\n" if others else ""
+        f"Not every model is alike. With 16 tokens, clean, in the setting picked for each: {'; '.join(others)}.\n"
+        if others
+        else ""
     )
     head = ["", "", *(f"k = {keep}, {words}" for keep in SHOWN_BUDGETS for words in ("clean", "noisy"))]
     return f"{text}\n{table(head, rows, numbers=2 * len(SHOWN_BUDGETS))}"
@@ -299,7 +308,7 @@ def report(model: str, folder: Path = STORED) -> str:
                 cells = []
                 for conditions in columns.values():
                     values = held_out(grid, method, keep, conditions)
-                    cells.append(f"{interval(values)}, {share_kept(grid, values, conditions):.0f} %")
+                    cells.append(f"{interval(values)}, {share_kept(settings, values, conditions):.0f} %")
                 rows.append([label(method), "all" if keep is None else str(keep), *cells])
         words = " positions, ".join(SETTINGS[setting])
         lines += [f"## {setting.capitalize()}: {words} attention\n", table(["", "k", *columns], rows, len(columns))]
