@@ -12,6 +12,7 @@ from clustrs.evaluation import run
 from clustrs.evaluation.config import Config, expand_methods
 from clustrs.evaluation.ray_engine import RayEngine
 from clustrs.evaluation.report import write_report
+from clustrs.evaluation.runner import Engine
 from clustrs.evaluation.store import key_of, read_answers
 
 ray = pytest.importorskip("ray")
@@ -68,7 +69,7 @@ def test_a_node_dies_in_the_middle(
     cluster.wait_for_nodes()
     engine = RayEngine(cluster.address)
 
-    class WithAnAccident:
+    class WithAnAccident(Engine):
         def run(self, config: Config, units: Any) -> Iterator[Any]:
             for number, records in enumerate(engine.run(config, units)):
                 if number == 5:

@@ -148,10 +148,10 @@ def test_numbers_of_the_page(tmp_path: Path) -> None:
 
     kept = {(json.dumps(r["method"]), r["corruption"], r["item"]): set(r["kept"]) for r in rows}
     key = json.dumps(METHODS[3])
-    shares = [len(kept[key, "clean", f"v1_{i}"] & kept[key, "jpeg:30", f"v1_{i}"]) / 4 for i in range(12)]
+    overlaps = [len(kept[key, "clean", f"v1_{i}"] & kept[key, "jpeg:30", f"v1_{i}"]) / 4 for i in range(12)]
     section = markdown.split("**Overlap of kept tokens**")[1]
     line = next(line for line in section.splitlines() if line.startswith("| jpeg:30 | 4 |"))
-    assert re.findall(r"\d+\.\d", line)[1] == f"{100 * sum(shares) / 12:.1f}"
+    assert re.findall(r"\d+\.\d", line)[1] == f"{100 * sum(overlaps) / 12:.1f}"
 
     pairs = zip(scores(3, "clean"), scores(1, "clean"), strict=True)
     difference = 100 * sum(a - b for a, b in pairs) / 12

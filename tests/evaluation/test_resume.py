@@ -16,7 +16,7 @@ from evaluation.run_files import answers, config, errors
 from clustrs.evaluation import run, runner
 from clustrs.evaluation.config import Config
 from clustrs.evaluation.store import read_config
-from clustrs.evaluation.tasks import file_checksum
+from clustrs.evaluation.tasks import file_checksum, image_checksum
 from clustrs.models import ask as shared_encoding
 
 Run = Callable[..., tuple[int, str, str]]
@@ -225,7 +225,7 @@ def test_a_run_of_the_previous_release_is_resumed(original: Path, tmp_path: Path
 
 def test_what_auto_chose_is_stored_and_used(original: Path, finished: Path, tmp_path: Path) -> None:
     stored = read_config(finished)
-    chosen = {"positions": "original", "attention": "proportional"}
+    chosen: dict[str, Any] = {"positions": "original", "attention": "proportional"}
     assert (stored["positions"], stored["attention"], stored["chosen"]) == ("auto", "auto", chosen)
     run(replace(config(original), **chosen), tmp_path / "named", progress=False)
     assert answers(tmp_path / "named") == answers(finished)
@@ -251,8 +251,10 @@ def test_an_image_that_was_not_there_at_first_is_watched_too(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its checksum could not be had when the run began; it is stored with the first answer about it."""
-    early, checksum = iter(range(4)), runner.image_checksum
-    monkeypatch.setattr(runner, "image_checksum", lambda *one: checksum(*one) if next(early, None) is None else None)
+    early = iter(range(4))
+    monkeypatch.setattr(
+        runner, "image_checksum", lambda *one: image_checksum(*one) if next(early, None) is None else None
+    )
     run(config(root), tmp_path / "run", progress=False)
     monkeypatch.undo()
     change_image(root)

@@ -195,10 +195,10 @@ def import_run(
         raise ValueError(f"none of the predictions is for a question of {task.name} that has an image")
     if grades is not None and not task.judged:
         raise ValueError(f"grades are for tasks with a judge, {task.name} scores the answers itself: omit them")
-    for item in grades.scores if grades else ():
-        if item not in known or item not in predictions:
-            lacking = "which has no prediction" if item in known else "which the task does not"
-            raise ValueError(f"the grades have {excerpt(item)}, {lacking}")
+    for graded in grades.scores if grades else ():
+        if graded not in known or graded not in predictions:
+            lacking = "which has no prediction" if graded in known else "which the task does not"
+            raise ValueError(f"the grades have {excerpt(graded)}, {lacking}")
     folder, method = Path(folder), {"name": name, "keep": 1.0}
     records = []
     for item in task.items:
