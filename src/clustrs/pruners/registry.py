@@ -172,12 +172,6 @@ def attach(model: Any, method: Pruner | str | Mapping[str, Any], **options: Any)
         model: A vision-language model of a supported family; see `list_model_types`.
         method: A method, or its name and parameters: "clustrs keep=16", {"name": "clustrs", "keep": 16}.
         **options: scope, crops, positions, attention, deepstack.
-
-    Returns:
-        A handle; its `remove()`, or leaving a `with` block, restores the model.
-
-    Raises:
-        ValueError: A bad method or option, or a family that is not supported.
     """
     if not isinstance(method, Pruner):
         method = from_dict(parse_method(method) if isinstance(method, str) else method)
