@@ -14,12 +14,12 @@ from torch.profiler import ProfilerActivity, profile
 from clustrs import ClustRS, FasterVLM
 
 
-@pytest.mark.slow
 def test_a_compiled_method_selects_the_same() -> None:
+    """tests/pruners/test_exactness.py does it with the default backend."""
     tokens, attention, _ = tensors([draw_image(i, 30, 8) for i in range(2)])
     method = ClustRS(keep=5)
     torch.compiler.reset()
-    compiled = method.compile()
+    compiled = method.compile(backend="aot_eager")
     assert compiled == method
     assert compiled.to_dict() == method.to_dict()
     expected, ours = method.select(tokens, attention), compiled.select(tokens, attention)

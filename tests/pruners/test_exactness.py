@@ -234,7 +234,7 @@ def test_compiles_into_one_graph_with_the_same_result(method: Pruner, backend: s
 def test_compiles_with_the_default_backend(method: Pruner) -> None:
     tokens, attention, states = tensors([draw_image(seed, 30, 6, duplicates=0.3) for seed in range(2)])
     torch.compiler.reset()
-    compiled = torch.compile(method.select, fullgraph=True)(tokens, attention, **states)
+    compiled = method.compile().select(tokens, attention, **states)
     expected = method.select(tokens, attention, **states)
     assert torch.equal(expected.indices, compiled.indices)
     torch.testing.assert_close(expected.tokens, compiled.tokens)
