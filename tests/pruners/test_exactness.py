@@ -101,8 +101,8 @@ def test_tokens_of_any_size_are_told_apart(method: Pruner, dtype: torch.dtype, e
     attention = drawn["attention"].abs()
 
     def select(tokens: Tensor, scale: Callable[[Tensor], Tensor] = torch.clone) -> Selection:
-        states = {"hidden": scale(drawn["hidden"]), "keys": scale(drawn["keys"]), "projector": torch.clone}
-        return method.select(tokens, attention, **states)
+        hidden, keys = scale(drawn["hidden"]), scale(drawn["keys"])
+        return method.select(tokens, attention, hidden=hidden, keys=keys, projector=torch.clone)
 
     ordinary = select(drawn["tokens"])
     for exponent in exponents:

@@ -23,6 +23,7 @@ from clustrs.pruners.inputs import Layout
 from clustrs.validation import Crops
 
 Modality = Literal["image", "video"]
+Chosen = Literal["compact", "original"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +172,7 @@ class Adapter:
     pixel_arguments: ClassVar[tuple[str, ...]] = ("pixel_values",)
     vision_kwargs: ClassVar[tuple[str, ...]] = ()
     first_position: ClassVar[int] = 0
-    auto_positions: ClassVar[Literal["compact", "original"]] = "original"
+    auto_positions: ClassVar[Chosen] = "original"
     has_planes: ClassVar[bool] = False
     nested_images: ClassVar[bool] = False
     one_tensor: ClassVar[bool] = False

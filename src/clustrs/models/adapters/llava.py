@@ -13,6 +13,7 @@ from torch import Tensor
 from clustrs.models import scoring
 from clustrs.models.adapters.base import (
     Adapter,
+    Chosen,
     Modality,
     PatchGrid,
     VisualTokens,
@@ -57,7 +58,7 @@ class LlavaAdapter(Adapter):
     """LLaVA-1.5, with a CLIP, SigLIP or DINOv2 tower."""
 
     model_types = ("llava",)
-    auto_positions = "original"  # every image had 576 tokens in training; measured on mini-llava and photo-llava
+    auto_positions: ClassVar[Chosen] = "original"  # every image had 576 tokens in training; measured on photo-llava
     tokens_per_image = "576 (CLIP ViT-L/14 at 336 px)"
     tested = "CLIP, SigLIP and DINOv2 towers; several images, batches"
     feature_arguments: ClassVar[tuple[str, ...]] = ("vision_feature_layer", "vision_feature_select_strategy")

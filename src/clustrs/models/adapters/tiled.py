@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from clustrs.models import scoring
 from clustrs.models.adapters.base import (
     Adapter,
+    Chosen,
     PatchGrid,
     VisualTokens,
     attention_layer,
@@ -36,7 +37,7 @@ class InternVLAdapter(Adapter):
     """InternVL 2.5, 3 and 3.5, in the `-hf` form of their checkpoints. The last of several tiles is the whole image."""
 
     model_types: ClassVar[tuple[str, ...]] = ("internvl",)
-    auto_positions = "compact"  # trained on 1 to 12 tiles, prompts of many lengths; as LLaVA-OneVision
+    auto_positions: ClassVar[Chosen] = "compact"  # trained on 1 to 12 tiles, prompts of many lengths
     tokens_per_image = "256 per tile (448 px)"
     tested = "several images, batches, tiles; a frame of a video is an image"
     takes_video = "frames as images"
