@@ -16,8 +16,7 @@ from clustrs.models.scoring import StageTimer
 from clustrs.pruners import Pruner, list_methods, method_class
 from clustrs.pruners.inputs import PrunerInputs
 
-EXAMPLES = 2
-"""Images in the batch that is traced: with one, the graph would be for batches of one."""
+EXAMPLES = 2  # images in the batch that is traced: with one, the graph would be for batches of one
 
 
 def encode_llava(adapter: Any, pixels: Tensor) -> PrunerInputs:
@@ -26,8 +25,7 @@ def encode_llava(adapter: Any, pixels: Tensor) -> PrunerInputs:
     with adapter.record({}, StageTimer(pixels.device)) as recorder:
         features, states = adapter.run_tower(pixels, {})
     encoded = adapter.crops({}, states, recorder)
-    hidden = torch.cat([encoded.cls_hidden, encoded.hidden], 1)
-    return PrunerInputs(features, encoded.scores, hidden=hidden, cls=cls)
+    return PrunerInputs(features, encoded.scores, hidden=torch.cat([encoded.cls_hidden, encoded.hidden], 1), cls=cls)
 
 
 def encode_gemma(adapter: Any, pixels: Tensor) -> PrunerInputs:
