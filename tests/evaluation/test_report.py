@@ -117,8 +117,8 @@ def test_numbers_of_the_page(tmp_path: Path) -> None:
         assert f"**{mean:.1f}**" in line if mean == best else f" {mean:.1f} [" in line
         assert f"{mean:.1f}" in page
 
-    shares = [f"] {100 * means[i] / means[0]:.0f} % |" for i in (1, 3)]
-    assert [line.count(share) for share in shares] == [1 + (shares[0] == shares[1])] * 2
+    kept_shares = [f"] {100 * means[i] / means[0]:.0f} % |" for i in (1, 3)]
+    assert [line.count(share) for share in kept_shares] == [1 + (kept_shares[0] == kept_shares[1])] * 2
     assert "%" not in line.split("|")[3], "the unpruned model's own"
 
     section = markdown.split("**Means over levels**")[1]
