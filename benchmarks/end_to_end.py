@@ -7,7 +7,11 @@ not: the output says where. Time does not depend on what the weights are; answer
 
 All budgets take turns, each in a `generate` call with the method attached, after one call that is not counted.
 "Vision" is the tower and the projector; "of the tower" compares scoring and selection with the tower alone. FLOPs and
-"KV counted" come from `clustrs.models.costs`, for the full number of layers and the crops that ran.
+"KV counted" come from `clustrs.models.costs`, for the full number of layers and the crops that ran. Positions are
+compact and attention is plain.
+
+With --attention N nothing else is measured: prefill time and peak memory of plain and proportional attention with 64
+visual tokens and 64 of text, N times in turns, on photo-llava and on LLaVA-OneVision-0.5B's language model.
 
 Writes end_to_end.json, end_to_end.md and end_to_end.png to the output folder.
 """
@@ -19,13 +23,16 @@ import os
 import platform
 import statistics
 import time
+import weakref
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 from transformers import (
     CLIPVisionConfig,
@@ -40,8 +47,10 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from clustrs import get_method, palette
+from clustrs.models.ask import call_seconds
 from clustrs.models.costs import count_cost
-from clustrs.models.scoring import timing
+from clustrs.models.load import load_model
+from clustrs.models.scoring import StageTimer, timing
 
 TEXT_TOKENS, NEW_TOKENS = 40, 8
 PARTS = ("vision", "scoring", "selection", "prefill")
@@ -218,10 +227,10 @@ class Stopwatch:
         return [w - i + scale * i + last for w, i, last in zip(whole, inside, logits, strict=True)]
 
 
-def prompt(shape: Shape, config: Any) -> dict[str, Tensor]:
+def prompt(shape: Shape, config: Any, length: int = TEXT_TOKENS) -> dict[str, Tensor]:
     """Some text around the placeholders of one random image."""
     generator = torch.Generator().manual_seed(1)
-    text = torch.randint(10, 1000, (TEXT_TOKENS,), generator=generator)
+    text = torch.randint(10, min(1000, config.text_config.vocab_size), (length,), generator=generator)
     image = torch.full((shape.placeholders,), config.image_token_id)
     ids = torch.cat([text[:8], image, text[8:]])[None]
     pixels = torch.randn(1, shape.crops, 3, shape.side, shape.side, generator=generator)
@@ -234,7 +243,7 @@ def prompt(shape: Shape, config: Any) -> dict[str, Tensor]:
 def ask(shape: Shape, model: Any, inputs: dict[str, Tensor], keep: int, scale: float) -> dict[str, Any]:
     """One generate call: seconds by part, bytes of the cache after prefill, and how many crops ran."""
     method = get_method("none") if keep == shape.budgets[0] else get_method("clustrs", keep=keep)
-    with method(model, **shape.options) as handle, timing():
+    with method(model, **shape.options, positions="compact", attention="plain") as handle, timing():
         watch = Stopwatch(model)
         try:
             model.generate(**inputs, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False)
@@ -278,6 +287,65 @@ def measure(shape: Shape, layers: int, repeats: int, bar: "tqdm[Any]") -> list[R
         row["runs"] = [run["seconds"] for run in taken]
         rows.append(row)
     return rows
+
+
+class PeakBytes(TorchDispatchMode):
+    """Largest number of bytes that the tensors made in a block held at once; views count with what they look at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._holders: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = {one.untyped_storage()._cdata for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            storage = tensor.untyped_storage() if isinstance(tensor, Tensor) else None
+            if storage is None or storage._cdata in known - self._holders.keys():  # a view of a weight
+                continue
+            self.now += 0 if storage._cdata in self._holders else storage.nbytes()
+            self.peak = max(self.peak, self.now)
+            self._holders[storage._cdata] = self._holders.get(storage._cdata, 0) + 1
+            weakref.finalize(tensor, self._drop, storage._cdata, storage.nbytes())
+        return out
+
+    def _drop(self, key: int, size: int) -> None:
+        self._holders[key] -= 1
+        if not self._holders[key]:
+            del self._holders[key]
+            self.now -= size
+
+
+def compare_attention(repeats: int) -> str:
+    """Prefill milliseconds and peak memory of the language model with plain and with proportional attention."""
+    lines = ["| model | attention | prefill ms | of plain | peak MiB | of plain |", "|:--|:--|--:|--:|--:|--:|"]
+    shape, text = SHAPES["onevision"], 64
+    embedded, _ = load_model("photo-llava")
+    small = replace(SHAPES["llava"], name="photo-llava", side=embedded.config.vision_config.image_size)
+    for which, model in ((small, embedded), (shape, build(shape, shape.config().text_config.num_hidden_layers))):
+        inputs = prompt(which, model.config, text)
+        encoded, results = None, {}
+        kinds = {kind: {"positions": "original", "attention": kind} for kind in ("plain", "proportional")}
+        seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+        for turn in range(repeats + 1):
+            for kind, options in kinds.items():
+                with get_method("clustrs", keep=64)(model, **which.options, **options) as handle, torch.no_grad():
+                    timer = StageTimer(torch.device("cpu"))
+                    encoded = encoded or handle.adapter.encode(dict(inputs), timer, handle.crops)
+                    given = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+                    with call_seconds(model.get_decoder()) as calls:
+                        handle.generate(encoded, **given, max_new_tokens=1, do_sample=False)
+                    seconds[kind] += calls if turn else []
+                    if not turn:
+                        with PeakBytes() as memory:
+                            handle.generate(encoded, **given, max_new_tokens=1, do_sample=False)
+                        results[kind] = memory.peak / 2**20
+        for kind in kinds:
+            ms, plain = (1e3 * statistics.median(seconds[one]) for one in (kind, "plain"))
+            shares = f"{ms / plain:.3f} | {results[kind]:.2f} | {results[kind] / results['plain']:.3f}"
+            lines.append(f"| {which.name} | {kind} | {ms:.1f} | {shares} |")
+    return "\n".join(lines)
 
 
 def table(rows: list[Row]) -> str:
@@ -370,9 +438,13 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=12.0, help="memory for the weights of a model (default: 12)")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch (default: 2)")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for the results")
+    parser.add_argument("--attention", type=int, metavar="N", help="compare plain and proportional attention")
     options = parser.parse_args()
 
     torch.set_num_threads(options.threads)
+    if options.attention:
+        print(compare_attention(options.attention))
+        return
     load = round(os.getloadavg()[0], 1)
     shapes = [SHAPES[name] for name in dict.fromkeys(options.models)]
     repeats = [1 if options.quick else shape.repeats for shape in shapes]

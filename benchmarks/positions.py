@@ -24,8 +24,7 @@ from clustrs import get_method
 from clustrs.embedded import model_and_task
 from clustrs.evaluation.config import parse_corruption
 from clustrs.evaluation.tasks import get_task
-from clustrs.models import ask as asking
-from clustrs.models.ask import chat_prompt
+from clustrs.models.ask import chat_prompt, encode, reply
 from clustrs.models.attach import Handle
 from clustrs.models.load import load_model, quiet_transformers
 
@@ -37,9 +36,9 @@ BATCH = 25
 @contextmanager
 def gap_closed(closed: bool) -> Iterator[None]:
     """Let text after an image continue right after the last survivor; prompts have one image."""
-    before: Any = Handle._set_positions
+    before: Any = Handle._first_turn
 
-    def set_positions(self: Handle, arguments: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def first_turn(self: Handle, arguments: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         result = before(self, arguments, *args, **kwargs)
         positions, image = arguments["position_ids"], arguments["input_ids"] == self.adapter.placeholder("image")
         after = (image.cumsum(1) == image.sum(1, keepdim=True)) & ~image
@@ -49,11 +48,11 @@ def gap_closed(closed: bool) -> Iterator[None]:
         return result
 
     if closed:
-        Handle._set_positions = set_positions  # type: ignore[method-assign]
+        Handle._first_turn = first_turn  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Handle._set_positions = before  # type: ignore[method-assign]
+        Handle._first_turn = before  # type: ignore[method-assign]
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -75,11 +74,11 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
                 if corruption is not None:
                     images = [corruption.apply(image, one, 0) for image, one in zip(images, names, strict=True)]
                 prompts = [(names.index(item.image), chat_prompt(processor, item.question)) for item in items]
-                batch = asking.encode(model, processor, images, prompts, options.crops)
+                batch = encode(model, processor, images, prompts, options.crops)
                 for method, kind in cells:
                     placed = {"positions": "original" if kind == "closed" else kind, "attention": "proportional"}
                     with gap_closed(kind == "closed"):
-                        replies = asking.reply(
+                        replies = reply(
                             model, processor, batch, method, task.max_new_tokens, crops=options.crops, **placed
                         )
                     parts = zip(items, replies, strict=True)

@@ -1,13 +1,15 @@
 """Prompts of a pruned model: compaction to the tokens that survive, and `generate` on compacted prompts."""
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import LogitsProcessorList, StoppingCriteriaList
+
+FOLLOWERS = {"labels": -100, "token_type_ids": 0, "mm_token_type_ids": 0}  # compacted as the prompt, with this padding
 
 
 @dataclass(frozen=True)
@@ -44,34 +46,26 @@ class Compaction:
 
     def gather(self, tensor: Tensor, pad_value: Any) -> Tensor:
         """Take the surviving columns [..., B, W] of a per-token tensor [..., B, S]; padding gets `pad_value`."""
-        return self._take(tensor, self.source).masked_fill(~self.valid, pad_value)
+        return tensor.gather(-1, self.source.expand(*tensor.shape[:-1], -1)).masked_fill(~self.valid, pad_value)
 
     def positions(self, positions: Tensor) -> Tensor:
         """Return the positions [..., B, W] that the survivors had among [..., B, S]."""
-        return self._take(positions, self.own).masked_fill(~self.valid, 0)
+        return positions.gather(-1, self.own.expand(*positions.shape[:-1], -1)).masked_fill(~self.valid, 0)
 
     def extended(self, width: int) -> "Compaction":
         """Return the compaction of a longer prompt of `width` columns, without images in the new ones."""
         batch, more = len(self.source), width - self.width
         new = torch.arange(self.width, width, device=self.source.device).expand(batch, more)
-        real = torch.ones_like(new, dtype=torch.bool)
         return replace(
             self,
             source=torch.cat([self.source, new], 1),
-            valid=torch.cat([self.valid, real], 1),
+            valid=torch.cat([self.valid, torch.ones_like(new, dtype=torch.bool)], 1),
             own=torch.cat([self.own, new], 1),
             dropped=torch.cat([self.dropped, self.dropped.amax(1, keepdim=True).expand(batch, more)], 1),
             mask=torch.cat([self.mask, torch.ones_like(new, dtype=self.mask.dtype)], 1),
             width=width,
             log_sizes=None if self.log_sizes is None else nn.functional.pad(self.log_sizes, (0, more)),
         )
-
-    def _take(self, tensor: Tensor, columns: Tensor) -> Tensor:
-        return tensor.gather(-1, columns.expand(*tensor.shape[:-1], -1))
-
-
-FOLLOWERS = {"labels": -100, "token_type_ids": 0, "mm_token_type_ids": 0}
-"""Per-token arguments that are compacted with the prompt, and their values on padding."""
 
 
 def checked_ids(arguments: dict[str, Any]) -> Tensor:
@@ -86,23 +80,16 @@ def checked_ids(arguments: dict[str, Any]) -> Tensor:
     return ids
 
 
-def compact_arguments(arguments: dict[str, Any], compaction: "Compaction", pad: int) -> None:
+def compact_arguments(arguments: dict[str, Any], compaction: Compaction, pad: int) -> None:
     """Compact the ids and all per-token arguments of a call, in place; `pad` is the token id for padding."""
     shape = arguments["input_ids"].shape
-    for name in FOLLOWERS:
-        tensor = arguments.get(name)
-        if tensor is not None and tensor.shape != shape:
+    given = {name: arguments[name] for name in FOLLOWERS if arguments.get(name) is not None}
+    for name, tensor in given.items():
+        if tensor.shape != shape:
             raise ValueError(f"{name} must have the shape of input_ids {list(shape)}, got {list(tensor.shape)}")
+    arguments.update({name: compaction.gather(tensor, FOLLOWERS[name]) for name, tensor in given.items()})
     arguments["input_ids"] = compaction.gather(arguments["input_ids"], pad)
     arguments["attention_mask"] = compaction.mask
-    for name, pad_value in FOLLOWERS.items():
-        if arguments.get(name) is not None:
-            arguments[name] = compaction.gather(arguments[name], pad_value)
-
-
-def given_as(given: Tensor, family: Tensor) -> Tensor:
-    """Return the caller's positions in the shape of the family's, without a row in front that counts the text."""
-    return (given[-len(family) :] if given.dim() == family.dim() == 3 else given).expand_as(family)
 
 
 def mismatch(tokens: int, features: int) -> ValueError:
@@ -118,47 +105,51 @@ def compact(
     pad_left: bool,
 ) -> Compaction:
     """Find the columns that stay. `images` pairs a placeholder's id with the images that fill it, in order."""
-    batch, width = input_ids.shape
+    (batch, width), compiling = input_ids.shape, torch.compiler.is_compiling()
     keep = torch.ones_like(input_ids, dtype=torch.bool)
     own = torch.arange(width, device=input_ids.device).repeat(batch, 1)
+    every = [image for _, kept in images for image in kept]
+    logs = None if all(image.sizes is None for image in every) else torch.zeros_like(input_ids, dtype=torch.float32)
     for token_id, kept in images:
         is_slot = input_ids == token_id
-        if not torch.compiler.is_compiling():
+        if not compiling:
             _check_fit(is_slot, kept)
-        keep = keep.masked_scatter(is_slot, torch.cat([_kept_mask(image) for image in kept]))
+        stays, log_sizes = [], []
+        for image in kept:
+            none = torch.zeros(image.total, dtype=torch.bool, device=image.slots.device)
+            stays.append(none.index_fill(0, image.slots, True))
+            zeros = none.float()
+            log_sizes.append(zeros if image.sizes is None else zeros.index_put((image.slots,), image.sizes.log()))
+        keep = keep.masked_scatter(is_slot, torch.cat(stays))
+        logs = None if logs is None else logs.masked_scatter(is_slot, torch.cat(log_sizes))
         if any(image.own is not image.slots for image in kept):
-            own = own.masked_scatter(is_slot, _own_columns(is_slot, kept))
-    log_sizes = _log_sizes(input_ids, images)
+            columns, start = is_slot.nonzero()[:, 1], 0
+            origin = torch.arange(len(columns), device=columns.device)
+            for image in kept:
+                origin[start + image.slots] = start + image.own
+                start += image.total
+            own = own.masked_scatter(is_slot, columns[origin])
     gone = (~keep).cumsum(1)
-    compiling = torch.compiler.is_compiling()
-    if attention_mask is not None and not compiling:
-        keep &= _inside(attention_mask)
+    if attention_mask is not None and not compiling:  # padding at either end goes; what is masked in the middle stays
+        real = attention_mask != 0
+        keep &= (real.cumsum(1) > 0) & (real.flip(1).cumsum(1).flip(1) > 0) | ~real.any(1, keepdim=True)
     lengths = keep.sum(1)
-    new_width = _static_width(input_ids, images) if compiling else int(lengths.max())
+    if compiling:  # ids cannot be read: every prompt has equally many images, of equal size
+        dropped = sum(image.total - len(image.slots) for image in every)
+        if dropped % batch:
+            raise ValueError("each prompt of a compiled batch must have the same number of images")
+        new_width = width - dropped // batch
+    else:
+        new_width = int(lengths.max())
     order = keep.long().argsort(dim=1, stable=True, descending=not pad_left)
     source = order[:, width - new_width :] if pad_left else order[:, :new_width]
     place = torch.arange(new_width, device=input_ids.device)
     valid = place >= new_width - lengths[:, None] if pad_left else place < lengths[:, None]
     source = source.masked_fill(~valid, 0)
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-    new_mask = mask.gather(1, source).masked_fill(~valid, 0)
-    if log_sizes is not None:
-        log_sizes = log_sizes.gather(1, source).masked_fill(~valid, 0)
-    return Compaction(source, valid, own.gather(1, source), gone.gather(1, source), new_mask, width, log_sizes)
-
-
-def _log_sizes(input_ids: Tensor, images: Sequence[tuple[int, Sequence[PrunedImage]]]) -> Tensor | None:
-    """Return the logarithm [B, S] of what each column stands for, or None if every image's tokens count once."""
-    if all(image.sizes is None for _, kept in images for image in kept):
-        return None
-    logs = torch.zeros_like(input_ids, dtype=torch.float32)
-    for token_id, kept in images:
-        parts = []
-        for image in kept:
-            part = logs.new_zeros(image.total)
-            parts.append(part if image.sizes is None else part.index_put((image.slots,), image.sizes.log()))
-        logs = logs.masked_scatter(input_ids == token_id, torch.cat(parts))
-    return logs
+    mask = mask.gather(1, source).masked_fill(~valid, 0)
+    logs = None if logs is None else logs.gather(1, source).masked_fill(~valid, 0)
+    return Compaction(source, valid, own.gather(1, source), gone.gather(1, source), mask, width, logs)
 
 
 def _check_fit(is_slot: Tensor, kept: Sequence[PrunedImage]) -> None:
@@ -177,36 +168,6 @@ def _check_fit(is_slot: Tensor, kept: Sequence[PrunedImage]) -> None:
         left -= image.total
 
 
-def _kept_mask(image: PrunedImage) -> Tensor:
-    mask = torch.zeros(image.total, dtype=torch.bool, device=image.slots.device)
-    return mask.index_fill(0, image.slots, True)
-
-
-def _own_columns(is_slot: Tensor, kept: Sequence[PrunedImage]) -> Tensor:
-    """For each slot, in order, the column of the slot whose position its token has."""
-    columns = is_slot.nonzero()[:, 1]
-    source = torch.arange(len(columns), device=columns.device)
-    start = 0
-    for image in kept:
-        source[start + image.slots] = start + image.own
-        start += image.total
-    return columns[source]
-
-
-def _inside(mask: Tensor) -> Tensor:
-    """All but the padding at either end; what is masked out in the middle keeps its column."""
-    real = mask != 0
-    return (real.cumsum(1) > 0) & (real.flip(1).cumsum(1).flip(1) > 0) | ~real.any(1, keepdim=True)
-
-
-def _static_width(input_ids: Tensor, images: Sequence[tuple[int, Sequence[PrunedImage]]]) -> int:
-    """Return the new width where ids cannot be read: every prompt has equally many images, of equal size."""
-    dropped = sum(image.total - len(image.slots) for _, kept in images for image in kept)
-    if dropped % len(input_ids):
-        raise ValueError("each prompt of a compiled batch must have the same number of images")
-    return input_ids.shape[1] - dropped // len(input_ids)
-
-
 def take_slots(indices: Tensor, candidates: Tensor, total: int) -> tuple[Tensor, Tensor]:
     """The slots [k] that selected tokens take, ascending and distinct, and the slots [k] they came from.
 
@@ -220,48 +181,34 @@ def take_slots(indices: Tensor, candidates: Tensor, total: int) -> tuple[Tensor,
     return own, own
 
 
-def effective(model: Any, kwargs: dict[str, Any]) -> Any:
-    """Return the generation config of a call."""
-    return kwargs.get("generation_config") or model.generation_config
-
-
-def first_id(value: Any) -> int | None:
-    """Return one token id of a setting that may be none, one or several."""
-    if isinstance(value, Tensor):
-        value = value.tolist()
-    if isinstance(value, list | tuple):
-        return int(value[0]) if value else None
-    return None if value is None else int(value)
+def token_ids(value: Any) -> list[int]:
+    """Return the token ids of a setting that may be none, one or several."""
+    value = value.tolist() if isinstance(value, Tensor) else value
+    return [] if value is None else [int(one) for one in (value if isinstance(value, list | tuple) else [value])]
 
 
 def pad_id(model: Any, avoid: Iterable[int]) -> int:
     """Return the token id for padding, which is never a placeholder's."""
-    config = getattr(model, "generation_config", None)
-    text = model.config.get_text_config()
-    candidates = [getattr(holder, name, None) for name in ("pad_token_id", "eos_token_id") for holder in (config, text)]
+    holders = getattr(model, "generation_config", None), model.config.get_text_config()
+    settings = [getattr(holder, name, None) for name in ("pad_token_id", "eos_token_id") for holder in holders]
+    known = [i for setting in settings for i in token_ids(setting)[:1]]
     avoid = set(avoid)
-    known = [first_id(candidate) for candidate in candidates]
-    return next(i for i in [*known, 0, 1, 2] if i is not None and i >= 0 and i not in avoid)
+    return next(i for i in [*known, 0, 1, 2] if i >= 0 and i not in avoid)
 
 
 def default_mask(ids: Tensor, config: Any) -> Tensor:
     """Return the mask that `generate` makes when it is given none."""
-    pad, ends = config.pad_token_id, config.eos_token_id
-    pad = first_id(pad)
-    ends = ends.tolist() if isinstance(ends, Tensor) else ends
-    ends = ends if isinstance(ends, list) else [ends]
-    if pad is None or pad in ends or not (ids == pad).any():
+    pad = token_ids(config.pad_token_id)[:1]
+    if not pad or pad[0] in token_ids(config.eos_token_id) or not (ids == pad[0]).any():
         return torch.ones_like(ids)
-    return (ids != pad).long()
+    return (ids != pad[0]).long()
 
 
 @dataclass(frozen=True)
 class CallerPrompt:
     """The prompt [B, S] that the caller gave, and the width of the compacted one that `generate` works on.
 
-    Everything that looks at token ids while tokens are generated (logits processors, stopping criteria and
-    `prefix_allowed_tokens_fn`, the caller's and those that transformers builds from its settings) sees this prompt in
-    front of the new tokens, as it would without pruning.
+    Logits processors and stopping criteria, the caller's and transformers' own, see it in front of the new tokens.
     """
 
     ids: Tensor
@@ -269,37 +216,12 @@ class CallerPrompt:
 
     @property
     def dropped(self) -> int:
-        """Columns that the compacted prompt lacks."""
         return self.ids.shape[1] - self.width
 
     def restore(self, sequences: Tensor) -> Tensor:
-        """Put the caller's prompt in front of new tokens, in place of the compacted one.
-
-        Args:
-            sequences: [R, width + n]. The R = B * r rows of beams or returned sequences are grouped by prompt.
-        """
+        """Put the caller's prompt in front of the new tokens of [R, width + n], whose R rows are grouped by prompt."""
         prompt = self.ids.repeat_interleave(len(sequences) // len(self.ids), 0)
         return torch.cat([prompt.to(sequences.device), sequences[:, self.width :]], 1)
-
-    def lengthened(self, config: Any) -> Any:
-        """Return a generation config whose lengths count the caller's prompt, not the compacted one."""
-        config = copy.copy(config)
-        for name in ("max_length", "min_length"):
-            if getattr(config, name, None):
-                setattr(config, name, getattr(config, name) + self.dropped)
-        return config
-
-    def logits_processors(self, build: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-        """Call the model's `_get_logits_processor` as for the caller's prompt."""
-        arguments["generation_config"] = self.lengthened(arguments["generation_config"])
-        arguments["input_ids_seq_length"] += self.dropped
-        arguments["encoder_input_ids"] = self.ids
-        return CallerLogitsProcessors(build(**arguments), self)
-
-    def stopping_criteria(self, build: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-        """Call the model's `_get_stopping_criteria` as for the caller's prompt."""
-        arguments["generation_config"] = self.lengthened(arguments["generation_config"])
-        return CallerStoppingCriteria(build(**arguments), self)
 
 
 class SeesCallerPrompt:
@@ -344,20 +266,10 @@ class Streamer:
         self.inner.end()
 
 
-def refuse_unsupported(kwargs: dict[str, Any]) -> None:
-    """Raise ValueError for ways of generating that cannot work on a compacted prompt."""
-    if kwargs.get("assistant_model") is not None:
-        raise ValueError(
-            "assistant_model: assisted decoding is not supported while a method is attached, because the assistant "
-            "would see another prompt; leave it out, or remove the method (handle.remove())"
-        )
-
-
 def shorten(kwargs: dict[str, Any], model: Any, by: int) -> None:
     """Take the dropped placeholders off lengths that count the prompt."""
-    config = effective(model, kwargs)
-    given = kwargs.get("generation_config")
-    changed = {}
+    given, changed = kwargs.get("generation_config"), {}
+    config = given or model.generation_config
     for total, fresh in (("max_length", "max_new_tokens"), ("min_length", "min_new_tokens")):
         if kwargs.get(fresh, getattr(config, fresh, None)) is not None:
             continue
@@ -366,17 +278,5 @@ def shorten(kwargs: dict[str, Any], model: Any, by: int) -> None:
         elif (given is not None or total == "min_length") and getattr(config, total, None):
             changed[total] = max(0, getattr(config, total) - by)
     if changed:
-        config = copy.deepcopy(config)
-        config.update(**changed)
-        kwargs["generation_config"] = config
-
-
-def run(original: Callable[..., Any], prompt: CallerPrompt, kwargs: dict[str, Any]) -> Any:
-    """Call the model's own `generate` on compacted ids, and put the caller's prompt in front of what it returns."""
-    if kwargs.get("streamer") is not None:
-        kwargs["streamer"] = Streamer(kwargs["streamer"], prompt.ids)
-    out = original(**kwargs)
-    if isinstance(out, Tensor):
-        return prompt.restore(out)
-    out.sequences = prompt.restore(out.sequences)
-    return out
+        kwargs["generation_config"] = copy.deepcopy(config)
+        kwargs["generation_config"].update(**changed)

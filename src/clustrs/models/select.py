@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,42 +48,33 @@ def prune_images(
         What each image feeds to the language model, and what was kept of it.
     """
     different = list({id(image): image for image in encoded}.values())
-    chosen = select_tokens(method, different, scope, sizes)
-    results = {
-        id(image): (_pruned(image, selection, everything, deepstack), selection)
-        for image, (selection, everything) in zip(different, chosen, strict=True)
-    }
-    kept, last = [], []
-    for image in encoded:
-        tokens, selection = results[id(image)]
-        kept.append(tokens)
-        last.append(
-            ImageSelection(
-                selection=selection.map(torch.Tensor.detach),
-                scores=image.scores,
-                layout=image.layout,
-                grids=image.grids,
-                placeholders=image.slots,
-                kept=len(tokens.features),
-                columns=image.columns,
-                modality=image.modality,
-            )
+    results = {}
+    for image, (selection, everything) in zip(different, select_tokens(method, different, scope, sizes), strict=True):
+        if everything:
+            slots = image.first_slot + torch.arange(len(image.features), device=image.features.device)
+            pruned = PrunedImage(image.features, slots, slots, image.slots, image.planes)
+        else:
+            tokens, indices, counts = selection.tokens, selection.indices, selection.sizes
+            if image.runs is not None:
+                order = image.runs[indices].argsort(stable=True)
+                tokens, indices, counts = tokens[order], indices[order], None if counts is None else counts[order]
+            slots, own = take_slots(indices, image.candidates + image.first_slot, image.slots)
+            planes = image.planes
+            if planes is not None:
+                planes = plane_rows(planes[:, image.candidates], selection, deepstack)
+            pruned = PrunedImage(tokens, slots, own, image.slots, planes, counts)
+        last = ImageSelection(
+            selection=selection.map(torch.Tensor.detach),
+            scores=image.scores,
+            layout=image.layout,
+            grids=image.grids,
+            placeholders=image.slots,
+            kept=len(pruned.features),
+            columns=image.columns,
+            modality=image.modality,
         )
-    return kept, last
-
-
-def _pruned(image: VisualTokens, selection: Selection, everything: bool, deepstack: Deepstack) -> PrunedImage:
-    """Assign placeholders to the tokens that are kept."""
-    if everything:
-        slots = image.first_slot + torch.arange(len(image.features), device=image.features.device)
-        return PrunedImage(image.features, slots, slots, image.slots, image.planes)
-    tokens, indices, sizes = selection.tokens, selection.indices, selection.sizes
-    if image.runs is not None:
-        order = image.runs[indices].argsort(stable=True)
-        tokens, indices, sizes = tokens[order], indices[order], None if sizes is None else sizes[order]
-    slots, own = take_slots(indices, image.candidates + image.first_slot, image.slots)
-    planes = None if image.planes is None else plane_rows(image.planes[:, image.candidates], selection, deepstack)
-    return PrunedImage(tokens, slots, own, image.slots, planes, sizes)
+        results[id(image)] = pruned, last
+    return [results[id(image)][0] for image in encoded], [results[id(image)][1] for image in encoded]
 
 
 def select_tokens(
@@ -98,7 +90,8 @@ def select_tokens(
                 raise ValueError(
                     f"{method.name} needs the {words} of the vision tower's tokens: {image.missing_states_reason}"
                 )
-    groups: list[tuple[int, Tensor | None, int]] = []
+    groups: list[tuple[int, Tensor | None, int]] = []  # image, its candidates in the group (None: all), tile
+    alike: dict[int, list[int]] = {}  # groups of one size are selected from together
     for i, image in enumerate(images):
         if scope == "image" or image.modality == "video" or len(image.grids) == 1:
             groups.append((i, None, 0))
@@ -106,93 +99,60 @@ def select_tokens(
             tile = image.layout.tile
             tiles = dict.fromkeys(tile.tolist())  # as their tokens stand in the prompt, which tile 0 may end
             groups += [(i, (tile == t).nonzero()[:, 0], t) for t in tiles]
-    selections = _select_groups(method, images, groups, sizes)
-    results = []
-    for i, image in enumerate(images):
-        parts = [(g[1], s) for g, s in zip(groups, selections, strict=True) if g[0] == i]
-        n = len(image.candidates)
-        everything = all(
-            len(s.indices) == (n if members is None else len(members)) and s.merged is None for members, s in parts
-        )
-        results.append((_joined(parts, n), everything))
-    return results
-
-
-def _select_groups(
-    method: Pruner, images: Sequence[VisualTokens], groups: list[tuple[int, Tensor | None, int]], sizes: bool
-) -> list[Selection]:
-    """Select in each group of candidates; groups of one size go together."""
-    results: dict[int, Selection] = {}
-    alike: dict[int, list[int]] = {}
     for g, (i, members, _) in enumerate(groups):
         alike.setdefault(len(images[i].candidates if members is None else members), []).append(g)
+    selected: dict[int, Selection] = {}
     for batch in alike.values():
-        parts = [_inputs(images[groups[g][0]], groups[g][1], groups[g][2]) for g in batch]
-        tokens, scores, tile, y, x, hidden, keys = (
-            None if part[0] is None else torch.stack(part) for part in zip(*parts, strict=True)
-        )
-        assert tokens is not None
-        assert tile is not None
-        assert y is not None
-        assert x is not None
+        parts = [_inputs(images[groups[g][0]], *groups[g][1:]) for g in batch]
+        stacked = [None if part[0] is None else torch.stack(part) for part in zip(*parts, strict=True)]
+        tokens, tile, y, x = [part for part in stacked[:4] if part is not None]
+        scores, hidden, keys = stacked[4:]
         cls = any(part is not None and part.shape[1] > tokens.shape[1] for part in (hidden, keys))
         project = images[groups[batch[0]][0]].project
         inputs = PrunerInputs(tokens, scores, Layout(tile, y, x), hidden, keys, project, cls)
         selection = method.select(inputs, sizes=sizes)
-        for b, g in enumerate(batch):
-            results[g] = selection.image(b)
-    return [results[g] for g in range(len(groups))]
+        selected.update({g: selection.image(b) for b, g in enumerate(batch)})
+    results = []
+    for i, image in enumerate(images):
+        own = [(group[1], selected[g]) for g, group in enumerate(groups) if group[0] == i]
+        n = len(image.candidates)
+        all_kept = [len(s.indices) == (n if some is None else len(some)) and s.merged is None for some, s in own]
+        results.append((_joined(own, n), all(all_kept)))
+    return results
 
 
 def _inputs(image: VisualTokens, members: Tensor | None, tile: int) -> tuple[Tensor | None, ...]:
-    """Tokens, scores, layout, hidden states and keys of some candidates, with the CLS token of one tile in front."""
+    """Tokens, layout, scores, hidden states and keys of some candidates, with the CLS token of one tile in front."""
     layout = image.layout
-
-    def some(part: Tensor) -> Tensor:
-        return part if members is None else part[members]
-
-    def with_cls(cls: Tensor | None, part: Tensor | None) -> Tensor | None:
-        if part is None:
-            return None
-        return some(part) if cls is None else torch.cat([cls[tile], some(part)])
-
-    hidden, keys = with_cls(image.cls_hidden, image.hidden), with_cls(image.cls_keys, image.keys)
-    return some(image.tokens), some(image.scores), some(layout.tile), some(layout.y), some(layout.x), hidden, keys
+    parts = (image.tokens, layout.tile, layout.y, layout.x, image.scores, image.hidden, image.keys)
+    some = [part if part is None or members is None else part[members] for part in parts]
+    for index, cls in ((-2, image.cls_hidden), (-1, image.cls_keys)):
+        part = some[index]
+        some[index] = part if part is None or cls is None else torch.cat([cls[tile], part])
+    return tuple(some)
 
 
 def _joined(parts: list[tuple[Tensor | None, Selection]], n: int) -> Selection:
     """The selections of an image's groups as one, with indices and labels over all its n candidates."""
-    if parts[0][0] is None:
-        return parts[0][1]
+    members, first = parts[0]
+    if members is None:
+        return first
     indices, start = [], 0
-    labels = torch.full((n,), -1, device=parts[0][0].device)
-    shares = None if parts[0][1].shares is None else parts[0][1].shares.new_zeros(n)
+    labels = None if first.labels is None else torch.full((n,), -1, device=members.device)
+    shares = None if first.shares is None else first.shares.new_zeros(n)
     for group, selection in parts:
         assert group is not None
         indices.append(torch.where(selection.indices < 0, -1, group[selection.indices.clamp(min=0)]))
-        if selection.labels is not None:
+        if labels is not None and selection.labels is not None:
             labels[group] = torch.where(selection.labels < 0, -1, selection.labels + start)
         if shares is not None and selection.shares is not None:
             shares[group] = selection.shares
         start += len(selection.indices)
-
-    def cat(name: str) -> Tensor | None:
+    joined: dict[str, Any] = {}
+    for name in ("tokens", "centroids", "alpha", "merged", "sizes"):
         values = [getattr(selection, name) for _, selection in parts]
-        return None if any(value is None for value in values) else torch.cat(values)
-
-    tokens = cat("tokens")
-    assert tokens is not None
-    grouped = parts[0][1].labels is not None
-    return Selection(
-        tokens,
-        torch.cat(indices),
-        labels if grouped else None,
-        cat("centroids"),
-        cat("alpha"),
-        cat("merged"),
-        shares,
-        cat("sizes"),
-    )
+        joined[name] = None if any(value is None for value in values) else torch.cat(values)
+    return Selection(indices=torch.cat(indices), labels=labels, shares=shares, **joined)
 
 
 def plane_rows(planes: Tensor, selection: Selection, deepstack: Deepstack = "raw") -> Tensor:

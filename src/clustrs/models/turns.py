@@ -12,8 +12,7 @@ from transformers import Cache, modeling_utils
 
 from clustrs.models.prompt import Compaction
 
-TURN = "_clustrs_turn"
-"""The attribute of a cache that holds its `Turn`: copies and pickles of the cache have it, too."""
+TURN = "_clustrs_turn"  # the attribute of a cache that holds its `Turn`: copies and pickles of the cache have it, too
 
 
 @dataclass(frozen=True)
@@ -31,17 +30,13 @@ class Turn:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Turn":
         """Apply a function to every tensor: prompts and masks are [B, ...], positions [..., B, W]."""
-        names = [field.name for field in fields(Compaction) if isinstance(getattr(self.compaction, field.name), Tensor)]
-        changed: dict[str, Any] = {name: change(getattr(self.compaction, name)) for name in names}
+        values = {field.name: getattr(self.compaction, field.name) for field in fields(Compaction)}
+        changed = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
         positions = self.positions
         if positions is not None:
             positions = change(positions.movedim(-2, 0)).movedim(0, -2)
         compaction = replace(self.compaction, **changed)
         return replace(self, input_ids=change(self.input_ids), compaction=compaction, positions=positions)
-
-    def take_rows(self, rows: Tensor) -> "Turn":
-        """Follow a cache whose row i is now what row `rows[i]` was."""
-        return self.map(lambda tensor: tensor[rows.to(tensor.device)])
 
     def crop(self, length: int) -> "Turn":
         """Follow a cache that was cropped to its first `length` columns."""
@@ -57,38 +52,33 @@ class Turn:
                 "prompt to remove: generate from the shorter prompt without a cache"
             )
         shorter = self.map(lambda tensor: tensor[..., :length])
-        return replace(
-            shorter,
-            input_ids=self.input_ids[:, :width],
-            compaction=replace(shorter.compaction, width=width),
-        )
+        compaction = replace(shorter.compaction, width=width)
+        return replace(shorter, input_ids=self.input_ids[:, :width], compaction=compaction)
 
     def continue_forward(self, arguments: dict[str, Any], first_position: int = 0) -> None:
         """Make the caller's mask and positions, which count the whole prompt, fit the cache of the compacted one."""
-        compact_positions = self.compact_positions
-        ids = arguments.get("input_ids")
+        ids, before = arguments.get("input_ids"), self.compaction
         new = ids.shape[1] if ids is not None else arguments["inputs_embeds"].shape[1]
         held = arguments["past_key_values"].get_seq_length()
-        before = self.compaction
         whole = before.extended(before.width + held + new - before.mask.shape[1])
         mask = arguments.get("attention_mask")
         if mask is None:
-            arguments["attention_mask"] = whole.mask
+            mask = whole.mask
         elif mask.dim() == 2 and mask.shape[1] == whole.width:
-            arguments["attention_mask"] = whole.gather(mask, 0)
+            mask = whole.gather(mask, 0)
         elif mask.dim() == 2 and mask.shape[1] != held + new:
             raise ValueError(
                 f"attention_mask has shape {list(mask.shape)}: {whole.width} columns go with the prompt as given, "
                 f"{held + new} with what is left of it after pruning"
             )
+        arguments["attention_mask"] = mask
         positions = arguments.get("position_ids")
         if self.positions is not None:
             if positions is None:
-                mask = arguments["attention_mask"]
                 arguments["position_ids"] = self.following(mask if mask.dim() == 2 else whole.mask)[..., -new:]
-        elif positions is not None and compact_positions:
+        elif positions is not None and self.compact_positions:
             arguments["position_ids"] = positions - whole.dropped[:, -1:]
-        elif positions is None and not compact_positions:
+        elif positions is None and not self.compact_positions:
             columns = torch.arange(whole.width - new, whole.width, device=whole.source.device)
             arguments["position_ids"] = columns.expand(len(whole.source), new) + first_position
 
@@ -110,8 +100,7 @@ class Turn:
         if any(bool((input_ids[:, width:] == token).any()) for token in placeholders):
             raise ValueError("past_key_values: a new image can't be added to the cache; leave the cache out")
         compaction = self.compaction.extended(input_ids.shape[1])
-        compaction = replace(compaction, mask=compaction.gather(mask, 0))
-        positions = self.positions
+        compaction, positions = replace(compaction, mask=compaction.gather(mask, 0)), self.positions
         if positions is not None:
             positions = torch.cat([positions, self.following(compaction.mask)], -1)
         return replace(self, input_ids=input_ids, compaction=compaction, positions=positions)
@@ -121,20 +110,23 @@ class PrunedCache:
     """Mixin for the cache of a pruned prompt: its turn follows when rows are moved or columns are removed."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        base = type(self).__bases__[1]
-        return _restore_cache, (base,), dict(self.__dict__)
+        return _restore_cache, (type(self).__bases__[1],), dict(self.__dict__)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         super().reorder_cache(beam_idx)  # type: ignore[misc]
-        self._follow(lambda turn: turn.take_rows(beam_idx))
+        self._map(lambda tensor: tensor[beam_idx.to(tensor.device)])
 
     def batch_select_indices(self, indices: Tensor) -> None:
         super().batch_select_indices(indices)  # type: ignore[misc]
-        self._follow(lambda turn: turn.take_rows(indices))
+        self._map(lambda tensor: tensor[indices.to(tensor.device)])
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         super().batch_repeat_interleave(repeats)  # type: ignore[misc]
-        self._follow(lambda turn: turn.map(lambda tensor: tensor.repeat_interleave(repeats, 0)))
+        self._map(lambda tensor: tensor.repeat_interleave(repeats, 0))
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
+        turn = getattr(self, TURN, None)
+        setattr(self, TURN, None if turn is None else turn.map(change))
 
     def crop(self, tokens_to_remove: int) -> None:
         turn = getattr(self, TURN, None)
@@ -145,21 +137,16 @@ class PrunedCache:
             )
         cropped = None if turn is None else turn.crop(self.get_seq_length() + tokens_to_remove)  # type: ignore[attr-defined]
         super().crop(tokens_to_remove)  # type: ignore[misc]
-        self._follow(lambda turn: cropped)
+        setattr(self, TURN, cropped)
 
     def reset(self) -> None:
         super().reset()  # type: ignore[misc]
         setattr(self, TURN, None)
 
-    def _follow(self, change: Callable[[Turn], Turn | None]) -> None:
-        turn = getattr(self, TURN, None)
-        if turn is not None:
-            setattr(self, TURN, change(turn))
-
 
 @cached
 def pruned_class(base: Any) -> Any:
-    """Return the class of a pruned prompt's cache: a subclass of the cache's own, under the same name."""
+    """Return a subclass of a cache's class, under the same name."""
     return type(base.__name__, (PrunedCache, base), {"__module__": base.__module__, "__doc__": base.__doc__})
 
 
@@ -176,8 +163,7 @@ def remember(cache: Any, turn: Turn) -> None:
     if rows is not None and rows != prompts and rows % prompts == 0:
         turn = turn.map(lambda tensor: tensor.repeat_interleave(rows // prompts, 0))
     if not isinstance(cache, PrunedCache):
-        own_class: Any = type(cache)
-        cache.__class__ = pruned_class(own_class)
+        cache.__class__ = pruned_class(type(cache))
     setattr(cache, TURN, turn)
 
 
@@ -199,34 +185,30 @@ def recall(cache: Any) -> Turn | None:
 def detached(cache: Any) -> Iterator[None]:
     """Leave a cache alone while `generate` reorders and crops it; what it holds is written down afterwards."""
     turn = getattr(cache, TURN, None)
-    if turn is None:
-        yield
-        return
-    setattr(cache, TURN, None)
+    if turn is not None:
+        setattr(cache, TURN, None)
     try:
         yield
     except BaseException:
-        setattr(cache, TURN, turn)
+        if turn is not None:
+            setattr(cache, TURN, turn)
         raise
 
 
 def cache_rows(cache: Any) -> int | None:
     """Return the number of rows of a cache; None where its layers do not show it."""
-    for layer in cache.layers:
-        keys = getattr(layer, "keys", None)
-        if isinstance(keys, Tensor) and keys.dim() == 4:
-            return len(keys)
-    return None
+    keys = (getattr(layer, "keys", None) for layer in cache.layers)
+    return next((len(key) for key in keys if isinstance(key, Tensor) and key.dim() == 4), None)
 
 
 def moved_indices(requested: Any, compaction: Compaction) -> Any:
     """`logits_to_keep`: positions in the prompt that was given, as positions in the compacted one."""
     if not isinstance(requested, Tensor):
         return requested
+    gone = ValueError("logits_to_keep: it names a visual token that was dropped, or padding")
     if requested.dtype == torch.bool:
-        moved = compaction.gather(requested, False)
-        if int(moved.sum()) != int(requested.sum()):
-            raise ValueError("logits_to_keep: it names a visual token that was dropped, or padding")
+        if int((moved := compaction.gather(requested, False)).sum()) != int(requested.sum()):
+            raise gone
         return moved
     width, batch = compaction.width, len(compaction.source)
     rows = requested.expand(batch, -1) if requested.dim() == 1 else requested
@@ -238,7 +220,7 @@ def moved_indices(requested: Any, compaction: Compaction) -> Any:
     new[row, compaction.source[row, column]] = column
     moved = new.gather(1, rows)
     if bool((moved < 0).any()):
-        raise ValueError("logits_to_keep: it names a visual token that was dropped, or padding")
+        raise gone
     if requested.dim() == 1 and bool((moved == moved[0]).all()):
         return moved[0]
     if not hasattr(modeling_utils, "slice_logits_to_keep"):
