@@ -78,7 +78,7 @@ def as_published(monkeypatch: pytest.MonkeyPatch) -> None:
     from clustrs.pruners.base import Pruner
 
     for name, value in (("positions", "compact"), ("attention", "plain")):
-        monkeypatch.setitem(Pruner.attach.__kwdefaults__, name, value)
+        monkeypatch.setitem(Pruner.attach.__kwdefaults__ or {}, name, value)
 
 
 @pytest.fixture

@@ -241,14 +241,14 @@ class Handle:
             if turn is None:
                 return wrapper.original(*args, **kwargs)
             turn.continue_forward(arguments, self.adapter.first_position)
-            with self._inside(), self._biased(turn):
+            with self._inside(), scoring.biased(turn.compaction.log_sizes):
                 return wrapper.original(**arguments)
         prompt, mask = checked_ids(arguments), arguments.get("attention_mask")
         pad_left = mask is not None and not torch.compiler.is_compiling() and bool((mask[:, 0] == 0).any())
         turn = self._first_turn(arguments, prompt, pad_left)
         if arguments.get("logits_to_keep") is not None:
             arguments["logits_to_keep"] = turns.moved_indices(arguments["logits_to_keep"], turn.compaction)
-        with self._inside(), self._biased(turn):
+        with self._inside(), scoring.biased(turn.compaction.log_sizes):
             out = wrapper.original(**arguments)
         turns.remember(getattr(out, "past_key_values", None), turn)
         return out
@@ -313,7 +313,7 @@ class Handle:
             arguments["streamer"] = prompts.Streamer(arguments["streamer"], prompt)
         cache = arguments.get("past_key_values")
         detached = nullcontext() if cache is None else turns.detached(cache)
-        with self._inside(caller), self._biased(turn), detached:
+        with self._inside(caller), scoring.biased(turn.compaction.log_sizes), detached:
             out = self._model_generate(**arguments)
         cache = getattr(out, "past_key_values", cache)
         if cache is not None:
@@ -322,10 +322,6 @@ class Handle:
             return caller.restore(out)
         out.sequences = caller.restore(out.sequences)
         return out
-
-    def _biased(self, turn: Turn) -> Any:
-        logs = turn.compaction.log_sizes
-        return nullcontext() if logs is None else scoring.biased(scoring.KeyBias(logs))
 
     def _has_images(self, arguments: dict[str, Any]) -> bool:
         ready = arguments.get("mm_encoder_outputs")

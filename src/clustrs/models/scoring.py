@@ -1,9 +1,8 @@
 """Attention: scores of a vision tower, recorded at transformers' attention interface; proportional attention; timers.
 
-For the length of a call the one attention layer whose output the projector reads has a recording attention function.
-It hands queries and keys (with their norms and rotary embedding) to the recorder of this thread, and then calls the
-model's own implementation. So the tower may run on SDPA or FlashAttention, no attention matrix is requested or held
-whole, and no family needs its own copy of the projections.
+The one attention layer whose output the projector reads has a recording attention function: it hands queries and keys
+to the recorder of this thread, then calls the model's own implementation. So the tower may run on SDPA or
+FlashAttention, and no attention matrix is held whole.
 
 Proportional attention is the other hook: a survivor that stands for n tokens counts as n keys in the language model.
 Softmax attention over n equal keys with equal values is attention over one of them with log n added to its logit. So
@@ -25,18 +24,12 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
-PROJECTIONS = ("q_proj", "qkv_proj")
-"""Attributes by which softmax attention is told from other layers that have an index."""
-CACHED_MASKS = 4
-"""Masks kept during a forward pass: layers of one kind share one."""
 _timing: ContextVar[bool] = ContextVar("timing", default=False)
 
 
 @contextmanager
 def timing() -> Iterator[None]:
-    """Time the stages on an accelerator, too, which must be waited for and is slower then. A CPU is always timed.
-
-    Wait for the device around every part of the work in this block, so that each gets its own seconds."""
+    """Time the stages on an accelerator, too, by waiting for it around each, which is slower. A CPU is always timed."""
     before = _timing.set(True)
     try:
         yield
@@ -57,10 +50,7 @@ def now(device: torch.device) -> float:
 
 
 class StageTimer:
-    """Per-stage timer: wall seconds of vision tower, scoring and selection.
-
-    NaN for what ran on an accelerator outside `timing`. A stage that is timed inside another one does not count for it.
-    """
+    """Wall seconds of vision tower, scoring and selection, without stages inside them; NaN for what is not timed."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -86,21 +76,17 @@ class StageTimer:
             self._inner[-1] += whole
 
 
-PREFIX = "clustrs|"
-"""Before the name of the implementation that the recording function calls."""
-QUERY_BLOCK = 64
-"""Number of queries that are scored together when the attention of all of them counts."""
-
+PREFIX = "clustrs|"  # before the name of the implementation that the recording function calls
+QUERY_BLOCK = 64  # queries that are scored together when the attention of all of them counts
 Reduction = Literal["cls", "received"]
 """Score of a token: the attention of the CLS token, or the mean of what it receives from all tokens."""
 
 
 @dataclass
 class ScoreRecorder:
-    """Collects scores [B, N] and head-averaged keys [B, N, K] of every call of one attention layer.
+    """Scores [B, N] and head-averaged keys [B, N, K] of every call of one attention layer; a packed sequence is a call.
 
-    `valid` [B, N] is False for padding, which neither attends nor is attended to; None where there is none. Sequences
-    that are packed into one call, as FlashAttention takes them, count as calls of their own.
+    `valid` [B, N] is False for padding, which neither attends nor is attended to; None where there is none.
     """
 
     layer: nn.Module
@@ -114,12 +100,6 @@ class ScoreRecorder:
         with self.timer.time("scoring"):
             self.scores.append(attention_scores(query, key, scaling, self.reduction, mask, self.valid))
             self.keys.append(key.detach().float().mean(1))
-
-    def record_packed(self, query: Tensor, key: Tensor, scaling: float, starts: Tensor) -> None:
-        """Record sequences that lie one after the other; `starts` has where each begins, and the end of the last."""
-        lengths = starts.diff().tolist()
-        for one_query, one_key in zip(query.split(lengths, 2), key.split(lengths, 2), strict=True):
-            self.record(one_query, one_key, scaling, None)
 
 
 class _Tracing:
@@ -143,44 +123,37 @@ def attention_scores(
 ) -> Tensor:
     """Scores [B, N] of softmax attention with queries and keys [B, heads, N, d], in float32, mean over heads.
 
-    "cls": the first token's attention to the others (not renormalised). "received": what each token receives, mean over
+    "cls": the first token's attention to the others (not renormalized). "received": what each token receives, mean over
     all queries, in blocks of queries. Where `valid` [B, N] is False there is padding: its scores are 0, and as a query
-    it does not count.
+    it does not count. The mask is [B or 1, 1, N or 1, N].
     """
+
+    def attend(start: int, stop: int) -> Tensor:
+        logits = query[:, :, start:stop].float() @ keys.mT * scaling
+        if valid is not None:
+            logits = logits.masked_fill(~valid[:, None, None], -torch.inf)
+        if mask is not None:
+            rows = mask if mask.shape[-2] == 1 else mask[..., start:stop, :]
+            logits = logits.masked_fill(~rows, -torch.inf) if rows.dtype == torch.bool else logits + rows
+        return logits.softmax(-1)
+
     with torch.autocast(query.device.type, enabled=False):
         keys = key.float()
         if keys.shape[1] != query.shape[1]:
             keys = keys.repeat_interleave(query.shape[1] // keys.shape[1], 1)
         if reduction == "cls":
-            return _attend(query[:, :, :1], keys, scaling, _rows(mask, 0, 1), valid)[:, :, 0, 1:].mean(1)
+            return attend(0, 1)[:, :, 0, 1:].mean(1)
         n = query.shape[2]
         step = max(1, min(QUERY_BLOCK, n // 8))
         scores = torch.zeros_like(keys[:, 0, :, 0])
         for start in range(0, n, step):
-            block = query[:, :, start : start + step]
-            attention = _attend(block, keys, scaling, _rows(mask, start, start + step), valid)
-            scores += attention.sum((1, 2)) if valid is None else _sum_valid(attention, valid[:, start : start + step])
+            attention = attend(start, start + step)
+            if valid is None:
+                scores += attention.sum((1, 2))
+            else:
+                scores += attention.sum(1).masked_fill(~valid[:, start : start + step, None], 0).sum(1)
         counts = n if valid is None else valid.sum(1, keepdim=True)
         return scores / (counts * query.shape[1])
-
-
-def _attend(query: Tensor, keys: Tensor, scaling: float, mask: Tensor | None, valid: Tensor | None = None) -> Tensor:
-    logits = query.float() @ keys.mT * scaling
-    if valid is not None:
-        logits = logits.masked_fill(~valid[:, None, None], -torch.inf)
-    if mask is not None:
-        logits = logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask
-    return logits.softmax(-1)
-
-
-def _sum_valid(attention: Tensor, valid: Tensor) -> Tensor:
-    """Attention [B, heads, queries, N] summed over heads and over the queries [B, queries] that are no padding."""
-    return attention.sum(1).masked_fill(~valid[..., None], 0).sum(1)
-
-
-def _rows(mask: Tensor | None, start: int, stop: int) -> Tensor | None:
-    """The rows of a [B or 1, 1, queries or 1, keys] mask that belong to some queries."""
-    return mask if mask is None or mask.shape[-2] == 1 else mask[..., start:stop, :]
 
 
 @contextmanager
@@ -206,12 +179,15 @@ class HookedConfig:
     """Config of a layer, with another attention implementation: the one that records."""
 
     def __init__(self, config: Any) -> None:
-        self.__dict__["wrapped"] = config
-        self.__dict__["users"] = 0
+        self.__dict__.update(wrapped=config, users=0)
 
     @property
     def _attn_implementation(self) -> str:
-        return _registered(self.__dict__["wrapped"]._attn_implementation or "eager")
+        """The name under which transformers finds the recording function for the layer's own implementation."""
+        implementation = self.__dict__["wrapped"]._attn_implementation or "eager"
+        if PREFIX + implementation not in ALL_ATTENTION_FUNCTIONS:
+            AttentionInterface.register(PREFIX + implementation, _recording_function(implementation))
+        return PREFIX + implementation
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "wrapped" not in self.__dict__:
@@ -249,15 +225,9 @@ def unhook(layer: Any) -> None:
                 layer.config = config.__dict__["wrapped"]
 
 
-def _registered(implementation: str) -> str:
-    """Return the name under which transformers finds the recording function for an implementation."""
-    name = PREFIX + implementation
-    if name not in ALL_ATTENTION_FUNCTIONS:
-        AttentionInterface.register(name, _recording_function(implementation))
-    return name
-
-
 def _recording_function(implementation: str) -> Callable[..., Any]:
+    flash = "flash" in implementation
+
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> Any:
@@ -265,20 +235,17 @@ def _recording_function(implementation: str) -> Callable[..., Any]:
         if recorder is not None and recorder.layer is module:
             scaling = kwargs.get("scaling")
             scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-            if kwargs.get("cu_seq_lens_k") is not None:
-                recorder.record_packed(query, key, scaling, kwargs["cu_seq_lens_k"])
-            else:
-                recorder.record(query, key, scaling, None if _is_flash(implementation) else attention_mask)
-        original, seen = _original(implementation, module), module
-        if _is_flash(implementation):  # it looks the kernel up by the name in the module's config
-            seen = _PlainView(module)  # type: ignore[assignment]
-        return original(seen, query, key, value, attention_mask, **kwargs)
+            starts = kwargs.get("cu_seq_lens_k")
+            if starts is None:
+                recorder.record(query, key, scaling, None if flash else attention_mask)
+            else:  # where each of the packed sequences begins, and the end of the last
+                lengths = starts.diff().tolist()
+                for one_query, one_key in zip(query.split(lengths, 2), key.split(lengths, 2), strict=True):
+                    recorder.record(one_query, one_key, scaling, None)
+        seen: Any = _PlainView(module) if flash else module  # it looks the kernel up by the name in the module's config
+        return _original(implementation, module)(seen, query, key, value, attention_mask, **kwargs)
 
     return attention
-
-
-def _is_flash(implementation: str) -> bool:
-    return "flash" in implementation
 
 
 def _original(implementation: str, module: nn.Module) -> Callable[..., Any]:
@@ -305,6 +272,10 @@ class _PlainView:
         return found.__dict__["wrapped"] if name == "config" and isinstance(found, HookedConfig) else found
 
 
+PROJECTIONS = ("q_proj", "qkv_proj")  # attributes that tell softmax attention from other layers that have an index
+CACHED_MASKS = 4  # masks kept during a forward pass: layers of one kind share one
+
+
 @dataclass
 class KeyBias:
     """Bias of the attention logits for the keys of a prompt, `log_sizes` [B, W]; later tokens have none."""
@@ -316,51 +287,37 @@ class KeyBias:
     def add_to(self, mask: Any, hidden: Tensor, cache: Any, module: Any) -> Tensor:
         """Return an additive mask [B, 1, Q, K] with the bias.
 
-        Args:
-            mask: The layer's own: None (causal), boolean or additive [B, 1, Q, K], or a `BlockMask`.
-            hidden: Input of the layer [B, Q, D].
-            cache: KV cache of the call, or None.
-            module: The attention layer.
+        `mask` is the layer's own: None (causal), boolean or additive [B, 1, Q, K], or a `BlockMask`. `hidden` [B, Q, D]
+        is the layer's input. A layer that shares keys (Gemma 4) sees those of the last layer of its type that has some.
         """
         batch, queries = hidden.shape[:2]
-        length, offset = self._key_range(cache, module, queries)
+        kind = getattr(module, "layer_type", getattr(module, "is_sliding", None))
+        if not getattr(module, "is_kv_shared_layer", False):
+            self._ranges[kind] = (queries, 0) if cache is None else cache.get_mask_sizes(queries, module.layer_idx)
+        length, offset = self._ranges[kind]
         if isinstance(mask, Tensor):
             length = mask.shape[-1]
         key = (batch, queries, length, offset, hidden.dtype)
         for known, known_key, result in self._masks:
             if known is mask and known_key == key:
                 return result
-        bias = self._columns(batch, offset, length).to(hidden.device, hidden.dtype)[:, None, None]
-        if mask is not None and not isinstance(mask, Tensor):
-            mask_tensor: Tensor | None = _dense(mask, batch, queries, length, hidden.device)
-        elif mask is None and queries > 1:
-            mask_tensor = torch.ones(queries, length, dtype=torch.bool, device=hidden.device).tril(length - queries)
-        else:
-            mask_tensor = mask
-        if mask_tensor is None:
+        rows = self.log_sizes.repeat_interleave(batch // len(self.log_sizes), 0)[:, offset : offset + length]  # beams
+        bias = nn.functional.pad(rows, (0, length - rows.shape[1])).to(hidden.device, hidden.dtype)[:, None, None]
+        allowed = mask
+        if mask is None and queries > 1:
+            allowed = torch.ones(queries, length, dtype=torch.bool, device=hidden.device).tril(length - queries)
+        elif mask is not None and not isinstance(mask, Tensor):
+            from torch.nn.attention.flex_attention import create_mask
+
+            allowed = create_mask(mask.mask_mod, batch, 1, queries, length, device=str(hidden.device))
+        if allowed is None:
             result = bias
-        elif mask_tensor.dtype == torch.bool:
-            result = torch.where(mask_tensor, bias, torch.finfo(hidden.dtype).min)
+        elif allowed.dtype == torch.bool:
+            result = torch.where(allowed, bias, torch.finfo(hidden.dtype).min)
         else:
-            result = mask_tensor + bias
+            result = allowed + bias
         self._masks = [(mask, key, result), *self._masks[: CACHED_MASKS - 1]]
         return result
-
-    def _key_range(self, cache: Any, module: Any, queries: int) -> tuple[int, int]:
-        """Return how many keys a layer will see, and the column of the first one.
-
-        A layer that shares keys (Gemma 4) sees those of the last layer of its type that has some.
-        """
-        kind = getattr(module, "layer_type", getattr(module, "is_sliding", None))
-        if not getattr(module, "is_kv_shared_layer", False):
-            layer = module.layer_idx
-            self._ranges[kind] = (queries, 0) if cache is None else cache.get_mask_sizes(queries, layer)
-        return self._ranges[kind]
-
-    def _columns(self, batch: int, offset: int, length: int) -> Tensor:
-        """Return the bias [batch, length] of keys `offset` to `offset + length`; beams repeat the rows of a prompt."""
-        rows = self.log_sizes.repeat_interleave(batch // len(self.log_sizes), 0)[:, offset : offset + length]
-        return nn.functional.pad(rows, (0, length - rows.shape[1]))
 
 
 class _TracedBias:
@@ -373,8 +330,9 @@ _bias: ContextVar[KeyBias | None] = ContextVar("clustrs_key_bias", default=None)
 
 
 @contextmanager
-def biased(bias: KeyBias) -> Iterator[None]:
-    """Add a bias to the attention of hooked layers in this thread."""
+def biased(log_sizes: Tensor | None) -> Iterator[None]:
+    """Add a bias to the attention of hooked layers in this thread, if there is one."""
+    bias = None if log_sizes is None else KeyBias(log_sizes)
     if torch.compiler.is_compiling():
         _TracedBias.bias = bias
         yield
@@ -387,18 +345,13 @@ def biased(bias: KeyBias) -> Iterator[None]:
         _bias.reset(token)
 
 
-def attention_layers(language_model: nn.Module) -> list[nn.Module]:
-    """Return the layers with softmax attention."""
+def hook_attention(language_model: nn.Module) -> list[Any]:
+    """Hook the layers with softmax attention of a language model; returns the hooks, to be removed."""
     found = [m for m in language_model.modules() if hasattr(m, "layer_idx") and any(hasattr(m, p) for p in PROJECTIONS)]
     if not found:
         kind = type(language_model).__name__
         raise ValueError(f"attention must be 'plain' for a {kind}, whose attention layers are not known")
-    return found
-
-
-def hook_attention(language_model: nn.Module) -> list[Any]:
-    """Hook the attention layers of a language model; returns the hooks, to be removed."""
-    return [one.register_forward_pre_hook(_add_bias, with_kwargs=True) for one in attention_layers(language_model)]
+    return [layer.register_forward_pre_hook(_add_bias, with_kwargs=True) for layer in found]
 
 
 def _add_bias(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -408,10 +361,3 @@ def _add_bias(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     hidden = args[0] if args else kwargs["hidden_states"]
     cache = kwargs.get("past_key_values")
     return args, {**kwargs, "attention_mask": bias.add_to(kwargs.get("attention_mask"), hidden, cache, module)}
-
-
-def _dense(block_mask: Any, batch: int, queries: int, keys: int, device: torch.device) -> Tensor:
-    """Return a `BlockMask` as booleans [B, 1, Q, K]."""
-    from torch.nn.attention.flex_attention import create_mask
-
-    return create_mask(block_mask.mask_mod, batch, 1, queries, keys, device=str(device))
