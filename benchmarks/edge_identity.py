@@ -87,6 +87,7 @@ def look_again(vision: PrunedVision, processor: Any, image: Image.Image, found: 
     """Select from the same tokens in float64: is that what the graph kept, and how many of all tokens are in another
     cluster than in float32?"""
     crops = vision.encode(processor.image_processor([image], return_tensors="pt")["pixel_values"])
+    assert crops.scores is not None
     rough = vision.method.select(crops.tokens, crops.scores, cls=crops.cls)
     exact = vision.method.select(crops.tokens.double(), crops.scores.double(), cls=crops.cls)
     assert rough.labels is not None

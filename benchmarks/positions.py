@@ -82,7 +82,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
                             model, processor, batch, method, task.max_new_tokens, crops=options.crops, **placed
                         )
                     parts = zip(items, replies, strict=True)
-                    scores[method, kind] += [task.score(item, reply.text) for item, reply in parts]
+                    scores[method, kind] += [float(task.score(item, one.text) or 0) for item, one in parts]
                     bar.update(len(items))
             for (method, kind), values in scores.items():
                 halves = {"even": values[::2], "odd": values[1::2], "all": values}

@@ -98,7 +98,7 @@ def measure(
     attention = torch.rand(batch, n, generator=generator).to(device)
     projector = torch.randn(HIDDEN, width, generator=generator).to(device)
     hidden, keys = (torch.randn(batch, n + 1, size, generator=generator).to(device) for size in (HIDDEN, KEYS))
-    states = {"hidden": hidden, "keys": keys, "projector": lambda x: x @ projector}
+    states: dict[str, Any] = {"hidden": hidden, "keys": keys, "projector": lambda x: x @ projector}
     rows = []
     for k in keeps:
         calls: dict[str, Callable[[Tensor], object]] = {FLOOR: lambda tokens: tokens @ tokens.mT}

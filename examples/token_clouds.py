@@ -7,6 +7,7 @@ on two of them, as it does in a vision encoder. Nothing here says which method i
 import argparse
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,7 +52,7 @@ def main() -> None:
 
     tokens, clumps, clump, attention = draw_tokens(options.seed)
     hidden = torch.cat([tokens.mean(0, keepdim=True), tokens])
-    states = {"hidden": hidden, "keys": hidden, "projector": lambda x: x}
+    states: dict[str, Any] = {"hidden": hidden, "keys": hidden, "projector": lambda x: x}
     results = {}
     print(f"keeping {options.keep} of {len(tokens)} tokens in {CLUMPS} clumps\n")
     print("| method    | tokens | clumps hit | attention kept | distance to the clump |")
