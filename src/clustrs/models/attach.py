@@ -137,10 +137,14 @@ class Handle:
         attention: Attention,
         deepstack: Deepstack,
     ) -> None:
-        options = {"scope": (scope, Scope), "crops": (crops, Crops), "deepstack": (deepstack, Deepstack)}
+        options: dict[str, Any] = {
+            "scope": (scope, Scope),
+            "crops": (crops, Crops),
+            "deepstack": (deepstack, Deepstack),
+        }
         options |= {"positions": (positions, Positions), "attention": (attention, Attention)}
-        for option, (value, kind) in options.items():
-            validation.choice(option, value, get_args(kind))
+        for option, (choice, kind) in options.items():
+            validation.choice(option, choice, get_args(kind))
         self.method, self.scope, self.crops, self.deepstack = method, scope, crops, deepstack
         self.model = unwrap(model)
         self.adapter = get_adapter(self.model)
@@ -368,7 +372,9 @@ class Handle:
             self._thread.results = self._latest
         for name in (*self.adapter.pixel_arguments, *self.adapter.vision_kwargs):
             arguments.pop(name, None)
-        outputs = {modality: self.adapter.outputs(group, modality) for modality, group in groups.items()}
+        outputs: dict[str, Any] = {
+            modality: self.adapter.outputs(group, modality) for modality, group in groups.items()
+        }
         arguments["mm_encoder_outputs"] = PrunedOutputs(outputs)
         compact_arguments(arguments, compaction, prompts.pad_id(self.model, avoid=[token for token, _ in images]))
         if compiling:  # embeddings: the model's check that ids and features fit does not compile with a selection

@@ -31,7 +31,7 @@ class Turn:
     def map(self, change: Callable[[Tensor], Tensor]) -> "Turn":
         """Apply a function to every tensor: prompts and masks are [B, ...], positions [..., B, W]."""
         values = {field.name: getattr(self.compaction, field.name) for field in fields(Compaction)}
-        changed = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
+        changed: dict[str, Any] = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
         positions = self.positions
         if positions is not None:
             positions = change(positions.movedim(-2, 0)).movedim(0, -2)
@@ -163,7 +163,8 @@ def remember(cache: Any, turn: Turn) -> None:
     if rows is not None and rows != prompts and rows % prompts == 0:
         turn = turn.map(lambda tensor: tensor.repeat_interleave(rows // prompts, 0))
     if not isinstance(cache, PrunedCache):
-        cache.__class__ = pruned_class(type(cache))
+        own_class: Any = type(cache)
+        cache.__class__ = pruned_class(own_class)
     setattr(cache, TURN, turn)
 
 
