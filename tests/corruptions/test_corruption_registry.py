@@ -79,7 +79,7 @@ def test_a_name_again() -> None:
     register_corruption("acme/invert", levels=[1], low=0, high=1)(invert)  # a notebook cell that is run twice
     assert corruption_rule("acme/invert").levels == (1.0,)
     with pytest.raises(
-        ValueError, match=r"'gaussian' of .*test_corruption_registry: clustrs.*effects has registered one"
+        ValueError, match=r"'gaussian' of .*test_corruption_registry: clustrs.corruptions.images has registered one"
     ):
         register_corruption("gaussian", levels=[1], low=0, high=1)(invert)
     assert corruption_rule("gaussian").high == 100
