@@ -22,7 +22,7 @@ PACKAGE = ROOT / "packages" / "clustrs-models"
 PAPER = ROOT / "packages" / "clustrs-paper"
 LARGEST_CODE, LARGEST_DATA = 2e6, 100e6
 """Bytes. The package index takes no file over 100 MB."""
-CODE = ("__init__", "drawing", "scenes", "photographs", "smol")
+CODE = ("__init__", "drawing", "scenes", "photographs", "sentences", "smol")
 """Modules of clustrs-models: its tasks, their drawings, and the model that is fetched."""
 
 

@@ -86,8 +86,8 @@ def integer(name: str, value: Any, low: int) -> None:
 def choice(name: str, value: Any, options: Iterable[Any]) -> None:
     """Check for one of `options`."""
     options = list(options)
-    accepted = any(value is option or (isinstance(value, str) and value == option) for option in options)
-    check(accepted, name, f"one of {', '.join(map(repr, options))}", value, nearest(value, options))
+    if not any(value is option or (isinstance(value, str) and value == option) for option in options):
+        check(False, name, f"one of {', '.join(map(repr, options))}", value, nearest(value, options))
 
 
 def interval(name: str, value: Any, low: float, high: float) -> tuple[float, float]:

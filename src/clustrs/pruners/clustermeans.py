@@ -1,6 +1,7 @@
 """ClusterMeans: the weighted mean of each cluster, in the place where the cluster lies."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -56,8 +57,9 @@ class ClusterMeans(Pruner):
     def __post_init__(self) -> None:
         super().__post_init__()
         validation.number("power", self.power, 0, 16)
-        self._clustering()
+        self._clustering  # noqa: B018 - checks the parameters; torch.compile cannot trace the checks
 
+    @cached_property
     def _clustering(self) -> ClustRS:
         shared = {name: getattr(self, name) for name in ("keep", "tau", "iterations", "tolerance", "salience", "seed")}
         return ClustRS(**shared, shrink=False)
@@ -65,7 +67,7 @@ class ClusterMeans(Pruner):
     def _select(self, inputs: PrunerInputs, k: int, check: bool) -> Selection:
         with torch.no_grad():
             weight = token_weights(inputs, self.salience, self.power)
-        chosen = self._clustering()._select_weighted(inputs.tokens, weight, k, check)
+        chosen = self._clustering._select_weighted(inputs.tokens, weight, k, check)
         assert chosen.labels is not None
         assert chosen.centroids is not None
         assert chosen.shares is not None
