@@ -35,14 +35,15 @@ class SimpleModel(lmms):
         self.arguments = arguments
         self.engine = Engine(arguments)
         self.device: torch.device = self.engine.model.device
+        # Read now: lmms-eval asks for the settings after `clean`.
+        self.chosen = {name: getattr(self.engine.handle, name) for name in ("positions", "attention")}
         self.tally = Tally()
 
     @property
     def batch_sizes(self) -> dict[str, Any]:
         """Return the settings for the result file; lmms-eval stores nothing else about a model."""
         versions = {name: metadata.version(name) for name in ("torch", "transformers", "lmms_eval")}
-        chosen = {name: getattr(self.engine.handle, name) for name in ("positions", "attention")}
-        settings = {**self.arguments.to_json(), "chosen": chosen, **versions, "tasks": self.tally.to_json()}
+        settings = {**self.arguments.to_json(), "chosen": self.chosen, **versions, "tasks": self.tally.to_json()}
         return {"settings": settings}
 
     def clean(self) -> None:
