@@ -81,8 +81,10 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
                         replies = reply(
                             model, processor, batch, method, task.max_new_tokens, crops=options.crops, **placed
                         )
-                    parts = zip(items, replies, strict=True)
-                    scores[method, kind] += [float(task.score(item, one.text) or 0) for item, one in parts]
+                    for item, one in zip(items, replies, strict=True):
+                        score = task.score(item, one.text)
+                        assert score is not None, "a task that a judge scores"
+                        scores[method, kind].append(score)
                     bar.update(len(items))
             for (method, kind), values in scores.items():
                 halves = {"even": values[::2], "odd": values[1::2], "all": values}

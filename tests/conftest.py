@@ -77,8 +77,10 @@ def as_published(monkeypatch: pytest.MonkeyPatch) -> None:
     """Methods attach as they were published unless a test says otherwise: what pruning by hand is compared with."""
     from clustrs.pruners.base import Pruner
 
+    defaults = Pruner.attach.__kwdefaults__
+    assert defaults is not None
     for name, value in (("positions", "compact"), ("attention", "plain")):
-        monkeypatch.setitem(Pruner.attach.__kwdefaults__ or {}, name, value)
+        monkeypatch.setitem(defaults, name, value)
 
 
 @pytest.fixture

@@ -14,10 +14,11 @@ from transformers import AutoConfig
 
 from clustrs import count_cost
 from clustrs.embedded import folder_of
-from clustrs.evaluation.metrics import Values, estimates, question_means, retention
+from clustrs.evaluation.metrics import Values, question_means, retention
 from clustrs.evaluation.report.summary import read_latency
 from clustrs.evaluation.results import Method, Run, load_run
 from clustrs.evaluation.store import identity
+from clustrs_paper.evidence.place_and_weight import short
 
 LABELS = {
     "clustermeans": "ClusterMeans (ours)",
@@ -37,13 +38,6 @@ def scores(run: Run, method: Method, clean: bool) -> Values:
     """Return the scores [items] on clean images, or their mean over the noisy conditions."""
     chosen = [i for i, condition in enumerate(run.conditions) if (condition.level is None) == clean]
     return question_means(run.scores[run.methods.index(method)][chosen]).mean(0)
-
-
-def mean_text(values: Values) -> str:
-    found = estimates(100 * values[None])[0]
-    if found.mean is None or found.low is None or found.high is None:
-        return "-"
-    return f"{found.mean:.1f} \N{PLUS-MINUS SIGN}{(found.high - found.low) / 2:.1f}"
 
 
 def kept_text(values: Values, unpruned: Values) -> str:
@@ -71,7 +65,7 @@ def row(
     cells = [
         text
         for values, whole in zip(own, unpruned, strict=True)
-        for text in (mean_text(values), kept_text(values, whole))
+        for text in (short(100 * values), kept_text(values, whole))
     ]
     return [name, *cells, *([f"{ms:.0f}" for ms in time] or ["-", "-"]), f"{kib:,.0f}"]
 

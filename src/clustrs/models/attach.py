@@ -137,14 +137,11 @@ class Handle:
         attention: Attention,
         deepstack: Deepstack,
     ) -> None:
-        options: dict[str, Any] = {
-            "scope": (scope, Scope),
-            "crops": (crops, Crops),
-            "deepstack": (deepstack, Deepstack),
-        }
-        options |= {"positions": (positions, Positions), "attention": (attention, Attention)}
-        for option, (choice, kind) in options.items():
-            validation.choice(option, choice, get_args(kind))
+        validation.choice("scope", scope, get_args(Scope))
+        validation.choice("crops", crops, get_args(Crops))
+        validation.choice("positions", positions, get_args(Positions))
+        validation.choice("attention", attention, get_args(Attention))
+        validation.choice("deepstack", deepstack, get_args(Deepstack))
         self.method, self.scope, self.crops, self.deepstack = method, scope, crops, deepstack
         self.model = unwrap(model)
         self.adapter = get_adapter(self.model)

@@ -103,9 +103,10 @@ class ScoreRecorder:
 
 
 class _Tracing:
-    """Stands in for the context variable while `torch.compile` traces, which it cannot look into."""
+    """Stands in for the context variables while `torch.compile` traces, which it cannot look into."""
 
     recorder: ScoreRecorder | None = None
+    bias: "KeyBias | None" = None
 
 
 _recorder: ContextVar[ScoreRecorder | None] = ContextVar("clustrs_recorder", default=None)
@@ -320,12 +321,6 @@ class KeyBias:
         return result
 
 
-class _TracedBias:
-    """Bias while `torch.compile` traces, which cannot read a context variable."""
-
-    bias: KeyBias | None = None
-
-
 _bias: ContextVar[KeyBias | None] = ContextVar("clustrs_key_bias", default=None)
 
 
@@ -334,9 +329,9 @@ def biased(log_sizes: Tensor | None) -> Iterator[None]:
     """Add a bias to the attention of hooked layers in this thread, if there is one."""
     bias = None if log_sizes is None else KeyBias(log_sizes)
     if torch.compiler.is_compiling():
-        _TracedBias.bias = bias
+        _Tracing.bias = bias
         yield
-        _TracedBias.bias = None
+        _Tracing.bias = None
         return
     token = _bias.set(bias)
     try:
@@ -355,7 +350,7 @@ def hook_attention(language_model: nn.Module) -> list[Any]:
 
 
 def _add_bias(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    bias = _TracedBias.bias if torch.compiler.is_compiling() else _bias.get()
+    bias = _Tracing.bias if torch.compiler.is_compiling() else _bias.get()
     if bias is None:
         return None
     hidden = args[0] if args else kwargs["hidden_states"]

@@ -1,4 +1,7 @@
-"""Tasks for models that answer in sentences: `photos` and `scenes` scored by the expected word, and `describe`."""
+"""Tasks for models that answer in sentences: `photos` and `scenes` scored by the expected word, and `describe`.
+
+No entry point names them until a model that answers in sentences is among the embedded ones.
+"""
 
 import re
 from dataclasses import replace
@@ -21,7 +24,6 @@ NAMES = {
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 CHOICES = (("yes", "no"), ("top", "bottom"), ("left", "right"), NUMBERS)
 """Words of which a right answer has exactly one."""
-MAX_NEW_TOKENS = 24
 
 
 def words(text: str) -> str:
@@ -43,24 +45,25 @@ def reword(item: Item) -> Item:
     return replace(item, question=question.replace("colour", "color").replace(" a orange", " an orange"))
 
 
-class PhotosInSentences(Photos):
-    """`photos` with full names, scored by the expected word in the answer."""
+class InSentences:
+    """Mixin for a task: scored by the expected word in the answer."""
+
+    max_new_tokens = 24
+
+    def score(self, item: Item, text: str) -> float | None:
+        return float(names(text, item.answer))
+
+
+class PhotosInSentences(InSentences, Photos):
+    """`photos` with full names."""
 
     name = "photos-sentences"
-    max_new_tokens = MAX_NEW_TOKENS
-
-    def score(self, item: Item, text: str) -> float | None:
-        return float(names(text, item.answer))
 
 
-class ScenesInSentences(Scenes):
-    """`scenes` scored by the expected word in the answer."""
+class ScenesInSentences(InSentences, Scenes):
+    """`scenes` in American spelling."""
 
     name = "scenes-sentences"
-    max_new_tokens = MAX_NEW_TOKENS
-
-    def score(self, item: Item, text: str) -> float | None:
-        return float(names(text, item.answer))
 
 
 class Describe(Photos):

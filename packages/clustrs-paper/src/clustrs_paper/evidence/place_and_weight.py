@@ -152,7 +152,11 @@ def reach(values: Values) -> float:
 
 
 def short(values: Values) -> str:
-    return f"{values.mean():.1f} \N{PLUS-MINUS SIGN}{reach(values):.1f}"
+    """Return a mean and half of its 95 % interval."""
+    found = estimates(values[None])[0]
+    if found.mean is None or found.low is None or found.high is None:
+        return "-"
+    return f"{found.mean:.1f} \N{PLUS-MINUS SIGN}{(found.high - found.low) / 2:.1f}"
 
 
 def parts_table(models: Sequence[str], folder: Path = STORED, clean_only: bool = False) -> str:
@@ -222,14 +226,12 @@ model) on {n} questions of the task `{grid.task}` on which no setting was picked
 {max(halves):.0f} points to either side. Noisy: mean of two levels each of Gaussian noise and of salt and pepper.
 ClusterMeans, place and weight are ours; ClustRS is the paper's.
 """
-    others = [
-        f"{other}: {kept_by(load(other, folder))}" for other in QUESTIONS if other != model and load(other, folder)
-    ]
-    text += (
-        f"Not every model is alike. With 16 tokens, clean, in the setting picked for each: {'; '.join(others)}.\n"
-        if others
-        else ""
-    )
+    stored = {other: load(other, folder) for other in QUESTIONS if other != model}
+    others = [f"{other}: {kept_by(own)}" for other, own in stored.items() if own]
+    if others:
+        text += (
+            f"Not every model is alike. With 16 tokens, clean, in the setting picked for each: {'; '.join(others)}.\n"
+        )
     head = ["", "", *(f"k = {keep}, {words}" for keep in SHOWN_BUDGETS for words in ("clean", "noisy"))]
     return f"{text}\n{table(head, rows, numbers=2 * len(SHOWN_BUDGETS))}"
 
