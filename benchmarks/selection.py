@@ -10,6 +10,8 @@ What a selection costs on an accelerator is mostly the number of launches, so th
 profiler: kernels and CUDA graphs on CUDA, top-level operations on a CPU. On an accelerator ClustRS is measured with its
 fused kernels, without them ("clustrs, plain") and compiled ("clustrs, compiled").
 
+`--published` prints instead how long ours take against the published rules in plain torch (`published.py`).
+
 Writes selection.json, selection.md and selection.png to the output folder.
 """
 
@@ -20,6 +22,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,8 +35,12 @@ from tqdm import tqdm
 
 from clustrs import Pruner, get_method, list_methods, palette
 from clustrs.ops import dispatch
+from clustrs.pruners.inputs import FURTHER
 
-HIDDEN, KEYS = 1024, 64
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, it finds only its own folder
+from benchmarks.published import compare, divprune
+
+HIDDEN, KEYS, WORDS = 1024, 64, 12
 LAUNCHES = ("LaunchKernel", "GraphLaunch")
 """Names in the profiler of the launch of a kernel, and of a CUDA graph with all its kernels."""
 FLOOR, LOOP = "floor", "divprune's loop"
@@ -43,21 +50,12 @@ Row = dict[str, Any]
 
 
 def published_loop(tokens: Tensor, k: int) -> Tensor:
-    """DivPrune with an index_select over the growing chosen set, one image after the other."""
-    images = []
-    for image in tokens:
-        unit = torch.nn.functional.normalize(image, dim=-1)
-        far = 1 - unit @ unit.T
-        chosen = far.topk(2, dim=0, largest=False).values[1].argmax().view(1)
-        for _ in range(k - 1):
-            closest = far.index_select(0, chosen).min(0).values
-            chosen = torch.cat([chosen, closest.index_fill(0, chosen, -1).argmax().view(1)])
-        images.append(image[chosen.sort().values])
-    return torch.stack(images)
+    """DivPrune's published rule, one image after the other."""
+    return torch.stack([divprune(image, k) for image in tokens])
 
 
 def methods(k: int) -> list[Pruner]:
-    return [get_method(name, keep=k) for name in list_methods() if name != "none"]
+    return [get_method(name, keep=k) for name in list_methods("encoder") if name != "none"]
 
 
 def accelerator_calls(k: int, attention: Tensor) -> dict[str, Callable[[Tensor], object]]:
@@ -99,6 +97,9 @@ def measure(
     projector = torch.randn(HIDDEN, width, generator=generator).to(device)
     hidden, keys = (torch.randn(batch, n + 1, size, generator=generator).to(device) for size in (HIDDEN, KEYS))
     states: dict[str, Any] = {"hidden": hidden, "keys": keys, "projector": lambda x: x @ projector}
+    states["question"] = torch.randn(batch, WORDS, width, generator=generator).to(device)
+    states |= {name: (torch.rand(batch, n, generator=generator) / n).to(device) for name in FURTHER}
+    states["joint_keys"] = torch.randn(batch, n, HIDDEN, generator=generator).to(device)
     rows = []
     for k in keeps:
         calls: dict[str, Callable[[Tensor], object]] = {FLOOR: lambda tokens: tokens @ tokens.mT}
@@ -136,6 +137,8 @@ def measure_naive(n: int, width: int, keeps: list[int], bar: "tqdm[Any]") -> dic
     image = reference.Image(
         rng.normal(size=(n, width)), rng.random(n), hidden, keys, rng.normal(size=(HIDDEN, width)), cls=True
     )
+    more = {name: rng.random(n) / n for name in FURTHER} | {"joint_keys": rng.normal(size=(n, HIDDEN))}
+    image = replace(image, question=rng.normal(size=(WORDS, width)), **more)
     times = {}
     for k in keeps:
         for method in methods(k):
@@ -233,7 +236,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6.0, help="time for one size, batch and budget, about")
     parser.add_argument("--naive-up-to", type=int, default=729, help="time the slow references up to this N")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for the results")
+    parser.add_argument("--published", action="store_true", help="only our time over that of the published rules")
     options = parser.parse_args()
+    if options.published:
+        with torch.inference_mode():
+            print(compare(options.keep))
+        return
 
     torch.set_num_threads(options.threads)
     torch.zeros(31 * 2**18)  # 31 MiB, freed at once: see above

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from clustrs import Selection, get_method, list_methods
+from clustrs.pruners.inputs import FURTHER
 
 CLUMPS, SIDE = 8, 24
 
@@ -52,12 +53,13 @@ def main() -> None:
 
     tokens, clumps, clump, attention = draw_tokens(options.seed)
     hidden = torch.cat([tokens.mean(0, keepdim=True), tokens])
-    states: dict[str, Any] = {"hidden": hidden, "keys": hidden, "projector": lambda x: x}
+    states: dict[str, Any] = {"hidden": hidden, "keys": hidden, "projector": lambda x: x, "question": clumps[:1]}
     results = {}
     print(f"keeping {options.keep} of {len(tokens)} tokens in {CLUMPS} clumps\n")
     print("| method    | tokens | clumps hit | attention kept | distance to the clump |")
     print("|:----------|-------:|-----------:|---------------:|----------------------:|")
-    for name in list_methods():
+    states |= dict.fromkeys(FURTHER, attention) | {"joint_keys": tokens}
+    for name in list_methods("encoder"):
         method = get_method(name) if name == "none" else get_method(name, keep=options.keep)
         result = results[name] = method.select(tokens, attention, **states)
         hit, share, distance = describe(result, clumps, clump, attention)

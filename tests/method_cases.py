@@ -9,7 +9,9 @@ from reference import Image
 from torch import Tensor
 
 from clustrs import PrunerInputs
+from clustrs.pruners.inputs import FURTHER
 
+STATES = ("hidden", "keys", "question", *FURTHER)
 METHODS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("clustrs", {}, {"tau": 0.3, "iterations": 2, "tolerance": 0.0, "clip": [0.2, 0.7], "salience": True, "seed": 7}),
     ("clustrs", {"shrink": False}, {"distance": "euclidean", "shrink": False, "iterations": 1}),
@@ -34,6 +36,14 @@ METHODS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("tome", {}, {}),
     ("clustermeans", {}, {"power": 0.5, "iterations": 5, "tolerance": 0.0, "salience": True, "seed": 9}),
     ("clustermeans", {"power": 0.0}, {"power": 0.0, "tau": 0.3}),
+    ("cdpruner", {}, {"theta": 0.8}),
+    ("mmr", {}, {"importance": 0.25}),
+    ("scope", {}, {"alpha": 0.5}),
+    ("holov", {}, {"runs": 5}),
+    ("hiprune", {}, {"objects": 0.5}),
+    ("vscan", {}, {"windows": 2}),
+    ("prumerge-plus", {}, {"neighbors": 3}),
+    ("downsample", {}, {}),
 ]
 """A method's name, easy parameters, hard parameters: what the tests of all methods run over."""
 
@@ -64,8 +74,15 @@ def draw_image(
         attention = np.round(attention * 4) / 4
     attention[rng.random(n) < zero_attention] = 0
     projector = rng.normal(size=(10, width))
+    question = rng.normal(size=(7, width))
+    further = rng.random((4, n)) ** 3
+    further = np.round(further * 4) / 4 if ties else further
+    joint_keys = rng.normal(size=(n, 6))
+    joint_keys[copied] = joint_keys[source][copied]
+    further[3] /= n  # a softmax: a share of the attention
     # what float32 can hold, so that both sides see the same numbers
-    image = Image(tokens, attention, hidden, keys, projector, cls)
+    more: dict[str, Any] = dict(zip(FURTHER, (*further, joint_keys), strict=True))
+    image = Image(tokens, attention, hidden, keys, projector, cls, question=question, **more)
     return rounded(image, torch.float32)
 
 
@@ -76,7 +93,7 @@ def tensors(images: list[Image], dtype: torch.dtype = torch.float32) -> tuple[Te
         return torch.from_numpy(np.stack([getattr(image, name) for image in images])).to(dtype)
 
     matrix = torch.from_numpy(images[0].projector).to(dtype)
-    states = {name: batch(name) for name in ("hidden", "keys")}
+    states = {name: batch(name) for name in STATES}
     return batch("tokens"), batch("attention"), states | {"projector": lambda h: h @ matrix, "cls": images[0].cls}
 
 
@@ -88,7 +105,7 @@ def batch_inputs(images: list[Image], dtype: torch.dtype = torch.float32) -> Pru
 
 def rows(states: dict[str, Any], at: Any) -> dict[str, Any]:
     """The states of some images of a batch."""
-    return states | {name: states[name][at] for name in ("hidden", "keys")}
+    return states | {name: states[name][at] for name in STATES}
 
 
 def rounded(image: Image, dtype: torch.dtype) -> Image:
@@ -97,5 +114,5 @@ def rounded(image: Image, dtype: torch.dtype) -> Image:
     def there_and_back(x: Any) -> Any:
         return torch.from_numpy(x).to(dtype).double().numpy()
 
-    names = ("tokens", "attention", "hidden", "keys", "projector")
+    names = ("tokens", "attention", "projector", *STATES)
     return replace(image, **{name: there_and_back(getattr(image, name)) for name in names})

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import clustrs
 
@@ -29,7 +30,9 @@ def test_type_checkers_see_the_same_names() -> None:
     tree = ast.parse(Path(clustrs.__file__).read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
     imports = [(node.module, alias) for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names]
-    seen = dict.fromkeys(clustrs.pruners.__all__, "clustrs.pruners")
+    facade = ast.parse(Path(clustrs.pruners.__file__).read_text()).body
+    methods = [alias.asname for node in facade if isinstance(node, ast.ImportFrom) for alias in node.names]
+    seen = {str(name): "clustrs.pruners" for name in methods}
     assert ("clustrs.pruners", "*") in [(module, alias.name) for module, alias in imports]
     seen |= {alias.asname: str(module) for module, alias in imports if alias.asname}
     assert seen == clustrs._MODULE_OF
@@ -50,13 +53,14 @@ def test_public_names_are_documented(name: str) -> None:
 
 @pytest.mark.parametrize("name", CALLABLE)
 def test_examples_of_public_names_run(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Methods that an example registers are forgotten afterwards; `folder` is an empty folder."""
+    """Examples know torch and all names of `clustrs`, and `folder`, an empty one; methods that they register are
+    forgotten afterwards."""
     from clustrs.pruners import registry
 
     monkeypatch.setattr(registry, "_methods", dict(registry._methods))
     thing: Any = getattr(clustrs, name)
     scope = dict(vars(sys.modules[thing.__module__])) if hasattr(thing, "__module__") else {}
-    scope["folder"] = tmp_path
+    scope |= {name: getattr(clustrs, name) for name in NAMES} | {"torch": torch, "folder": tmp_path}
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     report: list[str] = []
     for test in doctest.DocTestFinder(recurse=True).find(thing, name, globs=scope):

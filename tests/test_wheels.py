@@ -16,13 +16,14 @@ from packaging.version import Version
 
 from clustrs import __version__
 from clustrs.embedded import EMBEDDED, MODELS
+from clustrs.evaluation.tasks import SAMPLE_TASKS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "packages" / "clustrs-models"
 PAPER = ROOT / "packages" / "clustrs-paper"
 LARGEST_CODE, LARGEST_DATA = 2e6, 100e6
 """Bytes. The package index takes no file over 100 MB."""
-CODE = ("__init__", "drawing", "scenes", "photographs", "sentences", "smol")
+CODE = ("__init__", "drawing", "scenes", "photographs", "sentences", "smol", "smol_build", "weight_files")
 """Modules of clustrs-models: its tasks, their drawings, and the model that is fetched."""
 
 
@@ -70,9 +71,10 @@ def test_the_data_has_every_model_and_nothing_else(data: ZipFile) -> None:
     assert size(data) <= LARGEST_DATA
     inside = [name.split("/")[1:] for name in data.namelist() if name.startswith("clustrs_models/")]
     assert {parts[0] for parts in inside} == {"photos", "samples", *MODELS, *(f"{name}.py" for name in CODE)}
-    for model in MODELS:
-        files = {parts[1] for parts in inside if parts[0] == model}
-        assert {"config.json", "model.safetensors", "tokenizer.json", "processor_config.json"} <= files
+    for model in EMBEDDED:
+        files = {parts[1] for parts in inside if parts[0] == model.name}
+        whole = {"config.json", "model.safetensors", "tokenizer.json", "processor_config.json"}
+        assert files == {"README.md", "smol.safetensors"} if model.built else whole <= files
     assert sum(parts[0] == "photos" and parts[-1].endswith(".jpg") for parts in inside) == 144
 
 
@@ -138,7 +140,7 @@ def test_the_paper_has_its_tables_configurations_and_studies(paper: ZipFile) -> 
 
 
 def test_what_the_packages_offer(data: ZipFile, paper: ZipFile) -> None:
-    assert set(entry_points(data)["clustrs.tasks"]) == {model.task for model in EMBEDDED}
+    assert set(entry_points(data)["clustrs.tasks"]) == set(SAMPLE_TASKS) >= {model.task for model in EMBEDDED}
     offered = entry_points(paper)
     assert {group: list(offered[group]) for group in offered.sections()} == {
         "clustrs.commands": ["study"],

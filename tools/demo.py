@@ -5,6 +5,7 @@ python -m tools.demo out/demo out/demo-as-published     a run with place and wei
 
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from transformers import AutoConfig
 from clustrs import count_cost
 from clustrs.embedded import folder_of
 from clustrs.evaluation.metrics import Values, question_means, retention
-from clustrs.evaluation.report.summary import read_latency
+from clustrs.evaluation.report.summary import LATENCY_FILE, Latency, read_stored
 from clustrs.evaluation.results import Method, Run, load_run
 from clustrs.evaluation.store import identity
 from clustrs_paper.evidence.place_and_weight import short
@@ -47,9 +48,14 @@ def kept_text(values: Values, unpruned: Values) -> str:
 
 def milliseconds(folder: Path) -> dict[str, tuple[float, float]]:
     """Return the time of an answer by method, and the language model's part of it: prefill and one more token."""
-    latency = read_latency(folder)
+    latency = read_stored(folder / LATENCY_FILE, Latency)
     times = () if latency is None else latency.milliseconds
     return {identity(dict(m)): (sum(ms.values()), ms["prefill"] + ms.get("decode", 0.0)) for m, ms in times}
+
+
+@cache
+def cache_bytes(model: str, tokens: int) -> int:
+    return count_cost(AutoConfig.from_pretrained(folder_of(model)), TEXT_TOKENS, tokens).kv_bytes
 
 
 def row(
@@ -59,8 +65,7 @@ def row(
     own = [scores(run, method, clean) for clean in (True, False)]
     index = run.methods.index(method)
     tokens = run.unpruned_tokens[index] if method.keep is None else run.visual_tokens[index]
-    config = AutoConfig.from_pretrained(folder_of(run.config["model"]))
-    kib = count_cost(config, TEXT_TOKENS, round(float(tokens))).kv_bytes / 1024
+    kib = cache_bytes(run.config["model"], round(float(tokens))) / 1024
     time = times.get(identity(run.config["methods"][index]), ())
     cells = [
         text

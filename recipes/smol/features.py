@@ -3,7 +3,7 @@
     python -m recipes.smol.features PARTS FEATURES --count 2000      images 0 to 1999 of the photographs to train on
     python -m recipes.smol.features PARTS FEATURES --part held --count 160
 
-PARTS has the converted parts (`clustrs_models.smol`). Each shard of 40 images is one file,
+PARTS has the converted parts (`clustrs_models.smol_build`). Each shard of 40 images is one file,
 FEATURES/train/00012.safetensors (float16 [40, 196, 768]) and 00012.json (the questions); the same command resumes.
 """
 

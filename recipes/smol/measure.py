@@ -1,101 +1,94 @@
-"""Ask a built smol-llava questions about test photographs and scenes, greedily, and count what is right.
+"""Measure smol-llava: all numbers of its card.
 
-    python -m recipes.smol.measure FOLDER NAME [--images 100] [--noise 0.1] [--gray]
+    clustrs models get smol-llava
+    python -m recipes.smol.measure [--images 120] [--only clean seconds ...]
 
-An answer is right when it has the expected word. Writes results/NAME.json: right of asked by kind of question, with
-every reply, and the share of things named in descriptions.
+Writes results/measured.json. Answers are greedy and scored by the expected word; test photographs are in no part of the
+training. Pruned as published: positions without gaps, plain attention.
 """
 
 import argparse
 import json
-import re
+import resource
+import subprocess
+import sys
 import time
-from collections import defaultdict
 from pathlib import Path
+from statistics import median
+from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
-from transformers import AutoProcessor, LlavaForConditionalGeneration
 
-from recipes.smol.data import choose, generator_for
-from recipes.smol.features import DATA
-from recipes.smol.images import Images
-from recipes.smol.stability import RESULTS, noisy
+from clustrs import NoPruning, Pruner, Random
+from clustrs.corruptions.images import open_image
+from clustrs.embedded import image_path
+from clustrs.evaluation.tasks import get_task
+from clustrs.models.ask import ask
+from clustrs.models.load import load_model, quiet_transformers
+from clustrs_models.smol import NAME
+from recipes.photo.measure import accuracy, by_image, geometry, gray, noisy, unchanged
 
-SEED = 2028
-NEW_TOKENS = 48
+RESULT = Path(__file__).parent / "results" / "measured.json"
+CONDITIONS: dict[str, tuple[str, Pruner, Any]] = {
+    "clean": ("photos-sentences", NoPruning(), unchanged),
+    "gray image": ("photos-sentences", NoPruning(), gray),
+    "sigma 0.1": ("photos-sentences", NoPruning(), noisy(0.1)),
+    "random, k = 16": ("photos-sentences", Random(keep=16), unchanged),
+    "random, k = 64": ("photos-sentences", Random(keep=64), unchanged),
+    "drawn scenes": ("scenes-sentences", NoPruning(), unchanged),
+    "descriptions": ("describe", NoPruning(), unchanged),
+}
+COUNTS = (196, 64, 16)
+"""Tokens kept where seconds and memory are measured."""
+REPEATS = 5
 
 
-def has(text: str, word: str) -> bool:
-    """Tell whether a reply has a word (or words), whatever the case."""
-    return re.search(rf"\b{re.escape(word.lower())}\b", text.lower()) is not None
+def cost(keep: int) -> dict[str, float]:
+    """Return seconds of one answer of eight tokens (median of a few), and the process's peak memory in MB."""
+    model, processor = load_model(NAME)
+    image, question = open_image(image_path("sample:photo-3")), "What is at the top right?"
+    method = NoPruning() if keep == max(COUNTS) else Random(keep=keep)
+    taken = []
+    for _ in range(REPEATS + 1):
+        started = time.perf_counter()
+        ask(model, processor, image, question, method, 8)
+        taken.append(time.perf_counter() - started)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"seconds": round(median(taken[1:]), 3), "peak MB": round(peak)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("name")
-    parser.add_argument("--images", type=int, default=100)
-    parser.add_argument("--questions", type=int, default=4, help="questions per image")
-    parser.add_argument("--part", choices=("held", "test"), default="test")
-    parser.add_argument("--noise", type=float, default=0.0, metavar="SIGMA")
-    parser.add_argument("--gray", action="store_true", help="show a gray image instead")
-    parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--images", type=int, default=120, help="number of images of each task (default: %(default)s)")
+    parts = (*CONDITIONS, "geometry", "seconds")
+    parser.add_argument("--only", nargs="+", choices=parts, default=parts, metavar="PART", help=", ".join(parts))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--cost", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    model = LlavaForConditionalGeneration.from_pretrained(options.folder, dtype=torch.float32).eval()
-    processor = AutoProcessor.from_pretrained(options.folder)
-    processor.tokenizer.padding_side = "left"
-    images = Images(options.data / "caltech101", options.data / "pets", options.part, clean=True)
-    counts: dict[str, list[float]] = defaultdict(list)
-    replies = []
-    started = time.monotonic()
-    for number in range(options.images):
-        shown = images[number]
-        generator = generator_for(SEED, number)
-        asked = choose(shown.questions, shown.names, generator)
-        asked = [asked[i] for i in generator.permutation(len(asked))][: options.questions]
-        image = shown.pixels
-        if options.noise:
-            image = noisy(image, options.noise, np.random.default_rng((SEED, number)))
-        if options.gray:
-            image = Image.new("RGB", image.size, (128, 128, 128))
-        prompts = [
-            processor.apply_chat_template(
-                [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": question.text}]}],
-                add_generation_prompt=True,
-            )
-            for question in asked
-        ]
-        inputs = processor(images=[image] * len(asked), text=prompts, return_tensors="pt", padding=True)
-        with torch.inference_mode():
-            output = model.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False)
-        texts = processor.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-        for question, text in zip(asked, texts, strict=True):
-            if question.kind == "describe":
-                score = sum(has(text, name) for name in shown.names) / len(shown.names)
-            else:
-                score = float(has(text, question.word))
-            counts[question.kind].append(score)
-            replies.append([number, question.kind, question.text, question.word, text.strip(), score])
-    result = {
-        "part": options.part,
-        "images": options.images,
-        "noise": options.noise,
-        "gray": options.gray,
-        "seconds_per_image": round((time.monotonic() - started) / options.images, 2),
-        "right": {
-            kind: {"share": round(sum(scores) / len(scores), 4), "asked": len(scores)}
-            for kind, scores in sorted(counts.items())
-        },
-        "replies": replies,
-    }
-    RESULTS.mkdir(exist_ok=True)
-    lines = json.dumps({**result, "replies": []}, indent=1).replace('"replies": []', '"replies": [\n  %s\n ]')
-    (RESULTS / f"{options.name}.json").write_text(lines % ",\n  ".join(map(json.dumps, replies)) + "\n")
-    print(json.dumps(result["right"], indent=1))
+    quiet_transformers()
+    if options.cost:
+        print(json.dumps(cost(options.cost)))
+        return
+    result: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    model, processor = load_model(NAME)
+    for part in options.only:
+        if part == "seconds":
+            words = [sys.executable, "-m", "recipes.smol.measure", "--threads", str(options.threads), "--cost"]
+            found: Any = {"threads": options.threads}
+            for keep in COUNTS:
+                done = subprocess.run([*words, str(keep)], check=True, capture_output=True, text=True)
+                found[str(keep)] = json.loads(done.stdout)
+        elif part == "geometry":
+            task: Any = get_task("photos-sentences")
+            found = geometry(model, processor, task, by_image(task, options.images))
+        else:
+            name, method, change = CONDITIONS[part]
+            task = get_task(name)
+            found = accuracy(model, processor, task, by_image(task, options.images), part, method, change)
+        result[part] = found
+        print(part, json.dumps(found), flush=True)
+        RESULT.write_text(json.dumps({key: result[key] for key in parts if key in result}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from clustrs_models.smol import SYSTEM
+from clustrs_models.smol_build import SYSTEM
 from recipes.smol.questions import PLACES, Question
 
 HIDDEN = 576

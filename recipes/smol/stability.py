@@ -2,8 +2,9 @@
 
     python -m recipes.smol.stability PARTS PHOTOS [--photos 200]
 
-PARTS has the converted parts (`clustrs_models.smol`), PHOTOS a folder of Caltech-101. Photographs are spread evenly
-over all kinds; the largest square is resized to 224 pixels and noise is added there. Writes results/stability.json.
+PARTS has the converted parts (`clustrs_models.smol_build`), PHOTOS a folder of Caltech-101. Photographs are spread
+evenly over all kinds; the largest square is resized to 224 pixels and noise is added there. Writes
+results/stability.json.
 """
 
 import argparse

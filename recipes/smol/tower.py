@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 from transformers import CLIPVisionModel
 
-from clustrs_models.smol import MEAN, STD
+from clustrs_models.smol_build import MEAN, STD
 
 SIDE = 224
 """Pixels of an image's side; 14 x 14 patches."""

@@ -2,8 +2,8 @@
 
     python -m recipes.smol.train PARTS FEATURES RUN [--until 01:30] [--stop STEP]
 
-PARTS has the converted parts (`clustrs_models.smol`), FEATURES that of `recipes.smol.features`. Everything is kept in
-RUN and the same command resumes; an empty RUN may begin with `--start weights/smol.safetensors`, the weights in git.
+PARTS has the converted parts (`clustrs_models.smol_build`), FEATURES that of `recipes.smol.features`. Everything is
+kept in RUN and the same command resumes; an empty RUN may begin with `--start FILE`, the weights in git.
 With --until, the learning rate comes down to nothing before that time of day, and the run ends.
 
 Stages: "align" brings projected tokens near the words for what they show, without the language model; "project"
@@ -33,15 +33,13 @@ SEED = 2027
 STAGES = {"align": 300, "project": 20, "full": 100_000}
 """Steps of each stage."""
 IMAGES = {"align": 8, "project": 2, "full": 2}
-RATES = {"align": (2e-3, 0.0), "project": (1e-3, 0.0), "full": (5e-4, 5e-4)}
+RATES = {"align": (2e-3, 0.0), "project": (1e-3, 0.0), "full": (5e-4, 1e-3)}
 """Learning rates of the projector and of LoRA."""
 WARMUP = 20
 ALIGNMENT = 0.2
 """Weight of the alignment loss while the language model is in the loop."""
-EVERY_EVALUATION, EVERY_LOG, SAVE_SECONDS = 50, 5, 120.0
-COOLDOWN_SECONDS = 1500.0
-QUIET = 3.0
-"""Load of the machine, this run included, under which a second thread is of use."""
+EVERY_EVALUATION, EVERY_LOG, SAVE_SECONDS = 100, 10, 120.0
+COOLDOWN_SECONDS = 2400.0
 
 
 class Trainer:
@@ -162,7 +160,8 @@ class Trainer:
                 continue
             value.requires_grad_(stage == "full")
         count = IMAGES[stage]
-        chosen = generator_for(SEED, 1, self.step).choice(len(self.images), count, replace=False)
+        chances = self.images.chances()
+        chosen = generator_for(SEED, 1, self.step).choice(len(chances), count, replace=False, p=chances)
         sums: dict[str, list[float]] = defaultdict(list)
         for i, number in enumerate(chosen):
             loss, report = self.image(stage, int(number), (SEED, 2, self.step, i), count)
@@ -178,7 +177,7 @@ class Trainer:
         return {key: sum(values) / len(values) for key, values in sums.items()}
 
     @torch.no_grad()
-    def evaluate(self, first: int = 0, count: int = 20, gray: Tensor | None = None) -> dict[str, float]:
+    def evaluate(self, first: int = 0, count: int = 30, gray: Tensor | None = None) -> dict[str, float]:
         """Return the share of questions about held-back photographs that greedy decoding answers exactly, by kind."""
         found: dict[str, list[bool]] = defaultdict(list)
         for number in range(first, min(first + count, len(self.held))):
@@ -203,7 +202,6 @@ class Trainer:
         while self.step < stop and time.time() < self.until:
             stage, _ = self.stage()
             started, cpu = time.monotonic(), time.process_time()
-            torch.set_num_threads(2 if os.getloadavg()[0] < QUIET else 1)
             for key, value in self.train_step().items():
                 sums[key].append(value)
             sums["seconds"].append(time.monotonic() - started)
@@ -223,7 +221,7 @@ class Trainer:
                 self.save()
                 saved = time.monotonic()
         self.save()
-        self.log({"step": self.step, "time": time.strftime("%H:%M:%S"), "held": self.evaluate(count=40)})
+        self.log({"step": self.step, "time": time.strftime("%H:%M:%S"), "held": self.evaluate(count=160)})
 
 
 def time_of_day(text: str) -> float:
@@ -242,8 +240,9 @@ def main() -> None:
     parser.add_argument("--start", type=Path, metavar="FILE", help="weights to begin with when RUN is empty")
     parser.add_argument("--until", type=time_of_day, default=math.inf, metavar="HH:MM")
     parser.add_argument("--stop", type=int, default=sum(STAGES.values()), metavar="STEP")
+    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     Trainer(options.parts, options.features, options.run, options.start, options.until).train(options.stop)
 
 

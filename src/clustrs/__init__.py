@@ -5,7 +5,6 @@ Everything that is public can be imported from here. Names are imported when the
 """
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names once more, for type checkers and editors; a test compares them
@@ -24,12 +23,15 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors; a 
     from clustrs.evaluation.judge import Judge as Judge
     from clustrs.evaluation.judge import judge_run as judge_run
     from clustrs.evaluation.report import write_report as write_report
+    from clustrs.evaluation.report.tuning import TunedCandidate as TunedCandidate
+    from clustrs.evaluation.report.tuning import TuningResult as TuningResult
     from clustrs.evaluation.results import load_run as load_run
     from clustrs.evaluation.tasks import Item as Item
     from clustrs.evaluation.tasks import Task as Task
     from clustrs.evaluation.tasks import get_task as get_task
     from clustrs.evaluation.tasks import list_tasks as list_tasks
     from clustrs.evaluation.tasks import register_task as register_task
+    from clustrs.evaluation.tuning import tune as tune
     from clustrs.export import export_onnx as export_onnx
     from clustrs.export import export_selection as export_selection
     from clustrs.models.adapters.base import Adapter as Adapter
@@ -41,6 +43,8 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors; a 
     from clustrs.models.ask import ask as ask
     from clustrs.models.ask import chat_prompt as chat_prompt
     from clustrs.models.attach import Handle as Handle
+    from clustrs.models.configuration import PruningConfig as PruningConfig
+    from clustrs.models.configuration import from_config as from_config
     from clustrs.models.costs import Cost as Cost
     from clustrs.models.costs import count_cost as count_cost
     from clustrs.models.draw import draw_comparison as draw_comparison
@@ -62,19 +66,23 @@ _MODULES = {
     "evaluation": "Config expand_methods run",
     "evaluation.judge": "Judge judge_run",
     "evaluation.report": "write_report",
+    "evaluation.report.tuning": "TunedCandidate TuningResult",
     "evaluation.results": "load_run",
     "evaluation.tasks": "Item Task get_task list_tasks register_task",
+    "evaluation.tuning": "tune",
     "export": "export_onnx export_selection",
     "models.adapters.base": "Adapter PatchGrid VisualTokens list_model_types register_adapter",
     "models.ask": "Answer ask chat_prompt",
     "models.attach": "Handle",
+    "models.configuration": "PruningConfig from_config",
     "models.costs": "Cost count_cost",
     "models.draw": "draw_comparison draw_kept overlay_kept",
     "models.load": "load_model quiet_transformers",
     "models.select": "ImageSelection",
-    "pruners": "ClustRS ClusterMeans Denoise DivPrune FasterVLM Grid Layout NoPruning Pruner "
-    "PrunerInputs Random Selection ToMe VisPruner VisionZip attach from_dict get_method list_methods list_presets "
-    "method_class parse_method register split_methods variant_labels",
+    "pruners": "CDPruner ClustRS ClusterMeans Compose DART Denoise DivPrune Downsample FastV FasterVLM Grid HiPrune "
+    "HoloV InsidePruner LayerState Layout MMR NoPruning PruMergePlus Pruner PrunerInputs PyramidDrop Random SCOPE "
+    "Selection ToMe VScan VisPruner VisionZip attach from_dict get_method list_methods list_presets method_class "
+    "parse_method register split_methods variant_labels",
     "validation": "LoadOptions",
 }
 """The public names by the module that defines them."""
@@ -85,8 +93,6 @@ __all__ = ["__version__", *sorted(_MODULE_OF)]
 def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
         return getattr(import_module(_MODULE_OF[name]), name)
-    if not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:  # `from clustrs import palette`
-        return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module 'clustrs' has no attribute {name!r}")
 
 

@@ -1,7 +1,6 @@
 """One color and one marker for each method, in every figure, report and page; needs neither torch nor matplotlib.
 
-The methods of the paper have fixed colors (Okabe and Ito's, which people with any color vision can tell apart). Every
-other name gets a color that depends on the name alone and stays clear of the fixed ones.
+Some methods have fixed colors (Okabe and Ito's); that of every other name depends on the name alone.
 """
 
 from colorsys import hls_to_rgb
@@ -17,12 +16,10 @@ COLORS = {
     "grid": "#56b4e9",
     "none": "#000000",
 }
-DARK = {"#0072b2": "#2a8fd6", "#000000": "#e5e7eb"}
-"""Replacements for colors that are hard to see on a dark page."""
+DARK = {"#0072b2": "#2a8fd6", "#000000": "#e5e7eb"}  # replacements for colors that are hard to see on a dark page
 MARKERS = dict(zip(COLORS, "osv^D*Px", strict=True))
 OTHER_MARKERS = "hp<>d8X"
-SERIES = ("#332288", "#882255", "#999933", "#44aa99", "#ddcc77")
-"""Colors for anything but methods: Tol's muted ones that differ clearly from the methods' own."""
+SERIES = ("#332288", "#882255", "#999933", "#44aa99", "#ddcc77")  # for anything but methods: Tol's muted colors
 CANDIDATES = 12
 
 
@@ -39,14 +36,12 @@ def color(name: str) -> str:
 
 
 def _clearance(candidate: str) -> int:
-    """Return the squared distance to the nearest fixed color."""
     own, *fixed = (bytes.fromhex(text[1:]) for text in (candidate, *COLORS.values()))
     return min(sum((a - b) ** 2 for a, b in zip(own, one, strict=True)) for one in fixed)
 
 
 def dark_css(scope: str = "") -> str:
-    """Return the style rules of a page that is dark inside `scope`, for elements that have a color as their style's
-    `color` or `--method`."""
+    """Return the style rules of a page that is dark inside `scope`, for elements with a color in their style."""
     return "\n".join(
         f'{scope} [style*="{key}: {light}"] {{ {key}: {dark} !important; }}'
         for light, dark in DARK.items()

@@ -42,10 +42,8 @@ def _entries(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
 
 
 def load_entry(entry: EntryPoint, use: Callable[[Any], object] | None = None) -> Any:
-    """Load an entry point and return its value, after `use`, if given, was called with it (to register it).
-
-    Whatever goes wrong, `sys.exit` included, is a ValueError of one line that names the plugin.
-    """
+    """Load an entry point, call `use` with its value (to register it), and return the value. Whatever goes wrong,
+    `sys.exit` included, is a ValueError of one line that names the plugin."""
     try:
         value = entry.load()
         if use is not None:

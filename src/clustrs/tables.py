@@ -18,8 +18,7 @@ TEX = {
     "\N{EN DASH}": "--",
 }
 MARKDOWN = {ord(c): f"\\{c}" for c in "\\`*_{}[]#!|~"} | {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;"}
-FORMULA = re.compile(r"(^|[;\t])(?=\s*[=+\-@\uff1d\uff0b\uff0d\uff20])")
-"""Start of a formula in a spreadsheet, also in one that separates columns by semicolons."""
+FORMULA = re.compile(r"(^|[;\t])(?=\s*[=+\-@\uff1d\uff0b\uff0d\uff20])")  # some spreadsheets separate by semicolons
 LONGEST = 40  # rows of a LaTeX table before it is divided at the next group
 NARROWEST = 24  # characters that a column of sentences needs
 
@@ -33,7 +32,6 @@ def plain(text: str) -> str:
 
 
 def for_markdown(text: str) -> str:
-    """Escape whatever Markdown or HTML would interpret."""
     return plain(text).translate(MARKDOWN)
 
 
@@ -48,22 +46,18 @@ def for_spreadsheet(text: str) -> str:
 
 
 def short(text: str, length: int = 200) -> str:
-    """Cut off a text that is too long."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
 @dataclass(frozen=True)
 class Value:
-    """One entry of a table, as text, and what is shown next to it.
-
-    `strong` marks the best of a row, where that means something, or a difference whose interval excludes 0.
-    """
+    """One entry of a table, as text, and what is shown next to it."""
 
     text: str
     interval: str = ""
     note: str = ""
     paper: str = ""
-    strong: bool = False
+    strong: bool = False  # the best of a row, where that means something, or a difference whose interval excludes 0
 
 
 NOTHING = Value("\N{EN DASH}")
@@ -103,36 +97,27 @@ class Table:
 
     def headings(self, row: Row) -> tuple[str, ...]:
         """Return the headings of a row; that of a group only where the group begins."""
-        return ("", *row.heads[1:]) if not row.opens and self._grouped else row.heads
+        return ("", *row.heads[1:]) if not row.opens and self._grouped() else row.heads
 
-    @property
     def _grouped(self) -> bool:
         return any(row.opens for row in self.rows)
 
     def transposed(self) -> "Table":
         """Return the table with its columns as rows; with two headings, the first goes on to name groups of rows."""
-        if len(self.heads) == 1:
-            rows = tuple(Row((c,), tuple(row.values[i] for row in self.rows)) for i, c in enumerate(self.columns))
-            names = tuple(row.heads[0] for row in self.rows)
-            return replace(self, heads=(self.across,), columns=names, rows=rows, across=self.heads[0], sentences=False)
-        group, inner = self.heads
-        names = tuple(dict.fromkeys(row.heads[1] for row in self.rows))
+        *group, inner = self.heads
+        names = tuple(dict.fromkeys(row.heads[-1] for row in self.rows))
         values = {row.heads: row.values for row in self.rows}
         empty = (NOTHING,) * len(self.columns)
         rows = tuple(
-            Row((title, column), tuple(values.get((title, name), empty)[i] for name in names), opens=i == 0)
-            for title in dict.fromkeys(row.heads[0] for row in self.rows)
+            Row((*title, column), tuple(values.get((*title, name), empty)[i] for name in names), bool(title) and i == 0)
+            for title in dict.fromkeys(row.heads[:-1] for row in self.rows)
             for i, column in enumerate(self.columns)
         )
-        columns = tuple(f"{inner} {name}" for name in names)
-        return replace(self, heads=(group, self.across), columns=columns, rows=rows, across=inner)
+        columns = tuple(f"{inner} {name}" for name in names) if group else names
+        return replace(self, heads=(*group, self.across), columns=columns, rows=rows, across=inner)
 
     def terminal(self, width: int | None = None) -> str:
-        """Render aligned plain text of at most `width` columns.
-
-        A table that is too wide is transposed; if that is too wide as well, its columns go into several tables below
-        each other. A star marks a strong value; paper numbers stand in brackets.
-        """
+        """Render aligned text; what is wider than `width` is transposed, then divided into tables below each other."""
         limit = sys.maxsize if width is None else width
         candidates = [self] if width is None or self.sentences or len(self.heads) > 2 else [self, self.transposed()]
         for table in candidates:
@@ -151,18 +136,12 @@ class Table:
         limits = [min(other, width // 3) for other in others]
         limits.append(max(8, width - widest - sum(limits) - 2 * len(self.heads)))
         heads = [tuple(short(plain(head), limits[i]) for i, head in enumerate(row.heads)) for row in self.rows]
-        first, last = 0, len(columns)
+        first, last, named = 0, len(columns), list(zip(self.rows, heads, strict=True))
         while first < last:
             for stop in range(last, first, -1):
-                part = replace(
-                    self,
-                    columns=columns[first:stop],
-                    rows=tuple(
-                        replace(row, heads=own, values=row.values[first:stop])
-                        for row, own in zip(self.rows, heads, strict=True)
-                    ),
-                    sentences=self.sentences and stop == last,
-                )
+                rows = tuple(replace(row, heads=own, values=row.values[first:stop]) for row, own in named)
+                sentences = self.sentences and stop == last
+                part = replace(self, columns=columns[first:stop], rows=rows, sentences=sentences)
                 if stop == first + 1 or max(map(len, part._lines(width))) <= width:
                     break
             yield part
@@ -172,11 +151,10 @@ class Table:
         """Return the text of all cells, the header first; numbers, margins, stars and brackets align in a column."""
         columns = []
         for i, name in enumerate(self.columns):
-            values = [row.values[i] for row in self.rows]
+            values, column = [row.values[i] for row in self.rows], [plain(name)]
             margin = max((len(value.interval) for value in values), default=0)
             paper = max((len(value.paper) for value in values), default=0)
             starred = any(value.strong for value in values) or paper or margin
-            column = [plain(name)]
             for value in values:
                 bounds = f" {value.interval.rjust(margin)}" if margin else ""
                 star = "*" if value.strong else " " if starred else ""
@@ -194,15 +172,13 @@ class Table:
             room = width - sum(widths[:-1]) - 2 * (len(widths) - 1)
             widths[-1] = room if NARROWEST <= room < widths[-1] else widths[-1]
             endings = [wrap(line[-1], widths[-1]) or [""] for line in cells]
-        left = len(self.heads)
+        right = len(self.columns) - self.sentences
+        pad = [str.ljust] * len(self.heads) + [str.rjust] * right + [str.ljust] * self.sentences
         text = []
         for line, ending in zip(cells, endings, strict=True):
             for number, end in enumerate(ending):
                 parts = [*([""] * (len(line) - 1) if number else line[:-1]), end]
-                padded = [part.ljust(w) for part, w in zip(parts[:left], widths[:left], strict=True)]
-                padded += [part.rjust(w) for part, w in zip(parts[left:], widths[left:], strict=True)]
-                if self.sentences:
-                    padded[-1] = end
+                padded = [align(part, size) for align, part, size in zip(pad, parts, widths, strict=True)]
                 text.append("  ".join(padded).rstrip())
         text.insert(len(endings[0]), "-" * max(map(len, text)))
         return text
@@ -227,7 +203,7 @@ class Table:
         r"""Render a booktabs table, or several if it is longer than a page; `label` returns each one's `\label`."""
         parts: list[list[Row]] = [[]]
         for row in self.rows:
-            if len(parts[-1]) >= LONGEST and (row.opens or not self._grouped):
+            if len(parts[-1]) >= LONGEST and (row.opens or not self._grouped()):
                 parts.append([])
             parts[-1].append(row)
         texts = []

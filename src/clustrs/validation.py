@@ -99,10 +99,8 @@ def interval(name: str, value: Any, low: float, high: float) -> tuple[float, flo
 
 
 def key_value(text: str, error: str) -> tuple[str, Any]:
-    """Parse KEY=VALUE as a user types it; text without a key or an equals sign raises a ValueError that says `error`.
-
-    A value is JSON, or numbers with commas between them (`clip=0,0.5` is `clip=[0,0.5]`), or else a string.
-    """
+    """Parse KEY=VALUE as a user types it, or raise a ValueError that says `error`. A value is JSON, or numbers with
+    commas between them (`clip=0,0.5` is `clip=[0,0.5]`), or else a string."""
     key, equals, value = text.partition("=")
     if not (key and equals):
         raise ValueError(error)
@@ -128,10 +126,7 @@ def plain_hint(hint: Any) -> Any:
 
 
 def source_date() -> int | None:
-    """Return the seconds since 1970 in the variable SOURCE_DATE_EPOCH, which stands for now; None where it is not set.
-
-    The command checks it first: NumPy reads it, too, and fails with a traceback.
-    """
+    """Return the seconds since 1970 in the variable SOURCE_DATE_EPOCH, which stands for now, or None."""
     text = os.environ.get("SOURCE_DATE_EPOCH")
     if text is None:
         return None

@@ -9,7 +9,7 @@ from PIL import Image
 
 from clustrs.app import markup
 from clustrs.app.inspection import Inspection, inspect
-from clustrs.app.trial import LoadedModel, corrupted, sample_sources
+from clustrs.app.trial import LoadedModel, corrupted, run_trial, sample_sources
 from clustrs.models import ask as shared_encoding
 from clustrs.models.ask import chat_prompt
 from clustrs.pruners import get_method
@@ -123,3 +123,16 @@ def test_attention_map_is_brightest_where_the_score_is_highest(inspected: Inspec
         for i in (int(scores.argmax()), int(scores.argmin()))
     ]
     assert tones[0] > tones[1] + 200
+
+
+def test_a_method_that_reads_the_question(loaded: LoadedModel, images: list[tuple[str, Image.Image]]) -> None:
+    """It has the model's own question, which the note says; answers have that of the visitor."""
+    (view,) = inspect(loaded, get_method("cdpruner", keep=12), images[:1]).views
+    assert sum(view.columns["kept"]) == 12
+    assert f"selected for the question {loaded.question!r}" in view.note
+    kept = []
+    for question in (loaded.question, "Is this a camera?"):
+        *_, answer = run_trial(loaded, images[0][1], question, [get_method("cdpruner", keep=12)], 2)
+        assert answer.image is not None, answer.error
+        kept.append(answer.image.selection.indices.tolist())
+    assert [i for i, one in enumerate(view.columns["kept"]) if one] == kept[0] != kept[1]

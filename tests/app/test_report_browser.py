@@ -93,3 +93,25 @@ def test_it_is_whole_without_its_script(chromium: Any, report: Path) -> None:
     assert page.locator(".panel svg .mark").count() == 2 * 2 * 3 * 3
     assert page.locator(".numbers").count() == 0
     context.close()
+
+
+def test_a_click_on_a_heading_sorts_the_table(chromium: Any, report: Path) -> None:
+    page = chromium.new_page(viewport={"width": 1400, "height": 900})
+    page.goto(report.as_uri())
+    table = page.locator("table", has_text="Cost and score")
+    head = table.locator("thead th", has_text="clean score")
+    column = head.evaluate("head => head.cellIndex")
+
+    def numbers() -> list[float]:
+        return [float(text) for text in table.locator(f"tbody tr > :nth-child({column + 1})").all_inner_texts()]
+
+    before = numbers()
+    head.click()
+    assert numbers() == sorted(before, reverse=True) != before
+    assert head.get_attribute("aria-sort") == "descending"
+    head.focus()
+    page.keyboard.press("Enter")
+    assert numbers() == sorted(before)
+    grouped = page.locator("table:has(tr.opens) thead th").first
+    assert grouped.get_attribute("aria-sort") is None
+    page.close()

@@ -29,8 +29,9 @@ from clustrs.corruptions import Corruption, corruption_rule, list_corruptions
 from clustrs.embedded import samples
 from clustrs.evaluation.report.document import data_uri
 from clustrs.models.ask import ask
+from clustrs.models.configuration import PruningConfig
 from clustrs.models.costs import count_text, meta_model
-from clustrs.pruners import get_method
+from clustrs.pruners import ClustRS, get_method
 
 
 def test_samples_have_questions_with_answers() -> None:
@@ -113,7 +114,7 @@ QUESTION = "How many objects are there?"
 
 def trial_of(loaded: LoadedModel, names: tuple[str, ...], keep: int, max_new_tokens: int = 32) -> Iterator[TrialAnswer]:
     image = sample_sources("scenes")[0].open()
-    return run_trial(loaded, image, QUESTION, trial_methods(names, keep), max_new_tokens)
+    return run_trial(loaded, image, QUESTION, trial_methods(loaded, names, keep), max_new_tokens)
 
 
 def final(loaded: LoadedModel, names: tuple[str, ...], keep: int) -> dict[str, TrialAnswer]:
@@ -182,14 +183,34 @@ def test_leaving_stops_the_generation_and_frees_the_model(loaded: LoadedModel) -
 def test_unknown_method_and_empty_question_are_refused(loaded: LoadedModel) -> None:
     image = sample_sources("scenes")[0].open()
     with pytest.raises(ValueError, match="unknown method 'clusters'"):
-        trial_methods(("clusters",), keep=8)
+        trial_methods(loaded, ("clusters",), keep=8)
     with pytest.raises(ValueError, match="question must not be empty"):
-        next(run_trial(loaded, image, "  ", trial_methods(("clustrs",), keep=8)))
+        next(run_trial(loaded, image, "  ", trial_methods(loaded, ("clustrs",), keep=8)))
     assert not loaded.lock.locked()
 
 
-def test_unpruned_model_is_asked_once() -> None:
-    assert [p.name for p in trial_methods(("none", "clustrs", "clustrs"), 4)] == ["none", "clustrs"]
+def test_configured_method_has_its_parameters_and_options(loaded: LoadedModel) -> None:
+    configured = replace(loaded, pruning=PruningConfig(method=ClustRS(keep=9, tau=2), attention="plain"))
+    method, other = trial_methods(configured, ("clustrs", "divprune"), keep=8)[1:]
+    assert (method, other) == (ClustRS(keep=8, tau=2), get_method("divprune", keep=8))
+    seen = []
+    original = ClustRS.attach
+
+    def attach(self: ClustRS, model: object, **options: object) -> object:
+        seen.append(options.get("attention"))
+        return original(self, model, **options)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ClustRS, "attach", attach)
+        image = sample_sources("scenes")[0].open()
+        answers = list(run_trial(configured, image, QUESTION, [method], 2))
+    assert seen == ["plain"]
+    assert answers[-1].image is not None
+    assert answers[-1].image.kept == 8
+
+
+def test_unpruned_model_is_asked_once(loaded: LoadedModel) -> None:
+    assert [p.name for p in trial_methods(loaded, ("none", "clustrs", "clustrs"), 4)] == ["none", "clustrs"]
 
 
 @pytest.mark.parametrize(

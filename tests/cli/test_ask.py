@@ -192,7 +192,7 @@ def test_compare(run: Run, folder: Path, image_file: Path, tmp_path: Path) -> No
     assert last == f"drawing: {show}"
     assert all(part in lines[0] for part in ("method", "tokens", "prefill ms", "decode ms/token", "total ms", "answer"))
     names = [line.split("|")[1].strip() for line in lines[2:]]
-    assert sorted(names) == clustrs.list_methods()
+    assert sorted(names) == clustrs.list_methods("encoder")
     assert names[0] == "none"
     counts = {line.split("|")[1].strip(): line.split("|")[2].strip() for line in lines[2:]}
     assert counts == {name: "16/16" if name == "none" else "4/16" for name in names}
@@ -361,7 +361,7 @@ def test_one_colour_and_tiny_images(run: Run, folder: Path, anyres: Path, tmp_pa
 MISTAKES: list[tuple[list[str], str]] = [
     (
         ["--method", "clusters"],
-        "unknown method 'clusters' (did you mean 'clustrs'?), expected one of clustermeans, ",
+        "unknown method 'clusters' (did you mean 'clustrs'?), expected one of cdpruner, ",
     ),
     (["--keep", "many"], "--keep must be a count (16) or a fraction (0.25), got 'many'"),
     (["--keep", "0"], "--keep must be a count"),
@@ -414,7 +414,7 @@ def test_mistakes_in_compare(run: Run, folder: Path, image_file: Path, words: li
 
 def test_mistakes_in_words(run: Run, folder: Path, image_file: Path) -> None:
     mistakes: list[tuple[list[Any], str]] = [
-        (["prune"], "no such command 'prune' (see clustrs --help)"),
+        (["shrink"], "no such command 'shrink' (see clustrs --help)"),
         (["aks"], "no such command 'aks' (did you mean "),
         (["ask"], "missing argument 'IMAGE' (see clustrs ask --help)"),
         (["ask", "sample:scene-1"], "missing argument 'QUESTION' (see clustrs ask --help)"),

@@ -9,6 +9,7 @@ import pytest
 
 from clustrs.cli import catalog
 from clustrs.corruptions import imagenet_c, list_corruptions
+from clustrs.evaluation.tasks import SAMPLE_TASKS
 from clustrs.export.vision import encoder_of
 from clustrs.models.adapters.base import adapter_class, list_model_types
 from clustrs.serving.plugin import check_architectures
@@ -58,7 +59,7 @@ def test_tasks_say_what_they_ask_how_it_is_scored_and_what_they_need(run: Run) -
     lines = run("tasks")[1].splitlines()
     assert lines[0].split("|")[1].strip() == "task"
     cells = {line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]] for line in lines[2:]}
-    assert set(cells) == {"custom", "mmvet", "photos", "scenes", "scienceqa"}
+    assert set(cells) == {"custom", "mmvet", "scienceqa", *SAMPLE_TASKS}
     assert all(all(row) and len(row) == 3 for row in cells.values())
     assert "mm-vet.json" in cells["mmvet"][2]
     listed = json.loads(run("tasks", "--json")[1])
@@ -68,10 +69,13 @@ def test_tasks_say_what_they_ask_how_it_is_scored_and_what_they_need(run: Run) -
 def test_the_counts_that_tasks_state_are_those_of_the_tasks() -> None:
     from clustrs.evaluation.tasks import describe_task, get_task
 
-    for name in ("photos", "scenes"):
+    for name in SAMPLE_TASKS:
         task = get_task(name)
         images = {item.image for item in task.items}
-        assert describe_task(name).measures.startswith(f"{len(task.items)} about {len(images)} ")
+        expected = (
+            f"{len(task.items)} descriptions" if name == "describe" else f"{len(task.items)} about {len(images)} "
+        )
+        assert describe_task(name).measures.startswith(expected)
 
 
 def test_frost_is_offered_only_with_its_photographs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

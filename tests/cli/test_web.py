@@ -22,13 +22,15 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 def test_defaults_stay_on_this_machine(run: Run, launched: list[tuple[Any, ...]]) -> None:
     assert run("app")[0] == 0
-    assert launched == [(DEFAULT, Path("runs"), "127.0.0.1", 7860, {"browser": True, "load": LoadOptions()})]
+    named = {"browser": True, "load": LoadOptions(), "pruning": None}
+    assert launched == [(DEFAULT, Path("runs"), "127.0.0.1", 7860, named)]
 
 
 def test_options_reach_the_page(run: Run, launched: list[tuple[Any, ...]]) -> None:
     words = ["--model", "m", "--runs", "mine", "--host", "0.0.0.0", "--port", "8000", "--no-browser", "--device", "cpu"]
     assert run("app", *words)[0] == 0
-    assert launched == [("m", Path("mine"), "0.0.0.0", 8000, {"browser": False, "load": LoadOptions(device="cpu")})]
+    named = {"browser": False, "load": LoadOptions(device="cpu"), "pruning": None}
+    assert launched == [("m", Path("mine"), "0.0.0.0", 8000, named)]
 
 
 def test_port_that_cannot_be_is_refused(run: Run, launched: list[tuple[Any, ...]]) -> None:

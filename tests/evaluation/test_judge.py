@@ -4,6 +4,8 @@ import base64
 import gzip
 import html
 import json
+import socket
+import threading
 import traceback
 import zlib
 from collections.abc import Callable
@@ -35,10 +37,9 @@ from clustrs.evaluation.judge import (
     JudgeRefused,
     JudgeSummary,
     JudgeUnavailable,
-    is_this_machine,
     judge_run,
 )
-from clustrs.evaluation.judge_text import EXAMPLES, prompt, read_score, redact, without_thinking
+from clustrs.evaluation.judge_text import prompt, read_score, redact, without_thinking
 
 
 def mark(judge: Judge) -> float:
@@ -69,7 +70,7 @@ def test_prompt_is_a_table() -> None:
     lines = text.splitlines()
     start = lines.index("Question | Ground truth | Prediction | Correctness")
     table = lines[start:]
-    assert len(table) == 2 + len(EXAMPLES) + 1
+    assert len(table) == 2 + 7 + 1
     assert {line.count("|") for line in table} == {3}
     assert table[-1] == "Which ¦ of these? | a AND b OR c | ⟦x ¦ 1.0 next ¦ row ¦ 1.0⟧ |"
     assert [line.split(" | ")[-1] for line in table[2:-1]] == ["0.0", "0.5", "0.5", "0.5", "1.0", "0.4", "1.0"]
@@ -251,7 +252,7 @@ def test_compressed_replies_are_counted_decoded(serve: Callable[..., Server], mo
 
 @pytest.mark.parametrize(
     ("encoding", "said"),
-    [("br", "an encoding that was not asked for: br"), ("gzip, gzip", "not asked for"), ("gzip", "not valid gzip")],
+    [("br", "an encoding that was not asked for: br"), ("gzip, gzip", "not asked for"), ("gzip", "decompressing")],
 )
 def test_other_encodings_are_refused(serve: Callable[..., Server], encoding: str, said: str) -> None:
     with pytest.raises(JudgeUnavailable, match=said):
@@ -278,10 +279,10 @@ def test_nobody_listens(serve: Callable[..., Server]) -> None:
 
 @pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 422])
 def test_refusal_fails_at_once(serve: Callable[..., Server], status: int) -> None:
-    server = serve(sends(json.dumps({"error": {"message": f"no\nway {KEY}{'x' * 1000}"}}), status))
+    server = serve(sends(json.dumps({"error": {"message": f"no\nway {KEY} {'x' * 1000}"}}), status))
     with pytest.raises(JudgeError) as caught:
         mark(judge_at(server))
-    assert str(caught.value).startswith(f"the server says {status}: no way ***xxx")
+    assert str(caught.value).startswith(f"the server says {status}: no way *** xxx")
     assert len(str(caught.value)) <= 300
     assert len(server.asked) == 1
     assert isinstance(caught.value, JudgeRefused) == (status in (401, 402, 404))
@@ -298,49 +299,39 @@ def test_key_follows_no_redirect(serve: Callable[..., Server]) -> None:
 
 
 @pytest.mark.parametrize("name", ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"])
-def test_a_server_on_this_machine_is_reached_without_a_proxy(
+def test_no_proxy_sees_an_unencrypted_key(
     serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     proxy, server = serve(), serve()
     monkeypatch.delenv("no_proxy")
     monkeypatch.setenv(name, proxy.url.removesuffix("/v1"))
     assert mark(judge_at(server)) == 1.0
+    with pytest.raises(JudgeUnavailable):
+        mark(Judge("marker", "http://judge.invalid/v1", KEY, timeout=5, retries=0))
     assert not proxy.asked
     assert len(server.asked) == 1
-    assert mark(Judge("marker", "http://judge.invalid/v1", timeout=5, retries=0)) == 1.0, "others go through it"
-    assert proxy.asked[0][0] == "http://judge.invalid/v1/chat/completions"
 
 
-@pytest.mark.parametrize("name", ["ip6-localhost", "the host's own name", "its full name", "its own address"])
-def test_the_machines_own_names_need_no_proxy(
-    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """Those may lead to a server here as well, and a proxy would get the key. Nobody listens there in this test."""
-    proxy, server = serve(), serve()
-    server.shutdown()
-    server.server_close()
-    monkeypatch.delenv("no_proxy")
-    for variable in ("http_proxy", "all_proxy"):
-        monkeypatch.setenv(variable, proxy.url.removesuffix("/v1"))
-    monkeypatch.setattr("socket.gethostname", lambda: "workstation")
-    monkeypatch.setattr("socket.getfqdn", lambda: "Workstation.lab.example")
-    hosts = {"the host's own name": "workstation", "its full name": "workstation.lab.example"}
-    host = hosts.get(name, "127.0.0.2" if name == "its own address" else name)
-    with pytest.raises(JudgeUnavailable):
-        mark(Judge("marker", server.url.replace("127.0.0.1", host), KEY, timeout=5, retries=0))
-    assert not proxy.asked
+def test_encrypted_requests_go_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which gets no more than the server's name: a request for a tunnel."""
+    lines: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
 
+        def tunnel() -> None:
+            connection, _ = proxy.accept()
+            with connection:
+                lines.append(connection.recv(65536))
+                connection.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
 
-def test_is_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("socket.gethostname", lambda: "Workstation")
-    monkeypatch.setattr("socket.getfqdn", lambda: "workstation.lab.example")
-    here = ["localhost", "LOCALHOST.", "a.localhost", "127.0.0.1", "127.9.8.7", "127.1", "2130706433", "0x7f.1"]
-    here += ["0.0.0.0", "[::1]", "[::ffff:127.0.0.1]", "[::]", "ip6-localhost", "ip6-loopback", "localhost.localdomain"]
-    here += ["workstation", "WORKSTATION.", "workstation.lab.example"]
-    assert [host for host in here if not is_this_machine(f"http://{host}:8000/v1")] == []
-    elsewhere = ["127.0.0.1.example.com", "localhost.example.com", "192.0.2.1", "[2001:db8::1]", "128.0.0.1", "example"]
-    elsewhere += ["workstation.example", "lab.example"]
-    assert [host for host in elsewhere if is_this_machine(f"http://{host}:8000/v1")] == []
+        thread = threading.Thread(target=tunnel, daemon=True)
+        thread.start()
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        with pytest.raises(JudgeUnavailable):
+            mark(Judge("marker", "https://judge.invalid/v1", KEY, timeout=5, retries=0))
+        thread.join(10)
+    assert lines[0].startswith(b"CONNECT judge.invalid:443 ")
+    assert KEY.encode() not in lines[0]
 
 
 def test_only_the_key_tells_who_asks(serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -346,13 +346,16 @@ def test_tokens_stand_beside_scores(tmp_path: Path) -> None:
 
 def test_measured_times_are_shown(tmp_path: Path) -> None:
     folder = write_run(tmp_path)
-    times = [[METHODS[0], {"vision": 5.0, "prefill": 40.25}], [METHODS[3], {"vision": 5.0, "selection": 1.5}]]
+    times = [
+        [METHODS[0], {"vision": 5.0, "prefill": 40.25, "kv_bytes": 3 * 2**19}],
+        [METHODS[3], {"vision": 5.0, "selection": 1.5}],
+    ]
     (folder / "latency.json").write_text(json.dumps({"machine": "CPU", "repeats": 3, "milliseconds": times}))
     write_report(folder)
     section = (folder / "report.md").read_text().split("**Cost and score**")[1]
     assert "medians of 3 answers, one at a time, measured on CPU" in (folder / "report.md").read_text()
-    cells = {line.split(" | ")[0]: line.split(" | ")[-4:] for line in section.splitlines() if " | " in line}
-    assert cells["| unpruned"] == ["5.0", "\N{EN DASH}", "40.2", "\N{EN DASH} |"]
+    cells = {line.split(" | ")[0]: line.split(" | ")[-5:] for line in section.splitlines() if " | " in line}
+    assert cells["| unpruned"] == ["5.0", "\N{EN DASH}", "40.2", "\N{EN DASH}", "1.50 |"]
     (folder / "latency.json").write_text('{"machine": 3}')
     with pytest.raises(ValueError, match=r"latency.json': Expected .*make it again, or remove it"):
         write_report(folder)

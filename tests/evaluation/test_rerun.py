@@ -71,11 +71,21 @@ def test_disagreements_are_drawn_and_kept(finished: Path) -> None:
 def test_times_are_measured_and_kept(finished: Path) -> None:
     measured = measure_latency(finished, 2)
     assert [dict(method)["name"] for method, _ in measured.milliseconds] == ["none", "clustrs", "visionzip"]
-    assert all(set(times) == {"vision", "selection", "prefill", "decode"} for _, times in measured.milliseconds)
+    parts = {"vision", "selection", "prefill", "decode", "kv_bytes"}
+    assert all(set(times) == parts for _, times in measured.milliseconds)
     assert all(value > 0 for _, times in measured.milliseconds for value in times.values())
     text = write_report(finished).read_text()
     assert f"medians of 2 answers, one at a time, measured on {measured.machine}" in text
     assert "prefill ms" in text
+    config = json.loads((finished.parent / "model" / "config.json").read_text())["text_config"]
+    width = config["num_key_value_heads"] * config.get(
+        "head_dim", config["hidden_size"] // config["num_attention_heads"]
+    )
+    per_token = 2 * 4 * config["num_hidden_layers"] * width  # keys and values of 4 bytes
+    answers = list(read_answers(finished))
+    for method, times in measured.milliseconds:
+        (read,) = {record.visual_tokens for record in answers if record.method["name"] == method["name"]}
+        assert times["kv_bytes"] == per_token * (read or 0) > 0
 
 
 def test_either_side_is_right_in_turn_and_images_change(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from evaluation import run_files
 from evaluation.run_files import answers, config, errors
 
-from clustrs.evaluation import run, runner
+from clustrs.evaluation import run, runner, store
 from clustrs.evaluation.config import Config
 from clustrs.evaluation.store import read_config
 from clustrs.evaluation.tasks import file_checksum, image_checksum
@@ -253,7 +253,7 @@ def test_an_image_that_was_not_there_at_first_is_watched_too(
     """Its checksum could not be had when the run began; it is stored with the first answer about it."""
     early = iter(range(4))
     monkeypatch.setattr(
-        runner, "image_checksum", lambda *one: image_checksum(*one) if next(early, None) is None else None
+        store, "image_checksum", lambda *one: image_checksum(*one) if next(early, None) is None else None
     )
     run(config(root), tmp_path / "run", progress=False)
     monkeypatch.undo()
@@ -342,7 +342,7 @@ def first_line(folder: Path) -> dict[str, Any]:
     ("changes", "message"),
     [
         ({"item": 3}, r"line 17: item must be str, got 3$"),
-        ({"kept": [0.5]}, r"line 17: kept must be list of int or null, got \[0.5\]$"),
+        ({"kept": [0.5]}, r"line 17: kept must be token indices from 0 .* got \[0.5\]$"),
         ({"item": "9-9"}, "line 17: item '9-9' does not belong to this run"),
         ({"method": {"name": "grid", "keep": 4}}, "line 17: method .* does not belong to this run"),
         ({"corruption": "fog:1"}, "line 17: corruption 'fog:1' does not belong to this run"),

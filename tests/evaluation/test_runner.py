@@ -18,6 +18,8 @@ from clustrs.corruptions.images import open_image
 from clustrs.evaluation import run
 from clustrs.evaluation.config import Config, expand_methods
 from clustrs.evaluation.report import write_report
+from clustrs.evaluation.report.rerun import measure_latency
+from clustrs.evaluation.results import load_run
 from clustrs.evaluation.store import read_answers
 from clustrs.models import ask as shared_encoding
 from clustrs.models.ask import ask
@@ -236,3 +238,47 @@ def test_durations() -> None:
     assert shown == [
         *("1 seconds", "45 seconds", "89 seconds", "1.7 minutes", "21 minutes", "88 minutes", "1.5 hours", "11 hours"),
     ]
+
+
+def test_methods_inside_the_language_model(made: Path, tmp_path: Path) -> None:
+    """Both budgets are stored and shown: that of the last layers, and the mean over the two layers of the model."""
+    specs = ["none", "clustrs", "fastv layer=1", "fastervlm keep=8 + fastv layer=1"]
+    settings = config(made, methods=expand_methods(specs, [4]), corruptions=("clean",), seeds=(0,))
+    run(settings, tmp_path, progress=False)
+    model, processor = load_model(str(made / "model"))
+    averages = {"none": None, "clustrs": None, "fastv": (16 + 4) / 2, "compose": (8 + 4) / 2}
+    for record in read_answers(tmp_path):
+        if record.error is None:
+            assert record.average_tokens == averages[record.method["name"]]
+            assert record.visual_tokens == (16 if record.method["name"] == "none" else 4)
+            image = open_image(made / record.image)
+            alone = ask(model, processor, image, record.question, from_dict(record.method), 3)
+            assert alone.text == record.text
+            assert alone.image.average == record.average_tokens
+            if record.method["name"] != "none":
+                assert record.kept == alone.image.selection.indices.tolist()
+    loaded = load_run(tmp_path)
+    assert loaded.visual_tokens.tolist() == [16, 4, 4, 4]
+    assert loaded.average_tokens.tolist() == [16, 4, 10, 6]
+    report = tables(tmp_path)["report.md"].decode()
+    assert "mean over layers" in report
+    (row,) = [line for line in report.splitlines() if line.startswith("| fastv") and "25 %" in line]
+    assert [cell.strip() for cell in row.split("|")][2:6] == ["4", "4", "10", "25 %"]
+    times = measure_latency(tmp_path, 1).milliseconds
+    held = {method["name"]: own["kv_bytes"] for method, own in times}
+    assert [held[name] / held["none"] for name in ("clustrs", "fastv", "compose")] == [4 / 16, 10 / 16, 6 / 16]
+
+
+def test_commands_take_methods_inside_the_language_model(made: Path, request: pytest.FixtureRequest) -> None:
+    run_cli = request.getfixturevalue("run")
+    image, model = made / "0.png", ("--model", made / "model", "--max-new-tokens", 2, "--keep", 4)
+    code, out, _ = run_cli("ask", image, "Why?", *model, "--method", "fastv layer=1")
+    assert code == 0
+    assert "kept 4 of 16 visual tokens (10 as a mean over layers)" in out
+    pair = "fastervlm keep=8 + fastv layer=1"
+    code, out, _ = run_cli("compare", image, "Why?", *model, "--methods", "none", pair, "dart layer=1")
+    assert code == 0
+    assert [line.split("|")[1].strip() for line in out.splitlines()[2:5]] == ["none", "compose", "dart"]
+    code, _, err = run_cli("ask", image, "Why?", *model, "--method", "fastv layer=2")
+    assert code != 0
+    assert "layer must be less than 2" in err

@@ -18,12 +18,21 @@ from clustrs_models.scenes import KINDS, examples
 
 
 def test_names() -> None:
-    assert list_tasks() == ["custom", "mmvet", "photos", "scenes", "scienceqa"]
+    assert list_tasks() == [
+        "custom",
+        "describe",
+        "mmvet",
+        "photos",
+        "photos-sentences",
+        "scenes",
+        "scenes-sentences",
+        "scienceqa",
+    ]
 
 
 @pytest.mark.parametrize(("name", "meant"), [("mm-vet", "mmvet"), ("Scene", "scenes"), ("science_qa", "scienceqa")])
 def test_unknown_names_suggest_the_nearest(name: str, meant: str) -> None:
-    with pytest.raises(ValueError, match=rf"unknown task '{name}'.*did you mean '{meant}'.*custom, mmvet"):
+    with pytest.raises(ValueError, match=rf"unknown task '{name}'.*did you mean '{meant}'.*custom, describe, mmvet"):
         get_task(name)
 
 

@@ -22,6 +22,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("fastervlm", {}),
     ("divprune", {}),
     ("vispruner", {"important": 0.4}),
+    ("mmr", {}),
+    ("scope", {}),
+    ("holov", {"runs": 7}),
+    ("downsample", {}),
     ("random", {"seed": 5}),
     ("grid", {"columns": 8}),
     ("denoise", {"inner": "divprune"}),
@@ -46,7 +50,9 @@ def inputs_of(method: Pruner, batch: list[Any]) -> tuple[dict[str, torch.Tensor]
     given = {"tokens": tokens}
     if "scores" in method.requirements():
         given["attention"] = attention
-    if "hidden" in method.requirements():
+    if "hidden" not in method.requirements():  # the graph has none, so that SCOPE compares tokens
+        states["hidden"] = None
+    else:
         given["hidden_states"] = states["hidden"][:, int(states["cls"]) :].contiguous()
     return given, method.select(tokens, attention, **states, sizes=True)
 
@@ -104,8 +110,11 @@ def test_traced_program_runs_in_pytorch() -> None:
 
 
 def test_methods_that_cannot_be_exported_are_refused() -> None:
-    refused = [name for name in list_methods() if not method_class(name).exportable]
-    assert refused == ["tome", "visionzip"]
+    for name in ("fastv", "pyramiddrop", "dart", "compose"):
+        with pytest.raises(ValueError, match=f"'{name}' cannot be exported: it prunes inside the language model"):
+            TokenSelection(get_method(name, keep=K), N, D)
+    refused = [name for name in list_methods("encoder") if not method_class(name).exportable]
+    assert refused == ["cdpruner", "hiprune", "prumerge-plus", "tome", "visionzip", "vscan"]
     for name in refused:
         with pytest.raises(
             ValueError, match=f"method '{name}' cannot be exported \\(exportable: clustermeans, clustrs, denoise"

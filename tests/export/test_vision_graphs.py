@@ -23,6 +23,7 @@ from clustrs.models.load import load_model
 from clustrs_models.scenes import examples
 
 K = 5
+pytestmark = pytest.mark.xdist_group("vision graphs")  # one process builds the embedded model's graph, once
 CORRUPTIONS = ("gaussian:0.5", "salt_pepper:0.2", "brightness:1.5", "motion_blur:15", "jpeg:30")
 
 
@@ -69,15 +70,27 @@ def test_onnxruntime_keeps_what_pytorch_keeps(case: Case, tmp_path: Path) -> Non
 @pytest.mark.parametrize("case", ["llava"], indirect=True)
 @pytest.mark.parametrize(
     "method",
-    [FasterVLM(keep=K), VisPruner(keep=K), Grid(keep=K), Denoise(FasterVLM(keep=K)), ClusterMeans(keep=K)],
-    ids=["fastervlm", "vispruner", "grid", "denoise", "clustermeans"],
+    [
+        FasterVLM(keep=K),
+        VisPruner(keep=K),
+        DivPrune(keep=K),
+        Random(keep=K),
+        Grid(keep=K),
+        Denoise(FasterVLM(keep=K)),
+        ClusterMeans(keep=K),
+        NoPruning(),
+    ],
+    ids=lambda method: method.name,
 )
-def test_other_methods_in_onnxruntime(case: Case, method: Pruner, tmp_path: Path) -> None:
+def test_other_methods(case: Case, method: Pruner, tmp_path: Path) -> None:
     path = tmp_path / "vision.onnx"
     export_onnx(case.model, method, path)
     check_graph(path)
     crops = torch.cat([case.crop(case.inputs(seed)) for seed in range(8)])
-    compare(PrunedVision(case.model, method), session(path), crops)
+    vision = PrunedVision(case.model, method)
+    compare(vision, session(path), crops)
+    if method.name in ("fastervlm", "clustermeans"):
+        compare_openvino(vision, path, crops)
 
 
 def test_every_exportable_family_is_tested() -> None:
@@ -154,33 +167,19 @@ def test_file_beside_the_graph(mini_graph: Path) -> None:
     assert "transformers" in written["versions"]
 
 
-@pytest.mark.parametrize("method", [ClustRS(keep=16), ClusterMeans(keep=16), FasterVLM(keep=16)], ids=lambda m: m.name)
-def test_openvino_chooses_what_pytorch_chooses(
-    mini: tuple[Any, Any], mini_graph: Path, method: Pruner, tmp_path: Path
-) -> None:
-    openvino = pytest.importorskip("openvino", reason="openvino is not installed: pip install '.[openvino]'")
+def test_openvino_on_the_embedded_model(mini: tuple[Any, Any], mini_graph: Path) -> None:
     model, processor = mini
-    path = mini_graph
-    if method != ClustRS(keep=16):
-        path = tmp_path / "vision.onnx"
-        export_onnx(model, method, path)
+    compare_openvino(PrunedVision(model, ClustRS(keep=16)), mini_graph, pixels_of(processor, scenes(12)))
+
+
+def compare_openvino(vision: PrunedVision, path: Path, pixels: Tensor) -> None:
+    openvino = pytest.importorskip("openvino", reason="openvino is not installed: pip install '.[openvino]'")
     compiled = openvino.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    vision = PrunedVision(model, method)
-    for batch in pixels_of(processor, scenes(12)).split([1, 11]):
+    for batch in pixels.split([1, len(pixels) - 1]):
         with torch.no_grad():
             expected = vision(batch)
         outputs = compiled({"pixel_values": batch.numpy()})
         assert_same([outputs[name] for name in ("image_features", "indices", "sizes")], expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", [DivPrune(keep=16), Random(keep=16), NoPruning()], ids=lambda method: method.name)
-def test_other_methods_on_the_embedded_model(mini: tuple[Any, Any], method: Pruner, tmp_path: Path) -> None:
-    model, processor = mini
-    path = tmp_path / "vision.onnx"
-    export_onnx(model, method, path)
-    check_graph(path)
-    compare(PrunedVision(model, method), session(path), pixels_of(processor, scenes(12)))
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from reference import Image
 
 from clustrs import PrunerInputs
+from clustrs.pruners.inputs import FURTHER
 
 KEEPS = (16, 50, 144)
 KINDS = ("noise", "clumps", "near duplicates", "duplicates")
@@ -37,10 +39,18 @@ def drawn(index: int) -> Image:
         spread = {"clumps": 2.0**-3, "near duplicates": 2.0**-13, "duplicates": 0.0}[kind]
         parts = [hashed(10 * index + 5 + i, 23, p.shape[1])[clump] + spread * p for i, p in enumerate(parts)]
     tokens, hidden, keys = (part.astype(np.float32).astype(np.float64) for part in parts)
-    order = np.argsort(hashed(10 * index + 9, n), kind="stable")
-    attention = np.empty(n)
-    attention[order] = (np.arange(n) + 1) / 1024  # no two alike: the published codes leave ties to the sort
-    return Image(tokens[1:], attention, hidden, keys, np.eye(HIDDEN, width), cls=True)
+    attention, *further = (ranked(seed, n) for seed in (10 * index + 9, *range(5000 + 4 * index, 5004 + 4 * index)))
+    joint_keys, question = np.hstack([keys, hidden[:, :4]])[1:], hashed(10 * index + 8, 9, width)
+    projector = np.eye(HIDDEN, width)
+    more: dict[str, Any] = dict(zip(FURTHER, (*further, joint_keys), strict=True))
+    return Image(tokens[1:], attention, hidden, keys, projector, cls=True, question=question, **more)
+
+
+def ranked(seed: int, n: int) -> NDArray[np.float64]:
+    """Scores of which no two are alike: the published codes leave ties to the sort."""
+    scores = np.empty(n)
+    scores[np.argsort(hashed(seed, n), kind="stable")] = (np.arange(n) + 1) / 1024
+    return scores
 
 
 def images(count: int) -> Iterator[tuple[str, Image]]:
@@ -51,8 +61,7 @@ def images(count: int) -> Iterator[tuple[str, Image]]:
 
 def as_tensors(image: Image) -> PrunerInputs:
     """What `select` takes."""
-    tokens, attention, hidden, keys, matrix = (
-        torch.from_numpy(part).float()
-        for part in (image.tokens, image.attention, image.hidden, image.keys, image.projector)
-    )
-    return PrunerInputs(tokens, attention, None, hidden, keys, lambda states: states @ matrix)
+    names = ("tokens", "attention", "projector", "hidden", "keys", "question", *FURTHER)
+    tokens, attention, matrix, *states = (torch.from_numpy(getattr(image, name)).float() for name in names)
+    given: dict[str, Any] = dict(zip(names[3:], states, strict=True))
+    return PrunerInputs(tokens, attention, projector=lambda states: states @ matrix, **given)

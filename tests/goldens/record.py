@@ -16,12 +16,13 @@ from goldens.cases import KEEPS, as_tensors, images
 from clustrs import get_method
 
 FOLDER = Path(__file__).parent
-RIVALS = ("fastervlm", "divprune", "visionzip", "vispruner")
+BEFORE = ("fastervlm", "divprune", "visionzip", "vispruner")  # rivals that release 0.1 had
+RIVALS = (*BEFORE, "cdpruner", "mmr", "scope", "holov", "hiprune", "vscan", "prumerge-plus")
 RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
     "clustrs": ("clustrs", {}),
     "clustrs, euclidean, no shrinkage": ("clustrs", {"distance": "euclidean", "shrink": False}),
     "clustrs, huber centroid, salience": ("clustrs", {"centroid": "huber", "salience": True, "tau": 2.0, "seed": 3}),
-    **{name: (name, {}) for name in (*RIVALS, "random", "grid")},
+    **{name: (name, {}) for name in (*BEFORE, "random", "grid")},
 }
 
 

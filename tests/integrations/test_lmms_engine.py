@@ -30,7 +30,8 @@ from clustrs.pruners.registry import list_methods
 FAMILIES = [family for family in tiny_models.BUILDERS if family not in tiny_models.SAME_ADAPTER]
 LIKELIHOODS = [family for family in FAMILIES if family != "paligemma"]
 """PaliGemma's processor ends every text with a new line: no continuation is the end of one."""
-METHODS = {name: f"{name} inner=divprune" if name == "denoise" else name for name in list_methods()}
+METHODS = {name: f"{name} inner=divprune" if name == "denoise" else name for name in list_methods("encoder")}
+METHODS["fastv"] = "fastv layer=1"
 """All methods, as model_args name them."""
 KEEP = 3
 GREEDY = {"max_new_tokens": 4, "until": ["\n\n"]}
@@ -77,7 +78,7 @@ def check_alone(folder: Path, method: Pruner, prompts: Sequence[Prompt], answers
         new = output[0, inputs["input_ids"].shape[1] :]
         assert one.text == processor.decode(new, skip_special_tokens=True).strip()
         assert one.output_tokens == len(new)
-        assert one.input_tokens == inputs["input_ids"].shape[1] - one.visual.unpruned + one.visual.kept
+        assert one.input_tokens == inputs["input_ids"].shape[1] - one.visual.unpruned + one.visual.entered
 
 
 @pytest.fixture(scope="module")
@@ -116,10 +117,10 @@ def test_words_and_padding_of_llava_s_evaluation(llava: Path) -> None:
     assert one.loss != pytest.approx(cropped.loss, rel=1e-4)
 
 
-@pytest.mark.parametrize("family", LIKELIHOODS)
-def test_likelihoods_are_the_loss_of_the_model(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "name"), [*((one, "fastervlm") for one in LIKELIHOODS), ("llava", "fastv")])
+def test_likelihoods_are_the_loss_of_the_model(family: str, name: str, tmp_path: Path) -> None:
     tiny_models.BUILDERS[family](tmp_path)
-    engine = engine_of(tmp_path)
+    engine = engine_of(tmp_path, METHODS[name])
     prompts = [
         ask(engine, "What is this?", image(1)),
         ask(engine, "A longer question?", image(2)),

@@ -147,7 +147,5 @@ def test_words_of_llava_have_images_in_front() -> None:
 
 def test_words_of_llava_are_for_one_turn() -> None:
     messages = [{"role": role, "content": []} for role in ("system", "user")]
-    with pytest.raises(
-        ValueError, match="messages of system, user: prompt_template='vicuna_v1' has words for one turn"
-    ):
+    with pytest.raises(ValueError, match="messages must be one turn of a user for prompt_template='vicuna_v1'"):
         messages_prompt(Templated(), messages, "vicuna_v1")

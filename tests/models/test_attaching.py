@@ -24,7 +24,7 @@ def test_the_model_is_put_back(load: Load, family: str) -> None:
     with torch.no_grad():
         expected = model(**inputs).logits
     before = state(model)
-    for name in list_methods():
+    for name in list_methods("encoder"):
         method = get_method(name) if name == "none" else get_method(name, keep=3)
         with method(model), torch.no_grad():
             model(**inputs)

@@ -11,7 +11,7 @@ from tiny_models.qwen import video_inputs
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from clustrs import ClustRS
+from clustrs import DART, ClustRS, Compose, FastV, PyramidDrop, Random
 from clustrs.models.adapters.base import PatchGrid, get_adapter
 from clustrs.models.costs import _triangular_flops, count_cost, count_text, count_vision, meta_model, total
 
@@ -133,7 +133,8 @@ DECODERS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", DECODERS)
 def test_decoders_that_others_build_on(name: str, tokens: int) -> None:
     """Also with more positions than a window has: prefill masks the rest, the cache leaves it out."""
-    config = tf.LlavaConfig(text_config=DECODERS[name](), image_token_index=49)
+    vision = tf.CLIPVisionConfig(**CROP, intermediate_size=40)
+    config = tf.LlavaConfig(text_config=DECODERS[name](), vision_config=vision, image_token_index=49)
     model = tf.LlavaForConditionalGeneration._from_config(config, attn_implementation="eager").eval()
     if hasattr(config.text_config, "num_experts"):
         model.set_experts_implementation("eager")
@@ -229,5 +230,49 @@ def test_what_cannot_be_counted_is_refused() -> None:
         with pytest.raises(ValueError, match=words):
             count_vision(meta_model(qwen), grid)
     for padded in (None, 9, 19):
-        with pytest.raises(ValueError, match=rf"grid.padded must be the number of patches .* got {padded}"):
+        with pytest.raises(ValueError, match=rf"grid.padded must be pixel_values.* got {padded}"):
             count_vision(meta_model(gemma), PatchGrid(3, 6, padded=padded))
+
+
+def test_layers_after_pruning_inside_the_language_model_cost_as_much_as_a_shorter_prompt() -> None:
+    """By hand: layers that read everything, then layers that read less; the head and the tower stay."""
+    text, visual, layers = 10, 40, 4
+    config = tf.LlavaConfig(
+        text_config=tf.LlamaConfig(
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=50,
+        ),
+        vision_config=tf.CLIPVisionConfig(
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            image_size=28,
+            patch_size=7,
+        ),
+    )
+
+    def by_hand(new: int, tokens: int) -> int:
+        """FLOPs of one layer for `new` tokens that attend to `tokens`."""
+        projections = 2 * new * 32 * (32 + 16 + 16 + 32)
+        return projections + 2 * 2 * new * tokens * 32 + 3 * 2 * new * 32 * 48
+
+    methods = {
+        FastV(keep=8, layer=1): [40, 8, 8, 8],
+        PyramidDrop(keep=5): [40, 20, 10, 5],
+        DART(keep=0.5, layer=3): [40, 40, 40, 20],
+        Compose(Random(keep=16), FastV(keep=4, layer=2)): [16, 16, 4, 4],
+        Random(keep=8): [8] * 4,
+    }
+    for method, visible in methods.items():
+        lengths = [text + count for count in visible]
+        cost = count_cost(config, text, visual, method=method)
+        head = 2 * 32 * 50
+        assert cost.prefill == sum(by_hand(n, n) for n in lengths) + head
+        assert cost.decode == sum(by_hand(1, n + 1) for n in lengths) + head
+        assert cost.kv_bytes == sum(2 * 16 * n * 4 for n in lengths)
+        assert method.average_tokens(visual, layers) == sum(visible) / layers

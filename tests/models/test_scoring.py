@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from clustrs import ClustRS
-from clustrs.models.adapters.base import attention_layer, get_adapter, has_cls, recorded, reduction
+from clustrs.models.adapters.base import attention_layer, get_adapter, has_cls, recorded
 from clustrs.models.scoring import StageTimer, attention_scores, record_scores
 
 
@@ -42,7 +42,8 @@ def test_scores_are_those_of_eager_attention(load: Load, tower: str, feature_lay
     vision = model.model.vision_tower
     with torch.no_grad():
         untouched = vision(pixels, output_hidden_states=True).hidden_states
-        with record_scores(attention_layer(vision, feature_layer), reduction(vision), clock()) as recorder:
+        reduction: Any = "cls" if has_cls(vision) else "received"
+        with record_scores(attention_layer(vision, feature_layer), reduction, clock()) as recorder:
             hidden_states = vision(pixels, output_hidden_states=True).hidden_states
     scores, keys = recorded(recorder)
     assert all(torch.equal(a, b) for a, b in zip(untouched, hidden_states, strict=True)), "recording changes nothing"

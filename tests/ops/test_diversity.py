@@ -106,6 +106,46 @@ def test_diversity_with_bounds_is_diversity_by_exact_cosines(kind: str, n: int, 
 
 
 @pytest.mark.parametrize("kind", ["noise", "clumps", "tight", "duplicates"])
+@pytest.mark.parametrize("weight", [0.1, 0.9])
+def test_a_bonus_with_bounds_is_the_bonus_with_exact_cosines(kind: str, weight: float) -> None:
+    rows = tokens(kind, 300, 700)[None]
+    bonus = torch.rand(1, 300, generator=torch.Generator().manual_seed(0)).mul(20).round().div(20).double() * (
+        1 - weight
+    )
+    expected = diversity.max_min(cosines(rows), 60, bonus, weight)
+    assert torch.equal(diversity.most_diverse(rows, 60, bonus, weight), expected)
+    assert expected.unique().numel() == 60
+
+
+@pytest.mark.parametrize("kind", ["noise", "clumps", "tight", "duplicates"])
+@pytest.mark.parametrize("attended", [1.0, 0.5, 0.0])
+def test_coverage_with_bounds_is_coverage_by_exact_cosines(
+    kind: str, attended: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = tokens(kind, 300, 200)
+    rows = torch.stack([rows, rows.flip(0)])
+    weight = torch.rand(2, 300, generator=torch.Generator().manual_seed(3)).double() * (
+        torch.arange(300) < 300 * attended
+    )
+    assert rows[0].numel() > diversity.SMALL
+    result = diversity.best_covering(rows, weight, 80)
+    monkeypatch.setattr(diversity, "SMALL", 10**9)
+    assert torch.equal(result, diversity.best_covering(rows, weight, 80))
+    assert all(image.unique().numel() == 80 for image in result)
+
+
+@pytest.mark.parametrize("kind", ["noise", "clumps", "tight", "duplicates"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_nearest_by_bounds_is_nearest_by_exact_cosines(kind: str, dtype: torch.dtype) -> None:
+    rows = tokens(kind, 300, 700).to(dtype)
+    rows[7] = 0
+    rows = torch.stack([rows, rows.flip(0)])
+    left, right = rows[:, :200], rows[:, 150:]
+    assert right[0].numel() > diversity.SMALL
+    assert torch.equal(diversity.nearest_cosines(left, right), cosines(left, right).argmax(-1))
+
+
+@pytest.mark.parametrize("kind", ["noise", "clumps", "tight", "duplicates"])
 def test_rough_cosines_keep_their_bound(kind: str) -> None:
     rows = tokens(kind, 200, 1500)
     rough, error = diversity.rough_cosines(rows)

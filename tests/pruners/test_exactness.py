@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def test_a_row_of_a_batch_is_the_image_alone(method: Pruner, n: int, width: int)
     for b in range(3):
         alone = method.select(tokens[b], attention[b], **rows(states, b))
         for name, part in parts(batch):
-            if name == "tokens" and method.name == "visionzip":  # a linear map on a batch may round differently
+            if name == "tokens" and "projector" in method.needs:  # a linear map on a batch may round differently
                 torch.testing.assert_close(part[b], alone.tokens)
             else:
                 assert torch.equal(part[b], getattr(alone, name)), name
@@ -81,7 +82,8 @@ TINY = [
     ClustRS(keep=9, salience=False, tau=10.0),
     ClustRS(keep=9, salience=False, tau=10.0, centroid="huber", representative="medoid"),
     ClustRS(keep=9, salience=False, tau=10.0, attention_power=0.5, clip=(0, 0)),
-    *(get_method(name, keep=9) for name in ("divprune", "vispruner", "tome", "visionzip")),
+    *(get_method(name, keep=9) for name in ("divprune", "vispruner", "tome", "visionzip", "cdpruner")),
+    *(get_method(name, keep=9) for name in ("mmr", "scope", "holov")),
     get_method("denoise", keep=9, inner="divprune", salience=False),
 ]
 
@@ -97,12 +99,19 @@ def test_tokens_of_any_size_are_told_apart(method: Pruner, dtype: torch.dtype, e
     image of the batch is of ordinary size."""
     generator = torch.Generator().manual_seed(3)
     shapes = {"tokens": (2, 200, 192), "attention": (2, 200), "hidden": (2, 201, 24), "keys": (2, 201, 8)}
+    shapes["question"] = (2, 5, 192)
     drawn = {name: (torch.randn(shape, generator=generator) * 0.05).to(dtype) for name, shape in shapes.items()}
     attention = drawn["attention"].abs()
 
     def select(tokens: Tensor, scale: Callable[[Tensor], Tensor] = torch.clone) -> Selection:
         hidden, keys = scale(drawn["hidden"]), scale(drawn["keys"])
-        return method.select(tokens, attention, hidden=hidden, keys=keys, projector=torch.clone)
+        states: dict[str, Any] = {
+            "hidden": hidden,
+            "keys": keys,
+            "projector": torch.clone,
+            "question": drawn["question"],
+        }
+        return method.select(tokens, attention, **states)
 
     ordinary = select(drawn["tokens"])
     for exponent in exponents:
@@ -189,7 +198,7 @@ sys.path[:0] = {path!r}
 from method_cases import draw_image, tensors
 from test_exactness import ALL
 torch.set_num_threads({threads})
-for n, width in ((100, 33), (576, 1024), (729, 640)):
+for n, width in ((100, 33), (576, 640)):
     tokens, attention, states = tensors([draw_image(8, n, width)])
     for method in ALL:
         result = method.select(tokens, attention, **states)
@@ -214,10 +223,10 @@ def test_same_tokens_with_any_number_of_threads(kernels: str) -> None:
             text=True,
             check=True,
         ).stdout
-        for threads in (1, 2, 5)
+        for threads in (1, 3)
     }
     assert len(outputs) == 1
-    assert len(outputs.pop().splitlines()) == 3 * len(ALL)
+    assert len(outputs.pop().splitlines()) == 2 * len(ALL)
 
 
 @each_method
@@ -261,7 +270,8 @@ def test_never_waits_for_the_device(method: Pruner, n: int, width: int) -> None:
     with FakeTensorMode() as mode:
         fake = mode.from_tensor
         matrix = torch.empty(10, width)
-        states |= {name: fake(states[name]) for name in ("hidden", "keys")} | {"projector": lambda h: h @ matrix}
+        states |= {name: fake(part) for name, part in states.items() if isinstance(part, Tensor)}
+        states["projector"] = lambda h: h @ matrix
         result = method.select(fake(tokens), fake(attention), **states, check=False)
     assert result.tokens.shape == (1, method.count(n), width)
 
@@ -277,7 +287,7 @@ def test_autocast_does_not_lower_the_precision(method: Pruner) -> None:
 @each_method
 def test_gradients_reach_the_tokens(method: Pruner) -> None:
     tokens, attention, states = tensors([draw_image(seed, 30, 6) for seed in range(2)], torch.float64)
-    source = states["hidden"] if method.name == "visionzip" else tokens
+    source = states["hidden"] if "projector" in method.needs else tokens
     source.requires_grad_()
     result = method.select(tokens, attention, **states)
     result.tokens.sum().backward()

@@ -1,6 +1,7 @@
-"""Grid and ClusterMeans on images of several tiles, against their references."""
+"""Methods that look at places, on images of several tiles, against their references."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import reference
@@ -9,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from method_cases import draw_image
 
-from clustrs import ClusterMeans, Grid, Layout
+from clustrs import ClusterMeans, Downsample, Grid, HiPrune, Layout, VScan
+from clustrs.pruners.inputs import FURTHER
 
 Places = list[tuple[int, int, int]]
 
@@ -39,9 +41,14 @@ def test_same_as_reference(
     result = Grid(keep=keep).select(tokens, layout=layout_of(places))
     assert result.indices.tolist() == reference.run(Grid(keep=keep), image).indices
     assert len(set(result.indices.tolist())) == min(keep, len(places))
-    means = ClusterMeans(keep=keep)
-    result = means.select(tokens, torch.from_numpy(image.attention), layout=layout_of(places))
-    assert result.indices.tolist() == reference.run(means, image).indices
+    more: dict[str, Any] = {name: torch.from_numpy(getattr(image, name)) for name in FURTHER}
+    for method in (ClusterMeans(keep=keep), HiPrune(keep=keep, objects=0.5), VScan(keep=keep), Downsample(keep=keep)):
+        result = method.select(tokens, torch.from_numpy(image.attention), layout=layout_of(places), **more)
+        expected = reference.run(method, image)
+        assert result.indices.tolist() == expected.indices
+        if expected.labels is not None and method.name != "clustermeans":
+            assert result.labels is not None
+            assert result.labels.tolist() == expected.labels
 
 
 def test_an_anyres_image_is_a_real_grid() -> None:

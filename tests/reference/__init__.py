@@ -3,7 +3,7 @@
 `run` takes what `Pruner.select` takes for one image, as numpy arrays, and a method with its parameters.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
@@ -17,7 +17,8 @@ Array = NDArray[np.float64]
 @dataclass
 class Image:
     """One image's inputs. `hidden` and `keys` start with the CLS token if `cls`; `projector` is a matrix; `layout` has
-    tile, y and x of each token."""
+    tile, y and x of each token; `question` has the embeddings of its tokens. The last five, for methods that read
+    further layers, are of patches alone."""
 
     tokens: Array
     attention: Array
@@ -26,6 +27,12 @@ class Image:
     projector: Array
     cls: bool
     layout: list[tuple[int, int, int]] | None = None
+    question: Array | None = None
+    received: Array = field(default_factory=lambda: np.empty(0))
+    object_scores: Array = field(default_factory=lambda: np.empty(0))
+    early_scores: Array = field(default_factory=lambda: np.empty(0))
+    joint_scores: Array = field(default_factory=lambda: np.empty(0))
+    joint_keys: Array = field(default_factory=lambda: np.empty(0))
 
 
 @dataclass
@@ -45,8 +52,9 @@ def run(method: Any, image: Image) -> Result:
     k = method.count(len(image.tokens))
     if k == len(image.tokens):
         return everything(image, with_clusters=hasattr(method, "clip"))
-    modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
-    return next(getattr(module, method.name) for module in modules if hasattr(module, method.name))(method, image, k)
+    modules, name = [import_module(f"{__name__}.{one.name}") for one in iter_modules(__path__)], method.name
+    name = name.replace("-", "_")
+    return next(getattr(module, name) for module in modules if hasattr(module, name))(method, image, k)
 
 
 def best_first(scores: list[float] | Array) -> list[int]:

@@ -6,7 +6,7 @@ pruning done by hand, which shares no code with the adapters.
 
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +146,19 @@ def family_inputs(model: Any, processor: Any, texts: list[str], images: list[Ima
     texts = [text.replace("IMAGE", processor.image_token) for text in texts]
     given = get_adapter(model).batch_images(images)
     return dict(processor(images=given, text=texts, padding=True, return_tensors="pt"))
+
+
+@cache
+def saved_tokenizer(folder: str) -> Any:
+    return load_processor(folder).tokenizer
+
+
+def asked(model: Any, text: str) -> torch.Tensor:
+    """The embeddings [T, D] of a question's tokens alone; pieces of text around images stand side by side."""
+    ids = saved_tokenizer(model.name_or_path)(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        rows: torch.Tensor = model.get_input_embeddings()(ids[0])
+    return rows
 
 
 from tiny_models import gemma, gemma4, qwen, tiled  # noqa: E402  they use what is above

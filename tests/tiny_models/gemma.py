@@ -15,9 +15,10 @@ from torch import Tensor
 
 from clustrs import Pruner, Selection
 from clustrs.models.load import load_processor
-from tiny_models import byte_tokenizer
+from tiny_models import asked, byte_tokenizer
 
 KINDS: tuple[str, ...] = ("gemma3", "paligemma", "paligemma2")
+QUESTION = "what is it?"
 GRID = 4
 CELLS = GRID * GRID
 """Tokens a crop."""
@@ -146,7 +147,7 @@ def load(kind: str) -> tuple[Any, Any]:
     return model, load_processor(folder)
 
 
-def question(kind: str, text: str = "what is it?") -> str:
+def question(kind: str, text: str = QUESTION) -> str:
     """A prompt about one image; PaliGemma's come first."""
     return f"<bos>user: <image>{text}" if kind == "gemma3" else f"<image>{text}"
 
@@ -183,6 +184,8 @@ class Maps:
     scores: Tensor
     hidden: Tensor
     keys: Tensor
+    middle: Tensor
+    joint_keys: Tensor
 
 
 class Oracle:
@@ -206,10 +209,11 @@ class Oracle:
             tower.set_attn_implementation(before)
             hook.remove()
         scores = out.attentions[-1].mean((1, 2))[..., None]
-        parts = [scores, out.last_hidden_state, keys[0].unflatten(-1, (4, -1)).mean(2)]
+        middle = out.attentions[0].mean((1, 2))[..., None]  # the first of two layers is early, and that of objects
+        parts = [scores, out.last_hidden_state, keys[0].unflatten(-1, (4, -1)).mean(2), middle, keys[0]]
         if self.gemma3:
             parts = [by_twos(part) for part in parts]
-        return Maps(self.projected(parts[1]), parts[0][..., 0], parts[1], parts[2])
+        return Maps(self.projected(parts[1]), parts[0][..., 0], parts[1], parts[2], parts[3][..., 0], parts[4])
 
     def projected(self, hidden: Tensor) -> Tensor:
         projector = self.inner.multi_modal_projector
@@ -222,7 +226,10 @@ class Oracle:
     def select(self, method: Pruner, pixels: Tensor) -> Selection:
         """What a method keeps of one image, all crops together."""
         maps = self.maps(pixels)
-        states: dict[str, Any] = {"hidden": maps.hidden.flatten(0, 1), "keys": maps.keys.flatten(0, 1)}
+        states: dict[str, Any] = {name: getattr(maps, name).flatten(0, 1) for name in ("hidden", "keys", "joint_keys")}
+        states |= {name: maps.scores.flatten() for name in ("received", "joint_scores")}
+        states |= {name: maps.middle.flatten() for name in ("object_scores", "early_scores")}
+        states["question"] = asked(self.model, QUESTION)
         with torch.no_grad():
             return method.select(
                 maps.tokens.flatten(0, 1), maps.scores.flatten(), projector=self.projected, cls=False, **states

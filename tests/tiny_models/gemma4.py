@@ -14,9 +14,10 @@ from torch.nn.functional import embedding, linear
 from clustrs import Pruner, PrunerInputs, Selection
 from clustrs.models.processors import Gemma4Processor
 from clustrs.pruners.inputs import Layout
-from tiny_models import TEMPLATE, byte_tokenizer, make_image
+from tiny_models import TEMPLATE, asked, byte_tokenizer, make_image
 
 PATCH, KERNEL = 2, 3
+QUESTION = "what is this?"
 SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<image>", "<boi>", "<eoi>", "<audio>", "<boa>", "<eoa>", "<|video|>"]
 IMAGE, VIDEO = SPECIAL.index("<image>"), SPECIAL.index("<|video|>")
 AUDIO = SPECIAL.index("<audio>")
@@ -123,7 +124,7 @@ def prepare(processor: Any, texts: list[str], images: list[list[Image.Image]]) -
     return dict(processor(images=given, text=texts, padding=True, return_tensors="pt"))
 
 
-def ask(processor: Any, text: str = "<bos>user: <image> what is this?", **shape: int) -> dict[str, Any]:
+def ask(processor: Any, text: str = f"<bos>user: <image> {QUESTION}", **shape: int) -> dict[str, Any]:
     return prepare(processor, [text], [[make_image(**shape)]])
 
 
@@ -154,10 +155,14 @@ class Seen:
     scores: Tensor
     hidden: Tensor
     keys: Tensor
+    middle: Tensor
+    joint_keys: Tensor
 
     def select(self, model: Any, method: Pruner, layout: Layout | None = None) -> Selection:
         projector = partial(project, model)
-        given = PrunerInputs(self.features, self.scores, layout, self.hidden, self.keys, projector, cls=False)
+        more = {"received": self.scores, "joint_scores": self.scores, "joint_keys": self.joint_keys}
+        more |= dict.fromkeys(("object_scores", "early_scores"), self.middle) | {"question": asked(model, QUESTION)}
+        given = PrunerInputs(self.features, self.scores, layout, self.hidden, self.keys, projector, cls=False, **more)
         return method.select(given)
 
 
@@ -178,15 +183,18 @@ def look(model: Any, pixels: Tensor, positions: Tensor) -> Seen:
         tower.set_attn_implementation(before)
         for hook in hooks:
             hook.remove()
-    received = attentions[-1][0].mean((0, 1))
-    turned = rotate(keys[0].mean(1), positions[0], config.rope_parameters["rope_theta"])
-    scores = torch.stack([received[cell].mean() for cell in cells(positions)])
+    theta = config.rope_parameters["rope_theta"]
+    turned = rotate(keys[0].mean(1), positions[0], theta)
+    heads = torch.cat([rotate(head, positions[0], theta) for head in keys[0].unbind(1)], -1)
+    scores, middle = (  # the first of two layers is early, and that of objects
+        torch.stack([attentions[layer][0].mean((0, 1))[cell].mean() for cell in cells(positions)]) for layer in (-1, 0)
+    )
     hidden = torch.stack([states[0][cell].mean(0) for cell in cells(positions)]) * config.hidden_size**0.5
     if config.standardize:
         hidden = (hidden - tower.std_bias) * tower.std_scale
-    return Seen(
-        project(model, hidden), scores, hidden, torch.stack([turned[cell].mean(0) for cell in cells(positions)])
-    )
+    pooled = (torch.stack([part[cell].mean(0) for cell in cells(positions)]) for part in (turned, heads))
+    own_keys, joint_keys = pooled
+    return Seen(project(model, hidden), scores, hidden, own_keys, middle, joint_keys)
 
 
 def rotate(keys: Tensor, positions: Tensor, theta: float) -> Tensor:

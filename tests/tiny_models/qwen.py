@@ -194,10 +194,14 @@ def plane_by_hand(plane: Tensor, selection: Selection) -> Tensor:
 
 
 class Oracle:
-    """One prompt, alone and without padding, pruned by hand from what eager attention and the tower report."""
+    """One prompt, alone and without padding, pruned by hand from what eager attention and the tower report. `text` is
+    its question; None stands for all tokens that are not special."""
 
-    def __init__(self, model: Any, inputs: dict[str, Any], modality: str = "image") -> None:
+    def __init__(
+        self, model: Any, inputs: dict[str, Any], modality: str = "image", text: str | None = "anddiffer how?"
+    ) -> None:
         self.model, self.inner, self.modality = model, model.model, modality
+        self.text = text
         self.ids = inputs["input_ids"][0]
         self.placeholder = getattr(model.config, f"{modality}_token_id")
         pixels = inputs["pixel_values" if modality == "image" else "pixel_values_videos"]
@@ -215,6 +219,8 @@ class Oracle:
         full = {"qwen2_5_vl": 1}.get(self.model.config.model_type, -1)
         frames: list[Tensor] = []
         keys: list[Tensor] = []
+        joint: list[Tensor] = []
+        middle: list[Tensor] = []
 
         def record(module: Any, args: Any, kwargs: Any, out: Any) -> None:
             hidden, (cos, sin) = args[0] if args else kwargs["hidden_states"], kwargs["position_embeddings"]
@@ -223,23 +229,35 @@ class Oracle:
             for part in (q, k):
                 first, second = part.chunk(2, -1)
                 rotated.append(part * cos[:, None] + torch.cat([-second, first], -1) * sin[:, None])
-            keys.append(rotated[1].mean(1))
+            first = module is visual.blocks[0].attn
+            if not first:
+                keys.append(rotated[1].mean(1))
+                joint.append(rotated[1].flatten(1))
             size = grid[1] * grid[2]
             for t in range(grid[0]):
                 some = slice(t * size, (t + 1) * size)
                 logits = torch.einsum("qhd,khd->hqk", rotated[0][some], rotated[1][some]) * q.shape[-1] ** -0.5
-                frames.append(logits.softmax(-1))
+                (middle if first else frames).append(logits.softmax(-1))
 
-        hook = visual.blocks[full].attn.register_forward_hook(record, with_kwargs=True)
+        # the first of three layers is early, and that of objects
+        hooks = [visual.blocks[i].attn.register_forward_hook(record, with_kwargs=True) for i in (0, full)]
         out = visual(pixels, grid_thw=torch.tensor([grid]), return_dict=True)
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
         visual.set_attn_implementation(before)
-        received = torch.cat([frame.mean((0, 1)) for frame in frames])
+        received, early = (torch.cat([frame.mean((0, 1)) for frame in part]) for part in (frames, middle))
         order = self.window_order(grid)
+        scores = torch.stack([received[4 * i : 4 * i + 4].mean() for i in order])
+        objects = torch.stack([early[4 * i : 4 * i + 4].mean() for i in order])
         return {
+            "more": {
+                **dict.fromkeys(("received", "joint_scores"), scores),
+                **dict.fromkeys(("object_scores", "early_scores"), objects),
+                "joint_keys": torch.stack([joint[0][4 * i : 4 * i + 4].mean(0) for i in order]),
+            },
             "features": out.pooler_output,
             "planes": getattr(out, "deepstack_features", None) or [],
-            "scores": torch.stack([received[4 * i : 4 * i + 4].mean() for i in order]),
+            "scores": scores,
             "hidden": torch.stack([out.last_hidden_state[4 * i : 4 * i + 4].flatten() for i in order]),
             "keys": torch.stack([keys[0][4 * i : 4 * i + 4].mean(0) for i in order]),
         }
@@ -267,11 +285,16 @@ class Oracle:
             rows = hidden.reshape(-1, hidden.shape[-1] // 4)
             return self.inner.visual.merger(rows).reshape(*hidden.shape[:-1], -1)
 
+        if self.text is None:
+            question = self.model.get_input_embeddings()(self.ids[self.ids > self.model.config.video_token_id]).detach()
+        else:
+            question = tiny_models.asked(self.model, self.text)
         selections = []
         for part, (frames, height, width) in zip(self.parts, self.grids, strict=True):
             axes = [torch.arange(n) for n in (frames, height // MERGE, width // MERGE)]
             layout = Layout(*(axis.flatten() for axis in torch.meshgrid(*axes, indexing="ij")))
-            given = PrunerInputs(part["features"], part["scores"], layout, part["hidden"], part["keys"], merger, False)
+            states = (part["hidden"], part["keys"], merger, False, question)
+            given = PrunerInputs(part["features"], part["scores"], layout, *states, **part["more"])
             with torch.no_grad():
                 selections.append(method.select(given))
         return selections

@@ -3,7 +3,7 @@
 Nothing here uses the library's adapters: scores come from eager attention, tokens from a loop over squares of patches.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from clustrs import Pruner, PrunerInputs, Selection
 from clustrs.models.processors import InternVLProcessor, SmolVLMProcessor
 from clustrs.pruners.inputs import Layout
-from tiny_models import byte_tokenizer, load
+from tiny_models import asked, byte_tokenizer, load
 
 FAMILIES: tuple[str, ...] = ("internvl", "smolvlm", "idefics3")
 GRID = 4
@@ -184,6 +184,7 @@ class ByHand:
     keys: Tensor
     cls_hidden: Tensor
     cls_keys: Tensor
+    more: dict[str, Tensor]
 
 
 @torch.no_grad()
@@ -192,19 +193,28 @@ def by_hand(case: Case, pixels: Tensor) -> ByHand:
     inner, tower, cls = case.model.model, case.tower, case.family == "internvl"
     blocks = tower.encoder.layer if cls else tower.encoder.layers
     attention = blocks[-1].attention if cls else blocks[-1].self_attn
-    found: list[Tensor] = []
-    hook = attention.k_proj.register_forward_hook(lambda module, args, out: found.append(out))
+    found: dict[Any, Tensor] = {}
+    hooks = [
+        part.register_forward_hook(lambda module, args, out: found.update({module: out}))
+        for part in (attention.k_proj, attention.q_proj)
+    ]
     before = tower.config._attn_implementation
     tower.set_attn_implementation("eager")
     try:
         out = tower(pixels, output_attentions=True)
     finally:
         tower.set_attn_implementation(before)
-        hook.remove()
-    weights, first = out.attentions[-1], int(cls)
+        for hook in hooks:
+            hook.remove()
+    key, query, weights, first = found[attention.k_proj], found[attention.q_proj], out.attentions[-1], int(cls)
     patch_scores = weights[:, :, 0, 1:].mean(1) if cls else weights.mean((1, 2))
-    keys, hidden = found[0].unflatten(-1, (4, -1)).mean(2), out.last_hidden_state
+    keys, hidden = key.unflatten(-1, (4, -1)).mean(2), out.last_hidden_state
     merged = torch.cat([merge(tile) for tile in hidden[:, first:]])
+    scores = {"received": weights.mean((1, 2))[:, first:], "object_scores": out.attentions[0].mean((1, 2))[:, first:]}
+    scores["early_scores"], scores["joint_scores"] = scores["object_scores"], scores["received"]
+    if cls:  # the first of three layers is early, and that of objects
+        scores["early_scores"] = out.attentions[0][:, :, 0, 1:].mean(1)
+        scores["joint_scores"] = (query[:, :1] @ key.mT / query.shape[-1] ** 0.5).softmax(-1)[:, 0, 1:]
     project = inner.multi_modal_projector if cls else inner.connector.modality_projection
     return ByHand(
         project(merged),
@@ -213,6 +223,10 @@ def by_hand(case: Case, pixels: Tensor) -> ByHand:
         torch.cat([merge(tile) for tile in keys[:, first:]]),
         torch.cat([hidden[:, 0]] * 4, -1),
         torch.cat([keys[:, 0]] * 4, -1),
+        {
+            **{name: torch.cat([merge(tile[:, None]) for tile in part]).mean(1) for name, part in scores.items()},
+            "joint_keys": torch.cat([merge(tile) for tile in key[:, first:]]),
+        },
     )
 
 
@@ -222,7 +236,7 @@ def layout(tiles: int) -> Layout:
     return Layout(*torch.tensor(places).T)
 
 
-def select(case: Case, method: Pruner, states: ByHand, tiles: range) -> Selection:
+def select(case: Case, method: Pruner, states: ByHand, tiles: range, question: Tensor | None) -> Selection:
     """What a method keeps of an image that has some of the tiles."""
     rows = slice(tiles.start * TOKENS, tiles.stop * TOKENS)
     hidden, keys, cls = states.hidden[rows], states.keys[rows], case.family == "internvl"
@@ -231,25 +245,27 @@ def select(case: Case, method: Pruner, states: ByHand, tiles: range) -> Selectio
         keys = torch.cat([states.cls_keys[tiles.stop - 1 : tiles.stop], keys])
     inner = case.model.model
     project = inner.multi_modal_projector if cls else inner.connector.modality_projection
-    given = PrunerInputs(states.tokens[rows], states.scores[rows], layout(len(tiles)), hidden, keys, project, cls)
-    return method.select(given)
+    more = {name: part[rows] for name, part in states.more.items()}
+    places = layout(len(tiles))
+    given = PrunerInputs(states.tokens[rows], states.scores[rows], places, hidden, keys, project, cls, **more)
+    return method.select(replace(given, question=question))
 
 
 @torch.no_grad()
 def oracle(
-    case: Case, method: Pruner, inputs: dict[str, Any], counts: list[int], base: bool = False
+    case: Case, method: Pruner, inputs: dict[str, Any], counts: list[int], base: bool = False, question: str = ""
 ) -> tuple[Tensor, Tensor, list[Selection]]:
     """The embeddings [1, S, D] of the only prompt with its images pruned by hand, the columns that they had, and what
     was kept of each image."""
     ids = inputs["input_ids"][0]
     states = by_hand(case, case.tiles(inputs))
-    table = case.model.get_input_embeddings()
+    table, words = case.model.get_input_embeddings(), asked(case.model, question) if question else None
     columns = (ids == case.image_id).nonzero()[:, 0].tolist()
     rows: dict[int, Tensor] = {}
     selections, start = [], 0
     for count in counts:
         first = start + count - 1 if base else start
-        selection = select(case, method, states, range(first, start + count))
+        selection = select(case, method, states, range(first, start + count), words)
         selections.append(selection)
         kept = list(zip(selection.indices.tolist(), selection.tokens, strict=True))
         slots = [columns[first * TOKENS + i] for i, _ in kept if i >= 0]

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from clustrs.app.trial import QUESTION, LoadedModel
+from clustrs.app.trial import LoadedModel
 from clustrs.models.adapters.base import VisualTokens
-from clustrs.models.ask import as_seen
+from clustrs.models.ask import as_seen, questions
 from clustrs.models.select import select_tokens
 from clustrs.pruners import Pruner, Selection
 
@@ -35,17 +35,14 @@ class Plane:
     shares: tuple[float, float]
 
     def project(self, tokens: Values) -> Values:
-        """Return the coordinates [M, 2] of tokens [M, D] on the plane."""
         projected: Values = (tokens - self.center) @ self.axes.T
         return projected
 
 
 def principal_plane(tokens: Values) -> Plane:
     """Compute the PCA of tokens [N, D]; the largest number of a direction is positive, so nothing is mirrored."""
-    center = tokens.mean(0)
+    center, axes, shares = tokens.mean(0), np.zeros((2, tokens.shape[1])), [0.0, 0.0]
     _, lengths, rows = np.linalg.svd(tokens - center, full_matrices=False)
-    axes = np.zeros((2, tokens.shape[1]))
-    shares = [0.0, 0.0]
     total = float((lengths**2).sum())
     for i, row in enumerate(rows[:2]):
         axes[i] = row * np.sign(row[np.abs(row).argmax()])
@@ -57,10 +54,8 @@ def principal_plane(tokens: Values) -> Plane:
 class View:
     """All tokens of one image, for a page to draw: what the base crop shows, and its height and width in tokens.
 
-    `columns` has lists with an entry per token, None where there is nothing: `tile`, `y`, `x`; `score`; `kept`;
-    `cluster`, the index of its group; `alpha`, how much of a kept token is left after shrinkage (1: unchanged);
-    `distance` to its cluster's centroid, before shrinkage; `px`, `py`, its coordinates on the plane. `note` says what
-    cannot be shown.
+    `columns` has lists with an entry per token, None where there is nothing: `alpha` is how much of a kept token is
+    left after shrinkage, `distance` that to its cluster's centroid before it, `px` and `py` its place on the plane.
     """
 
     title: str
@@ -72,10 +67,7 @@ class View:
 
 @dataclass(frozen=True)
 class Inspection:
-    """The clean image and, if there is one, the corrupted one, on the same plane: that of the clean tokens.
-
-    `shares` are the parts of the clean tokens' variance that the two directions have.
-    """
+    """The clean image and, if there is one, the corrupted one, on the clean tokens' plane with its two `shares`."""
 
     method: str
     clusters: bool
@@ -85,24 +77,25 @@ class Inspection:
 
 def inspect(loaded: LoadedModel, method: Pruner, images: Sequence[tuple[str, Image.Image]]) -> Inspection:
     """Select tokens of each image (its title, its pixels) by a method; the first image is the clean one."""
-    with loaded.lock:  # methods do not see the question, but a processor needs one
-        encoded = [loaded.encode(image, QUESTION).images[0] for _, image in images]
+    with loaded.lock:
+        batches = [loaded.encode(image, loaded.question) for _, image in images]
+        asked = [questions(loaded.model, loaded.processor, batch, method) for batch in batches]
+    encoded = [batch.images[0] for batch in batches]
     plane = principal_plane(to_numpy(encoded[0].tokens))
     views, clustered = [], False
-    for (title, image), tokens in zip(images, encoded, strict=True):
-        ((selection, _),) = select_tokens(method, [tokens], "image")
+    for (title, image), tokens, question in zip(images, encoded, asked, strict=True):
+        ((selection, _),) = select_tokens(method, [tokens], "image", questions=question)
         clustered = clustered or selection.labels is not None
         seen, columns = as_seen(loaded.processor, image), _columns(tokens, selection, plane)
-        views.append(View(title, seen, tokens.grids[0], columns, _note(tokens, selection)))
+        note = _note(tokens, selection, "" if question is None else loaded.question)
+        views.append(View(title, seen, tokens.grids[0], columns, note))
     return Inspection(method.name, clustered, tuple(views), plane.shares)
 
 
 def _columns(encoded: VisualTokens, selection: Selection, plane: Plane) -> dict[str, list[Any]]:
     features, indices = to_numpy(encoded.tokens), selection.indices.tolist()
     everything, kept = range(len(features)), set(indices)
-    alphas: dict[int, float] = {}
-    if selection.alpha is not None:
-        alphas = dict(zip(indices, selection.alpha.float().tolist(), strict=True))
+    alphas = {} if selection.alpha is None else dict(zip(indices, selection.alpha.float().tolist(), strict=True))
     labels = [-1] * len(features) if selection.labels is None else selection.labels.tolist()
     distances: list[float | None] = [None] * len(features)
     if selection.centroids is not None:
@@ -122,11 +115,9 @@ def _columns(encoded: VisualTokens, selection: Selection, plane: Plane) -> dict[
     }
 
 
-def _note(encoded: VisualTokens, selection: Selection) -> str:
-    """Describe what the base crop cannot show of the selection."""
-    notes = []
-    cls = int((selection.indices < 0).sum())
-    if cls:
+def _note(encoded: VisualTokens, selection: Selection, question: str) -> str:
+    notes = [f"selected for the question {question!r}"] if question else []
+    if cls := int((selection.indices < 0).sum()):
         notes.append(f"{cls} kept token is the CLS token, which has no place in the image")
     if selection.merged is not None and bool(selection.merged.any()):
         notes.append(f"{int(selection.merged.sum())} of the kept tokens are mixtures of several")

@@ -30,15 +30,10 @@ FOLDERS = [Path(__file__).parent / "templates", Path(charts.__file__).parent]
 TEMPLATES = Environment(loader=FileSystemLoader(FOLDERS), autoescape=True, undefined=StrictUndefined)
 TEMPLATES.filters["milliseconds"] = lambda seconds: "\N{EN DASH}" if seconds is None else f"{1000 * seconds:.1f} ms"
 TEMPLATES.filters["short"] = lambda text, width: shorten(text, width, placeholder=" …")
-
-
-def _bytes(count: int | None) -> str:
-    units = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3), ("B", 1))
-    found = (f"{count / size:.3g} {unit}" for unit, size in units if count is not None and count >= size)
-    return next(found, "\N{EN DASH}")
-
-
-TEMPLATES.filters["bytes"] = _bytes
+UNITS = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3), ("B", 1))
+TEMPLATES.filters["bytes"] = lambda count: next(
+    (f"{count / size:.3g} {unit}" for unit, size in UNITS if count is not None and count >= size), "\N{EN DASH}"
+)
 
 
 def render(template: str, **values: Any) -> str:
@@ -46,7 +41,6 @@ def render(template: str, **values: Any) -> str:
 
 
 def label(name: str) -> str:
-    """Return the display name of a method."""
     return "Unpruned" if name == NO_PRUNING else method_class(name).label
 
 
@@ -58,10 +52,7 @@ def kept_picture(image: Image.Image, answer: TrialAnswer) -> str:
 def answer_card(
     answer: TrialAnswer, picture: str = "", expected: str | None = None, others: Sequence[TrialAnswer] = ()
 ) -> str:
-    """Render a method's answer, right if it is the expected one word for word, and the share of the KV cache it saves.
-
-    `picture` is from `kept_picture`; `others` are all answers so far.
-    """
+    """Render an answer, right if it is the expected one word for word, and the share of the KV cache it saves."""
     correct = None if expected is None else normalize_answer(answer.text) == normalize_answer(expected)
     whole = next((one.kv_bytes for one in others if one.method == NO_PRUNING), None)
     own = None if answer.method == NO_PRUNING else answer.kv_bytes
@@ -102,32 +93,27 @@ def inspection(result: Inspection) -> str:
             name: [float(f"{value:.5g}") if isinstance(value, float) else value for value in values]
             for name, values in view.columns.items()
         }
-        shown = {
-            "title": view.title,
-            "note": view.note,
-            "tokens": tokens,
-            "first": next((one["index"] for one in tokens if one["kept"] and not one["tile"]), None),
-            "columns": json.dumps(rounded),
-            "picture": data_uri(view.image),
-            "attention": data_uri(heat),
-            "brightest": f"{brightest:.2g}",
-            "width": width,
-            "height": height,
-            "cell": cell,
-        }
-        views.append(shown)
+        shown = {"title": view.title, "note": view.note, "width": width, "height": height, "cell": cell}
+        views.append(
+            {
+                **shown,
+                "tokens": tokens,
+                "first": next((one["index"] for one in tokens if one["kept"] and not one["tile"]), None),
+                "columns": json.dumps(rounded),
+                "picture": data_uri(view.image),
+                "attention": data_uri(heat),
+                "brightest": f"{brightest:.2g}",
+            }
+        )
     return render("inspection", views=views, clusters=result.clusters, shares=result.shares, label=label(result.method))
 
 
 def attention_map(view: View) -> tuple[Image.Image, float]:
-    """Draw the scores of the base crop over the gray image; also return the score of the brightest color.
-
-    That is the 99th percentile: a few outliers would leave all else black.
-    """
+    """Draw the scores of the base crop over the gray image; also return the score of the brightest color."""
     tile, y, x, score = (np.array(view.columns[name]) for name in ("tile", "y", "x", "score"))
     heat = np.zeros(view.grid)
     heat[y[tile == 0], x[tile == 0]] = score[tile == 0]
-    brightest = float(np.quantile(heat, 0.99)) or 1.0
+    brightest = float(np.quantile(heat, 0.99)) or 1.0  # a few outliers would leave all else black
     stops = np.array([[int(tone[i : i + 2], 16) for i in (1, 3, 5)] for tone in HEAT])
     level = np.clip(heat / brightest, 0, 1) * (len(HEAT) - 1)
     tones = np.stack([np.interp(level, range(len(HEAT)), stops[:, channel]) for channel in range(3)], -1)
@@ -138,16 +124,14 @@ def attention_map(view: View) -> tuple[Image.Image, float]:
 
 
 def curves(opened: OpenRun, corruption: str, budget: str) -> str:
-    """Render the score against the level, for one corruption and budget; "" where images were not corrupted."""
     for figure in figures(opened.summary):
         if figure.x_label == f"{corruption} level":
             shown = replace(figure, panels=tuple(panel for panel in figure.panels if panel[0] == f"keep {budget}"))
-            return render("curves", block=shown, drawing=charts.draw(shown), size=charts)
+            return render("curves", block=shown, size=charts)
     return ""
 
 
 def cells(opened: OpenRun, corruption: str, budget: str, chosen: tuple[int, int] | None = None) -> str:
-    """Render a table of means with a row per level and a column per method; each number is a button."""
     run, summary = opened.run, opened.summary
     methods = [(m, summary.label(m), color(run.methods[m].name)) for m in opened.methods(budget)]
     rows = [
@@ -165,7 +149,6 @@ def disagreement_list(found: Sequence[Disagreement], first: str, second: str, co
 
 
 def disagreement(one: Disagreement, pictures: Sequence[Image.Image | None], note: str) -> str:
-    """Render one question with both answers; `pictures` show the tokens that each method kept."""
     sides = [
         (said, color(said.method), "" if picture is None else data_uri(picture))
         for said, picture in zip((one.first, one.second), pictures, strict=True)

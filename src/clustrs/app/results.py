@@ -19,7 +19,6 @@ from clustrs.evaluation.results import SCORED, Run, load_run
 from clustrs.evaluation.store import AnswerRecord, identity, read_answers
 from clustrs.evaluation.tasks import get_task
 from clustrs.models import ask as asking
-from clustrs.models.ask import as_seen, chat_prompt
 from clustrs.models.draw import overlay_kept
 from clustrs.models.load import apply_image_padding
 from clustrs.models.select import ImageSelection
@@ -52,8 +51,6 @@ class Disagreement:
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run that was read, with its means."""
-
     folder: Path
     summary: Summary
 
@@ -109,19 +106,16 @@ class RunLibrary:
 
     def open(self, name: str) -> OpenRun:
         """Read a run; raise ValueError if it cannot be read or lies outside of the folder."""
-        sane = isinstance(name, str) and "\0" not in name
-        folder = self.root / (name if sane else "..")
+        folder = self.root / (name if isinstance(name, str) and "\0" not in name else "..")
         if not self._inside(folder) or not os.path.isfile(folder / "config.json"):
             raise ValueError(f"run {name!r}: there is no such run under {str(self.folder)!r}")
-        files = [folder / file for file in RUN_FILES]
-        states = [path.stat() if path.exists() else None for path in files]
-        stamp = name, [state and (state.st_mtime_ns, state.st_size) for state in states]
+        states = [path.stat() for path in (folder / file for file in RUN_FILES) if path.exists()]
+        stamp = name, [(state.st_mtime_ns, state.st_size) for state in states]
         if self._opened is None or self._opened[0] != stamp:  # one run at a time: they can be large
             self._opened = stamp, OpenRun(folder, Summary(load_run(folder)))
         return self._opened[1]
 
     def _inside(self, folder: Path) -> bool:
-        """Return whether a folder and all files of a run in it lie below the root, links followed."""
         paths = [folder, *(folder / file for file in RUN_FILES)]
         return all(Path(os.path.realpath(path)).is_relative_to(self.root) for path in paths)
 
@@ -140,13 +134,11 @@ def disagreements(opened: OpenRun, first: int, second: int, condition: int) -> l
         same = (name or CLEAN) == under.name and (under.level is None or float(level) == under.level)
         if same and key in wanted and side is not None:
             found.setdefault(key, {})[side] = record
-    listed = []
+    listed, names = [], [(run.methods[index].name, opened.summary.label(index)) for index in pair]
     for key, records in found.items():
         if len(records) == 2:
-            answered = []
-            for side, index in enumerate(pair):
-                name, label, score = run.methods[index].name, opened.summary.label(index), float(wanted[key][side])
-                answered.append(Answered(name, label, records[side].text or "", score, tuple(records[side].kept or ())))
+            scored = zip(names, (records[0], records[1]), map(float, wanted[key]), strict=True)
+            answered = [Answered(*name, one.text or "", score, tuple(one.kept or ())) for name, one, score in scored]
             listed.append(Disagreement(records[0], *answered))
     return sorted(listed, key=lambda d: (d.second.score - d.first.score, d.asked.item, d.asked.seed))
 
@@ -154,8 +146,7 @@ def disagreements(opened: OpenRun, first: int, second: int, condition: int) -> l
 def kept_images(loaded: LoadedModel, opened: OpenRun, one: Disagreement) -> tuple[list[Image.Image | None], str]:
     """Return the image with the tokens that each of the two methods kept, and a note on what cannot be shown.
 
-    Nothing is downloaded. Records have the indices of kept tokens (none where everything was kept); only the model of
-    the run knows their places, so another model shows the image as it is.
+    Nothing is downloaded. Only the model of the run knows the places of tokens; another shows the image as it is.
     """
     config, asked = Config.from_json(opened.run.config), one.asked
     if config.data is None and config.task not in LOCAL_TASKS:
@@ -167,7 +158,7 @@ def kept_images(loaded: LoadedModel, opened: OpenRun, one: Disagreement) -> tupl
         note = f"The run's model is {config.model}: start clustrs app --model {config.model} to see the kept tokens."
         return [image, image], note
     processor = apply_image_padding(loaded.processor, config.image_padding)
-    prompt = chat_prompt(processor, asked.question, config.prompt_template)
+    prompt = asking.chat_prompt(processor, asked.question, config.prompt_template)
     with loaded.lock:
         encoded = asking.encode(loaded.model, processor, [image], [(0, prompt)], config.crops).images[0]
     count = len(encoded.candidates)
@@ -178,5 +169,6 @@ def kept_images(loaded: LoadedModel, opened: OpenRun, one: Disagreement) -> tupl
             raise ValueError(f"{said.label} kept token {int(indices.max())}, but the image has {count}")
         selection = Selection(encoded.tokens[indices.clamp(min=0).to(encoded.tokens.device)], indices)
         places = (encoded.scores, encoded.layout, encoded.grids, encoded.slots, len(indices))
-        drawn.append(overlay_kept(as_seen(processor, image), ImageSelection(selection, *places), size=LARGEST_IMAGE))
+        seen = asking.as_seen(processor, image)
+        drawn.append(overlay_kept(seen, ImageSelection(selection, *places), size=LARGEST_IMAGE))
     return drawn, ""

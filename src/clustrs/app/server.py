@@ -3,6 +3,7 @@
 import logging
 import os
 import socket
+from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from clustrs.app.results import RunLibrary
 from clustrs.app.tabs import Html, InspectTab, ResultsTab, TryTab
 from clustrs.app.trial import LoadedModel, load_warm
 from clustrs.corruptions.images import first_sentence
+from clustrs.models.configuration import PruningConfig
 from clustrs.palette import dark_css
 from clustrs.validation import LoadOptions
 
@@ -46,7 +48,6 @@ class Page(gr.Blocks):  # type: ignore[misc]
     """Blocks whose errors reach the visitor in one sentence, whatever data a request has, and fill no log."""
 
     async def process_api(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Run an event handler; any error becomes a `gr.Error` without a traceback."""
         try:
             return await super().process_api(*args, **kwargs)
         except Exception as error:
@@ -63,8 +64,7 @@ class Guard:
     """ASGI middleware: refuse foreign hosts, foreign origins and large bodies; add the content security policy.
 
     A page of another site can make a browser send requests to this machine (DNS rebinding gives it even the answers),
-    but the browser then names that site in `Host` or `Origin`. `hosts` are the names accepted in `Host`, None for all;
-    an `Origin` must be that of the page itself.
+    but the browser then names that site in `Host` or `Origin`. `hosts` are accepted in `Host`, None stands for all.
     """
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str] | None) -> None:
@@ -107,7 +107,6 @@ class Guard:
             await PlainTextResponse(reason, status)(scope, receive, send)
 
     def _refusal(self, path: str, headers: Headers) -> tuple[int, str]:
-        """Status and text of a refusal; 0 where there is no reason for one."""
         if PROXY in path:
             return 404, "not found"
         host, origin, length = headers.get("host", ""), headers.get("origin"), headers.get("content-length", "0")
@@ -144,6 +143,7 @@ def launch(
     browser: bool = True,
     block: bool = True,
     load: LoadOptions | None = None,
+    pruning: PruningConfig | None = None,
 ) -> tuple[gr.Blocks, str]:
     """Load a model and serve the page until it is interrupted.
 
@@ -157,6 +157,7 @@ def launch(
         browser: open a browser.
         block: wait until the server is interrupted; otherwise return at once.
         load: how the model is loaded.
+        pruning: the method that is chosen at first, with its parameters, budget, positions and attention.
 
     Returns:
         The page, whose `close()` stops the server, and its address.
@@ -175,6 +176,7 @@ def launch(
                 problem = f"cannot listen on host {host!r}, port {port} ({error.strerror})"
                 raise ValueError(f"{problem}: try another port") from None
     loaded = load_warm(model, load) if isinstance(model, str) else model
+    loaded = loaded if pruning is None else replace(loaded, pruning=pruning)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # Gradio reads it when it starts its server
     gr.set_static_paths(embedded.sample_folders())  # served where they lie; only uploads go to the cache
     with Page(title="ClustRS", analytics_enabled=False, delete_cache=(CLEANING, UPLOADS_KEPT)) as page:

@@ -8,29 +8,17 @@ from typing import Any
 
 import gradio as gr
 
-from clustrs.app import markup
+from clustrs.app import markup, trial
 from clustrs.app.inspection import inspect
 from clustrs.app.results import OpenRun, RunLibrary, disagreements, kept_images
-from clustrs.app.trial import (
-    NO_PRUNING,
-    LoadedModel,
-    Source,
-    TrialAnswer,
-    corrupted,
-    level_range,
-    nearest_level,
-    run_trial,
-    sample_sources,
-    trial_methods,
-    uploaded,
-)
+from clustrs.app.trial import LoadedModel, Source, TrialAnswer, corrupted, level_range
 from clustrs.corruptions import Corruption, list_corruptions
 from clustrs.corruptions.images import first_sentence
 from clustrs.evaluation.config import CLEAN
 from clustrs.evaluation.report.document import data_uri
 from clustrs.evaluation.report.scores import OURS
 from clustrs.models.ask import as_seen, name_unknown_words
-from clustrs.pruners import get_method, list_methods
+from clustrs.pruners import list_methods
 
 INSPECT_SCRIPT, BUTTONS_SCRIPT = (Path(__file__).with_name(name) for name in ("inspect.js", "buttons.js"))
 MODEL_QUEUE: dict[str, Any] = {"concurrency_id": "model", "concurrency_limit": 1}  # of events that use the model
@@ -38,17 +26,18 @@ HIDDEN: dict[str, Any] = {"show_progress": "hidden"}
 SHOWN_AT_FIRST = ("clustrs", "fastervlm", "divprune")
 KEEP = 16
 LONGEST_ANSWER, LONGEST_QUESTION = 512, 2000  # tokens, characters
-PRUNING = [(markup.label(name), name) for name in list_methods() if name != NO_PRUNING]
+PRUNING = [(markup.label(name), name) for name in list_methods() if name != trial.NO_PRUNING]
 Html = partial(gr.HTML, apply_default_css=False)
 
 
 def _keep_slider(loaded: LoadedModel, scale: int, elem_id: str) -> gr.Slider:
     most, text = loaded.visual_tokens, "Visual tokens to keep (k)"
-    return gr.Slider(1, most, min(KEEP, most), step=1, label=text, scale=scale, elem_id=elem_id)
+    first = loaded.pruning.method.count(most) if loaded.pruning else min(KEEP, most)
+    return gr.Slider(1, most, first, step=1, label=text, scale=scale, elem_id=elem_id)
 
 
 def _caption(source: Source, corruption: str, level: float) -> str:
-    return f"{source.name}, {Corruption(corruption, nearest_level(corruption, level))}"
+    return f"{source.name}, {Corruption(corruption, trial.nearest_level(corruption, level))}"
 
 
 def _notice(text: str) -> Any:
@@ -61,7 +50,7 @@ class TryTab:
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
-        self.samples = sample_sources(loaded.embedded.task if loaded.embedded else None)
+        self.samples = trial.sample_sources(loaded.embedded.task if loaded.embedded else None)
 
     def build(self) -> list[Any]:
         """Lay the tab out, inside a `gr.Tab`; return the inputs that describe the image."""
@@ -95,9 +84,10 @@ class TryTab:
             known = gr.Dropdown(
                 questions, value=questions[0], label="Questions with a known answer", scale=2, elem_id="known"
             )
+        shown = (self.loaded.pruning.method.name,) if self.loaded.pruning else SHOWN_AT_FIRST
         methods = gr.CheckboxGroup(
             PRUNING,
-            value=[name for name in SHOWN_AT_FIRST if name in list_methods()],
+            value=[name for name in shown if name in list_methods() and name != trial.NO_PRUNING],
             label="Methods, beside the unpruned model",
             elem_id="methods",
         )
@@ -129,14 +119,13 @@ class TryTab:
         return inputs
 
     def choose_sample(self, event: gr.SelectData) -> tuple[Any, ...]:
-        """Return the sample that was clicked, its questions, its first question, no notice, no upload."""
         source = self.samples[int(event.index)]
         return source, *self._questions(source), gr.HTML(visible=False), None
 
     def take_upload(self, path: str, before: Source) -> tuple[Any, ...]:
         """Return the uploaded image in place of the sample; a file that is refused leaves the image as it was."""
         try:
-            source = uploaded(Path(path))
+            source = trial.uploaded(Path(path))
         except ValueError as error:
             text = f"This file was refused. {str(error)[:1].upper()}{str(error)[1:]}."
             return before, gr.skip(), gr.skip(), _notice(text), gr.skip()
@@ -148,11 +137,9 @@ class TryTab:
         return gr.Dropdown(listed, value=first, interactive=bool(listed)), first or self.loaded.question
 
     def change_corruption(self, name: str) -> Any:
-        """Return the slider for a corruption's levels."""
         return gr.Slider(**({} if name == CLEAN else level_range(name)), interactive=name != CLEAN)
 
     def preview(self, source: Source, corruption: str, level: float, seed: float) -> str:
-        """Show the image as the model gets it."""
         caption = source.name
         if corruption != CLEAN:
             caption = f"{_caption(source, corruption, level)}, seed {int(seed or 0)}"
@@ -170,23 +157,20 @@ class TryTab:
         keep: float,
         longest: float,
     ) -> Iterator[list[Any]]:
-        """Yield updates of the status line and of one card per method, as the answers grow.
-
-        Words that are not in the model's vocabulary are named above the status.
-        """
+        """Yield updates of the status line and of one card per method, as the answers grow."""
         if not isinstance(question, str) or len(question) > LONGEST_QUESTION:
             raise ValueError(f"question must be a text of at most {LONGEST_QUESTION} characters")
         status = partial(_status, unknown=name_unknown_words(self.loaded.processor, question))
         image = corrupted(source, corruption, level, int(seed or 0))
         most = min(LONGEST_ANSWER, max(1, int(longest or 1)))
-        pruners = trial_methods(methods, int(keep))
+        pruners = trial.trial_methods(self.loaded, methods, int(keep))
         names, unused = [pruner.name for pruner in pruners], len(list_methods()) - len(pruners)
         waiting = [gr.HTML(markup.answer_card(TrialAnswer(name)), visible=True) for name in names]
         yield [status("encoding the image"), *waiting, *[gr.HTML("", visible=False)] * unused]
         shown, expected = as_seen(self.loaded.processor, image), source.expected(question)
         latest: dict[str, TrialAnswer] = {}
         pictures: dict[str, str] = {}  # drawn once for all pieces of an answer
-        for answer in run_trial(self.loaded, image, question, pruners, most):
+        for answer in trial.run_trial(self.loaded, image, question, pruners, most):
             name = answer.method
             latest[name] = answer
             pictures[name] = pictures.get(name) or markup.kept_picture(shown, answer)
@@ -199,9 +183,8 @@ class TryTab:
 
 
 def _status(text: str, unknown: str = "") -> str:
-    status = markup.render("status", text=text)
     warning = f"{unknown}: read as unknown, so the answers may mean nothing."
-    return markup.render("notice", text=warning) + status if unknown else status
+    return (markup.render("notice", text=warning) if unknown else "") + markup.render("status", text=text)
 
 
 @dataclass(frozen=True)
@@ -213,7 +196,10 @@ class InspectTab:
     def build(self, tab: gr.Tab, inputs: list[Any]) -> None:
         """Lay the tab out, inside `tab`; it shows the image that `inputs` of the Try tab describe."""
         with gr.Row(equal_height=True):
-            method = gr.Dropdown(PRUNING, value=OURS, label="Method", elem_id="inspect-method")
+            before = [
+                one for one in PRUNING if one[1] in list_methods("encoder")
+            ]  # the others have no clusters to show
+            method = gr.Dropdown(before, value=OURS, label="Method", elem_id="inspect-method")
             keep = _keep_slider(self.loaded, 3, "inspect-keep")
         view = Html(js_on_load=INSPECT_SCRIPT.read_text(encoding="utf-8"), min_height=80, elem_id="inspection")
         events = [tab.select, method.change, keep.release]
@@ -225,7 +211,7 @@ class InspectTab:
         if corruption != CLEAN:
             image = corrupted(source, corruption, level, int(seed or 0))
             images.append((_caption(source, corruption, level), image))
-        return markup.inspection(inspect(self.loaded, get_method(method, keep=int(keep)), images))
+        return markup.inspection(inspect(self.loaded, self.loaded.method(method, int(keep)), images))
 
 
 @dataclass(frozen=True)
@@ -254,10 +240,8 @@ class ResultsTab:
             condition = gr.Dropdown([], label="Under", elem_id="condition")
         listed = Html(js_on_load=script, elem_id="disagreements")
         one = Html(elem_id="disagreement")
-        pair: list[Any] = [first, second, condition]
-        filters: list[Any] = [name, corruption, budget]
-        shown: list[Any] = [curves, cells, *pair, one]
-        opened: list[Any] = [corruption, budget, notice]
+        pair, filters = [first, second, condition], [name, corruption, budget]
+        shown, opened = [curves, cells, *pair, one], [corruption, budget, notice]
         listing = tab.select(self.refresh, name, [name, notice])
         listing.then(self.open, name, opened, **HIDDEN).then(self.show, filters, shown)
         name.input(self.open, name, opened).then(self.show, filters, shown)
@@ -269,7 +253,6 @@ class ResultsTab:
         listed.select(self.question, [name, *pair], one, **MODEL_QUEUE)
 
     def refresh(self, name: str | None) -> tuple[Any, Any]:
-        """List the runs; the one that was open stays open."""
         names = self.library.names()
         value = name if name in names else next(iter(names), None)
         folder = self.library.folder
@@ -277,7 +260,6 @@ class ResultsTab:
         return gr.Dropdown(names, value=value), _notice(note)
 
     def open(self, name: str | None) -> tuple[Any, Any, Any]:
-        """Return the filters of a run."""
         empty = gr.Dropdown([], value=None)
         if not name:
             return empty, empty, gr.skip()
@@ -308,7 +290,6 @@ class ResultsTab:
         return cells, *self._pair(opened, corruption, budget, *chosen), ""
 
     def compare(self, name: str, first: Any, second: Any, condition: Any) -> tuple[str, str]:
-        """List the questions on which two methods disagree."""
         if None in (name, first, second, condition):
             return "", ""
         opened = self.library.open(name)

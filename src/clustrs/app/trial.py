@@ -16,7 +16,7 @@ from clustrs.corruptions import Corruption, corruption_rule
 from clustrs.corruptions.images import first_sentence, open_image
 from clustrs.evaluation.config import CLEAN
 from clustrs.models import ask as asking
-from clustrs.models.ask import call_seconds, chat_prompt
+from clustrs.models.configuration import PruningConfig
 from clustrs.models.load import load_model, quiet_transformers
 from clustrs.models.select import ImageSelection
 from clustrs.pruners import Pruner, get_method
@@ -28,31 +28,33 @@ NO_PRUNING = "none"
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model, its processor, and how many visual tokens the first sample image has without pruning.
-
-    A method is attached to the whole model, so whoever uses it holds `lock`.
-    """
+    """A model, its processor, and how many visual tokens the first sample image has without pruning."""
 
     name: str
     model: Any
     processor: Any
     visual_tokens: int
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.Lock = field(default_factory=threading.Lock)  # a method is attached to the whole model
+    pruning: PruningConfig | None = None  # its method has these parameters and options wherever it is chosen
 
     @property
     def embedded(self) -> embedded.EmbeddedModel | None:
-        """Facts on the model if it is an embedded one."""
         return embedded.embedded_model(self.name)
 
     @property
     def question(self) -> str:
-        """A question that the model understands."""
         return self.embedded.question if self.embedded else QUESTION
 
     def encode(self, image: Image.Image, question: str) -> asking.Batch:
-        """Run the vision tower over one image."""
-        prompt = chat_prompt(self.processor, question)
-        return asking.encode(self.model, self.processor, [image], [(0, prompt)])
+        prompt = asking.chat_prompt(self.processor, question)
+        crops = self.pruning.crops if self.pruning else "all"
+        return asking.encode(self.model, self.processor, [image], [(0, prompt)], crops)
+
+    def method(self, name: str, keep: int) -> Pruner:
+        """Return a method at a budget; raise ValueError for an unknown one."""
+        if self.pruning and self.pruning.method.name == name:
+            return replace(self.pruning.method, keep=keep)
+        return get_method(name, keep=keep)
 
 
 def load_warm(name: str = embedded.DEFAULT, options: LoadOptions | None = None) -> LoadedModel:
@@ -76,7 +78,6 @@ class Source:
         return open_image(self.path)
 
     def expected(self, question: str) -> str | None:
-        """Return the known answer to a question, or None."""
         return dict(self.questions).get(question.strip())
 
 
@@ -99,8 +100,7 @@ def uploaded(path: Path) -> Source:
 def level_range(name: str) -> dict[str, float]:
     """Return minimum, maximum, step and first value of a slider for the levels of a corruption.
 
-    These are the levels that the corruption is usually measured at, and those below them; the first is as a rule the
-    mildest. A corruption that grows weaker with its level, as JPEG's quality does, is offered up to what it accepts.
+    The maximum is the highest level it is measured at, or accepts where it grows weaker, as JPEG's quality does.
     """
     rule = corruption_rule(name)
     top = rule.high if rule.levels[0] > rule.levels[-1] else max(rule.levels)
@@ -123,18 +123,15 @@ def corrupted(source: Source, corruption: str, level: float, seed: int) -> Image
     return Corruption(corruption, nearest_level(corruption, level)).apply(image, source.name, seed)
 
 
-def trial_methods(names: Sequence[str], keep: int) -> list[Pruner]:
+def trial_methods(loaded: LoadedModel, names: Sequence[str], keep: int) -> list[Pruner]:
     """Return the unpruned model, which always answers first, and methods; raise ValueError for an unknown one."""
-    pruning = [get_method(name, keep=keep) for name in dict.fromkeys(names) if name != NO_PRUNING]
+    pruning = [loaded.method(name, keep) for name in dict.fromkeys(names) if name != NO_PRUNING]
     return [get_method(NO_PRUNING), *pruning]
 
 
 @dataclass(frozen=True)
 class TrialAnswer:
-    """The answer of one method so far, and its cost. `error` is set instead if it could not answer.
-
-    Times are wall seconds; `kv_bytes` is what keys and values of the prompt take after prefill.
-    """
+    """The answer of one method so far, and its cost in wall seconds; `error` is set instead if it could not answer."""
 
     method: str
     text: str = ""
@@ -142,17 +139,14 @@ class TrialAnswer:
     image: ImageSelection | None = None
     selection_seconds: float | None = None
     prefill_seconds: float | None = None
-    kv_bytes: int | None = None
+    kv_bytes: int | None = None  # what keys and values of the prompt take after prefill
     error: str = ""
 
 
 def run_trial(
     loaded: LoadedModel, image: Image.Image, question: str, methods: Sequence[Pruner], max_new_tokens: int = 32
 ) -> Iterator[TrialAnswer]:
-    """Yield the answer of each method again and again as it grows; the last of each has `done` set.
-
-    A method that cannot answer, because this model lacks what it needs, does not keep the others from it.
-    """
+    """Yield the answer of each method again and again as it grows; the last of each has `done` set."""
     with loaded.lock:
         batch = loaded.encode(image, question)
         for method in methods:
@@ -166,9 +160,7 @@ def _stream(loaded: LoadedModel, batch: asking.Batch, method: Pruner, max_new_to
     """Yield the answer as it grows; the model runs in a thread that ends with this generator."""
     tokenizer, decoder = getattr(loaded.processor, "tokenizer", loaded.processor), loaded.model.get_decoder()
     streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    left = threading.Event()
-    errors: list[Exception] = []
-    kv_bytes: list[int] = []
+    left, errors, kv_bytes = threading.Event(), list[Exception](), list[int]()
 
     def stop(input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
         return torch.full((len(input_ids),), left.is_set(), device=input_ids.device)
@@ -196,9 +188,10 @@ def _stream(loaded: LoadedModel, batch: asking.Batch, method: Pruner, max_new_to
             streamer.end()
 
     answer, thread = TrialAnswer(method.name), threading.Thread(target=work, daemon=True)
+    own = loaded.pruning if loaded.pruning and loaded.pruning.method.name == method.name else None
     with (
-        method(loaded.model) as handle,
-        call_seconds(decoder) as calls,
+        method(loaded.model, processor=loaded.processor, **(own.options() if own else {})) as handle,
+        asking.call_seconds(decoder) as calls,
         decoder.register_forward_hook(count_bytes),  # of which the first call is the prefill
     ):
         thread.start()

@@ -20,12 +20,17 @@ from typing import Any
 from clustrs.plugins import EXTRAS, PluginWarning, install_hint
 from clustrs.validation import source_date
 
-LONGEST_WORD = 300  # longer ones (paths, names, numbers) are abbreviated in error messages
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 for success, 2 for an error that is described in one line."""
-    words = sys.argv[1:] if argv is None else argv
+    words, show = sys.argv[1:] if argv is None else argv, warnings.showwarning
+
+    def show_line(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, PluginWarning):  # in one line, without the place in our code
+            complain(str(message))
+        else:
+            show(message, category, *place, **more)
+
     try:
         for word in words:  # bytes that are not UTF-8 reach Python as lone surrogates, which no encoding can store
             if re.search("[\ud800-\udfff]", word):
@@ -36,14 +41,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         from clustrs.cli.base import call
 
         with warnings.catch_warnings():
-            show = warnings.showwarning
-
-            def show_line(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-                if issubclass(category, PluginWarning):  # in one line, without the place in our code
-                    complain(str(message))
-                else:
-                    show(message, category, *place, **more)
-
             warnings.showwarning = show_line
             return call(words) or 0
     except ValueError as error:
@@ -66,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def complain(message: str) -> int:
-    """Print a mistake in one line, very long words abbreviated."""
-    line = re.sub(rf"(\S{{100}})\S{{{LONGEST_WORD - 140},}}(\S{{40}})", r"\1...\2", " ".join(message.split()))
+    """Print a mistake in one line, words of 300 characters and more abbreviated."""
+    line = re.sub(r"(\S{100})\S{160,}(\S{40})", r"\1...\2", " ".join(message.split()))
     print("clustrs:", line, file=sys.stderr)
     return 2

@@ -17,8 +17,6 @@ from clustrs.tables import Row, Table, Value
 from clustrs.validation import LoadOptions
 
 if TYPE_CHECKING:
-    from PIL import Image as Images
-
     from clustrs.models.ask import Answer
     from clustrs.pruners import Pruner
 
@@ -62,17 +60,21 @@ def asking(
 
 @app.command("ask", cls=Command, epilog=ASK_EXAMPLES, rich_help_panel=PANEL)
 @o.takes(asking, o.attaching, o.prompting, o.loading)
-def ask(method: o.Method = "clustrs", **given: Any) -> None:
+def ask(ctx: typer.Context, method: o.Method = "clustrs", pruning: o.PruningFile = None, **given: Any) -> None:
     """Ask a question about an image.
 
     Prints the answer, how many visual tokens the language model read, and the time.
     """
-    budgets = given["keep"] or (None,)
-    if len(budgets) > 1:
-        listed = " ".join(map(str, budgets))
-        raise ValueError(f"--keep must be one budget for ask, got {listed} (clustrs compare takes several)")
+    keep = given["keep"] or (None,)
+    if len(keep) > 1:
+        given_budgets = " ".join(map(str, keep))
+        raise ValueError(f"--keep must be one budget for ask, got {given_budgets} (clustrs compare takes several)")
     asked = Question(given)
-    pruner = make_method(method, budgets[0], given["settings"])
+    if config := o.read_pruning(ctx, pruning, given["model"]):
+        given |= config.options()
+        pruner, method = config.method, config.method.name
+    else:
+        pruner = make_method(method, keep[0], given["settings"])
     asked.load()
     answer = asked.ask(pruner)
     if given["json"]:
@@ -84,7 +86,10 @@ def ask(method: o.Method = "clustrs", **given: Any) -> None:
         if asked.expected is not None:
             right = normalize_answer(answer.text) == normalize_answer(asked.expected)
             print(f"expected: {asked.expected} ({'right' if right else 'wrong'})")
-        counts = f"kept {answer.visual_tokens} of {answer.unpruned_tokens} visual tokens; generated {answer.new_tokens}"
+        average = answer.image.average
+        layers = "" if average is None else f" ({average:.4g} as a mean over layers)"
+        counts = f"kept {answer.visual_tokens} of {answer.unpruned_tokens} visual tokens{layers}"
+        counts += f"; generated {answer.new_tokens}"
         times = [f"{part} {milliseconds(getattr(answer.seconds, part))}" for part in PARTS[:-1]]
         times.append(f"decode {milliseconds(answer.seconds.decode_per_token)} per token")
         print(f"\n{method}: {counts}\nmilliseconds: {', '.join(times)}")
@@ -93,13 +98,18 @@ def ask(method: o.Method = "clustrs", **given: Any) -> None:
 
 @app.command("compare", cls=Command, epilog=COMPARE_EXAMPLES, rich_help_panel=PANEL)
 @o.takes(asking, o.attaching, o.prompting, o.loading)
-def compare(methods: o.Methods = None, **given: Any) -> None:
+def compare(ctx: typer.Context, methods: o.Methods = None, pruning: o.PruningFile = None, **given: Any) -> None:
     """Ask with several methods, side by side.
 
     Prints a table, times in milliseconds; the model is warmed up before. The total is the time to the whole answer.
+    With --pruning, the configured method and the unpruned model.
     """
     asked = Question(given)
-    pruners = compared(methods or ["all"], given["keep"], given["settings"])
+    if config := o.read_pruning(ctx, pruning):
+        given |= config.options()
+        pruners = [make_method("none", None, None), config.method]
+    else:
+        pruners = compared(methods or ["all"], given["keep"], given["settings"])
     asked.load()
     asked.ask(pruners[0], max_new_tokens=2)  # the first call pays for what is set up once
     answers = [asked.ask(pruner) for pruner in pruners]
@@ -113,20 +123,16 @@ def compare(methods: o.Methods = None, **given: Any) -> None:
         print(end="" if asked.expected is None else f"expected: {asked.expected}\n")
     from clustrs.pruners import variant_labels
 
-    labels = [
-        f"{label}: {shorten(answer.text, 32, placeholder=' ...')}"
-        for label, answer in zip(variant_labels(pruners, with_keep=True), answers, strict=True)
-    ]
-    asked.finish(dict(zip(labels, (answer.image for answer in answers), strict=True)))
+    named = zip(variant_labels(pruners, with_keep=True), answers, strict=True)
+    asked.finish({f"{label}: {shorten(one.text, 32, placeholder=' ...')}": one.image for label, one in named})
 
 
 def make_method(name: str, keep: float | None, settings: Mapping[str, Any] | None) -> "Pruner":
     """Return a method with these parameters, and a budget unless it is the one that keeps everything."""
-    from clustrs.pruners import get_method
+    from clustrs.pruners import from_dict, parse_method
 
-    if keep is None and name != "none":
-        keep = DEFAULT_KEEP
-    return get_method(name, **({} if keep is None else {"keep": keep}), **(settings or {}))
+    budget = {} if keep is None and name == "none" else {"keep": DEFAULT_KEEP if keep is None else keep}
+    return from_dict({**budget, **parse_method(name), **(settings or {})})
 
 
 def compared(
@@ -136,15 +142,14 @@ def compared(
     from clustrs.evaluation.config import expand_methods
     from clustrs.pruners import from_dict, list_methods, method_class, parse_method
 
-    given = settings or {}
-    every = sorted(list_methods(), key=lambda name: name != "none")  # what the others are compared with comes first
-    specs = [parse_method(name) for spec in methods for name in (every if spec == "all" else [spec])]
-    known = [{field.name for field in fields(method_class(spec["name"]))} for spec in specs]
-    for key in given:
-        if not any(key in names for names in known):
-            raise ValueError(f"--set {key} is not a parameter of any of these methods (see clustrs methods)")
-    own = [{key: given[key] for key in given if key in names} for names in known]
-    merged = [{**shared, **spec} for shared, spec in zip(own, specs, strict=True)]
+    unused, merged = dict(settings or {}), []
+    every = sorted(list_methods("encoder"), key=lambda name: name != "none")  # what others are compared with is first
+    for spec in (parse_method(name) for given in methods for name in (every if given == "all" else [given])):
+        known = {field.name for field in fields(method_class(spec["name"]))}
+        merged.append({**{key: value for key, value in (settings or {}).items() if key in known}, **spec})
+        unused = {key: value for key, value in unused.items() if key not in known}
+    for key in unused:
+        raise ValueError(f"--set {key} is not a parameter of any of these methods (see clustrs methods)")
     return [from_dict(method) for method in expand_methods(merged, keep or [DEFAULT_KEEP])]
 
 
@@ -162,9 +167,8 @@ class Question:
         folder_of(given["model"])
         self.corruption = Corruption.parse(given["corrupt"]) if given["corrupt"] else None
         path = image_path(given["image"])
-        self.image: Images.Image = open_image(path)
-        if self.corruption:
-            self.image = self.corruption.apply(self.image, path.name, given["seed"])
+        image = open_image(path)
+        self.image = self.corruption.apply(image, path.name, given["seed"]) if self.corruption else image
         self.expected = expected_answer(given["image"], given["question"])
         self.load_options = LoadOptions(**{one.name: given[one.name] for one in fields(LoadOptions)})
 
@@ -185,11 +189,10 @@ class Question:
             print(f"clustrs: {line}: read as unknown, so the answer may mean nothing", file=sys.stderr)
 
     def ask(self, method: "Pruner", max_new_tokens: int | None = None) -> "Answer":
-        """Ask with a method."""
         from clustrs.models.ask import ask
 
         longest = max_new_tokens or self.given["max_new_tokens"]
-        shared = {name: self.given[name] for name in SHARED}
+        shared = {name: self.given[name] for name in (*SHARED, "deepstack") if name in self.given}
         return ask(self.model, self.processor, self.image, self.given["question"], method, longest, **shared)
 
     def finish(self, kept: Any, method: str = "") -> None:
@@ -207,10 +210,8 @@ class Question:
             print(end="" if json else f"drawing: {show}\n")
 
     def as_json(self) -> dict[str, Any]:
-        """Describe the question for scripts."""
-        names = ("image", "question", "model", *SHARED, "image_padding")
         return {
-            **{name: self.given[name] for name in names},
+            **{name: self.given[name] for name in ("image", "question", "model", *SHARED, "image_padding")},
             "loaded_with": self.load_options.given(),
             "corruption": {**asdict(self.corruption), "seed": self.given["seed"]} if self.corruption else None,
             "drawing": self.given["show"],
@@ -219,12 +220,12 @@ class Question:
 
 
 def answer_json(method: "Pruner", answer: "Answer") -> dict[str, Any]:
-    """Describe an answer for scripts."""
     return {
         "method": method.to_dict(),
         "answer": answer.text,
         **{name: getattr(answer, name) for name in ("unpruned_tokens", "visual_tokens", "new_tokens", "unknown_words")},
         "seconds": asdict(answer.seconds),
+        "average_tokens": answer.image.average,
         "kept": answer.image.selection.indices.tolist(),
     }
 
@@ -247,7 +248,6 @@ def answers_table(methods: Sequence["Pruner"], answers: Sequence["Answer"]) -> T
 
 
 def milliseconds(seconds: float | None) -> str:
-    """Write seconds as milliseconds."""
     return "-" if seconds is None else f"{1000 * seconds:.1f}"
 
 
@@ -282,7 +282,9 @@ def corrupt(
 @app.command("app", cls=Command, rich_help_panel=PANEL)
 @o.takes(o.loading)
 def web_page(
+    ctx: typer.Context,
     model: o.Model = DEFAULT,
+    pruning: o.PruningFile = None,
     runs: Annotated[Path, o.option("the folder whose runs the page shows", "FOLDER")] = Path("runs"),
     host: Annotated[str, o.option("address of the server; the default is reached from here only", "HOST")] = LOCAL,
     port: Annotated[int, o.option("port of the server", "PORT", read=o.integer(1, 65535))] = 7860,
@@ -291,7 +293,8 @@ def web_page(
 ) -> None:
     """Open a local web page: try methods on an image, look into their clusters, read runs."""
     folder_of(model)  # a mistyped name is refused at once
+    config = o.read_pruning(ctx, pruning, model)
 
     from clustrs.app import launch
 
-    launch(model, runs, host, port, browser=not no_browser, load=LoadOptions(**given))
+    launch(model, runs, host, port, browser=not no_browser, load=LoadOptions(**given), pruning=config)

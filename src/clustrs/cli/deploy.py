@@ -42,8 +42,10 @@ PASS_ON = {"ignore_unknown_options": True}
 @app.command("serve", cls=Command, epilog=SERVE_EXAMPLES, rich_help_panel=PANEL, context_settings=PASS_ON)
 def serve(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=SERVED, autocompletion=o.complete_models)],
-    keep: Budget,
+    ctx: typer.Context,
+    keep: Annotated[float | None, o.option(KEEP, "K", o.PRUNING, read=o.read_keep)] = None,
     method: o.Method = "clustrs",
+    pruning: o.PruningFile = None,
     settings: o.Settings = None,
     positions: Annotated[Positions, o.option(o.POSITIONS, panel=o.PRUNING, choices=Positions)] = "auto",
     attention: Annotated[Attention, o.option(PLAIN, panel=o.PRUNING, choices=Attention)] = "plain",
@@ -54,9 +56,15 @@ def serve(
     Prints the method and the budget. Everything that can be wrong with the pruning is found before vLLM starts; vLLM
     gets all other options.
     """
+    described = {"method": method, "keep": keep, **(settings or {}), "positions": positions, "attention": attention}
+    if config := o.read_pruning(ctx, pruning, model, refused=["scope", "crops", "deepstack"]):
+        parameters = config.method.to_dict()
+        described = {"method": parameters.pop("name"), **parameters}
+        described |= {"positions": config.positions, "attention": config.attention}
+    elif keep is None:
+        raise ValueError(f"serve needs --keep K ({KEEP}), or --pruning FILE")
     from clustrs.serving import server
 
-    described = {"method": method, "keep": keep, **(settings or {}), "positions": positions, "attention": attention}
     server.serve(model, described, tuple(vllm or ()))
 
 
@@ -105,11 +113,13 @@ def size(of: str, metavar: str) -> Any:
 
 @app.command("export-onnx", cls=Command, epilog=ONNX_EXAMPLES, rich_help_panel=PANEL)
 def export_onnx(
+    ctx: typer.Context,
     output: Annotated[Path, o.option("the .onnx file; a .json file describes it", "FILE", None, "-o", "--output")],
     model: Annotated[
         list[str] | None, typer.Argument(metavar="MODEL", help=EXPORTED, autocompletion=o.complete_models)
     ] = None,
     method: o.Method = "clustrs",
+    pruning: o.PruningFile = None,
     keep: o.Keep = None,
     settings: o.Settings = None,
     dtype: Annotated[GraphDtype, o.option("type of weights, pixels and features", choices=GraphDtype)] = "float32",
@@ -133,7 +143,8 @@ def export_onnx(
         raise ValueError("export-onnx needs a model, or --tokens and --dim for the selection alone")
     if not model and dtype != "float32":
         raise ValueError(f"--dtype must be float32 for the selection alone, got {dtype}")
-    pruner = make_method(method, keep[0] if keep else None, settings)
+    config = o.read_pruning(ctx, pruning, model[0] if model else None, refused=["scope", "crops", "deepstack"])
+    pruner = config.method if config else make_method(method, keep[0] if keep else None, settings)
     from clustrs import export
 
     if model:

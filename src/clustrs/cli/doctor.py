@@ -3,7 +3,7 @@
 import io
 import os
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -22,15 +22,12 @@ distributions = cache(metadata.packages_distributions)
 
 
 class Check(NamedTuple):
-    """Something that is not needed to prune tokens: its modules, how it is installed, and a trial.
-
-    The trial is modules to import, or a function that returns a note. What it raises says that the thing is broken.
-    """
+    """Something that is not needed to prune tokens: its modules, how it is installed, and a trial."""
 
     name: str
     modules: tuple[str, ...]
     install: str
-    trial: tuple[str, ...] | Callable[[], str]
+    trial: tuple[str, ...] | Callable[[], str]  # modules to import, or a function that returns a note
 
 
 class Finding(NamedTuple):
@@ -52,10 +49,11 @@ def doctor(json: AsJson = False) -> int:
     for check in CHECKS:
         with base.status(f"trying {check.name}"):
             findings.append(examine(check))
-    key = ("not set", "", f"clustrs judge reads {JUDGE_KEY}; servers of your own may need none")
     if os.environ.get(JUDGE_KEY):  # never shown
-        key = ("set", "", f"{JUDGE_KEY} is there; it was not tried")
-    findings.append(Finding("judge key", *key))
+        findings.append(Finding("judge key", "set", "", f"{JUDGE_KEY} is there; it was not tried"))
+    else:
+        note = f"clustrs judge reads {JUDGE_KEY}; servers of your own may need none"
+        findings.append(Finding("judge key", "not set", "", note))
     if json:
         base.print_json([finding._asdict() for finding in findings])
     else:
@@ -65,11 +63,15 @@ def doctor(json: AsJson = False) -> int:
 
 def examine(check: Check) -> Finding:
     """Look for the modules of a check and try them; their own output is discarded."""
-    missing = [module for module in check.modules if find_spec(module) is None]
-    versions = ", ".join(version_of(module) for module in check.modules if module not in missing)
-    if missing:
-        return Finding(check.name, "not installed", versions, check.install)
-    note = ""
+    installed, note = [module for module in check.modules if find_spec(module)], ""
+    versions = []
+    for module in installed:
+        try:  # modules of editable packages are not listed
+            versions.append(metadata.version(distributions().get(module, [module])[0]))
+        except metadata.PackageNotFoundError:
+            versions.append("unknown")
+    if len(installed) < len(check.modules):
+        return Finding(check.name, "not installed", ", ".join(versions), check.install)
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             if callable(check.trial):
@@ -78,14 +80,8 @@ def examine(check: Check) -> Finding:
                 list(map(import_module, check.trial))
     except (Exception, SystemExit) as error:  # a broken package raises what it likes
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST]
-        return Finding(check.name, BROKEN, versions, reason)
-    return Finding(check.name, "works", versions, note)
-
-
-def version_of(module: str) -> str:
-    with suppress(metadata.PackageNotFoundError):
-        return metadata.version(distributions().get(module, [module])[0])  # modules of editable packages are not listed
-    return "unknown"
+        return Finding(check.name, BROKEN, ", ".join(versions), reason)
+    return Finding(check.name, "works", ", ".join(versions), note)
 
 
 def try_models() -> str:
@@ -96,7 +92,6 @@ def try_models() -> str:
 
 
 def try_vllm() -> str:
-    """Check that vLLM will load the plugin, and load it."""
     from clustrs.serving import plugin, server
 
     server.check_installation()

@@ -1,4 +1,4 @@
-"""`clustrs eval`, `report`, `judge`, `export-answers`, `import-answers`: answers to a task, their scores and tables."""
+"""`clustrs eval`, `report`, `leaderboard`, `judge`, `export-answers`, `import-answers`: answers, scores and tables."""
 
 import hashlib
 import json
@@ -70,6 +70,7 @@ Format = Literal["mmvet", "llava"]
 FormatOption = Annotated[Format, o.option("the format of MM-Vet's evaluator or of LLaVA's scorer", choices=Format)]
 DRAW = "run the model again on N questions where methods disagree, and draw what was kept"
 TIME = "run the model again, and time N answers of each method"
+Sort = Literal["retention", "tokens", "selection", "prefill", "kv_bytes"]
 GRADES = "their scores from MM-Vet's evaluator, ..._JUDGE-grade-3runs.json"
 
 
@@ -86,6 +87,7 @@ def evaluate(
     model: Annotated[str | None, o.option(MODEL, "ID_OR_FOLDER", o.MODEL, complete=o.complete_models)] = None,
     max_new_tokens: Annotated[int | None, o.option(LONGEST, "N", o.MODEL, read=o.integer())] = None,
     methods: o.Methods = None,
+    pruning: o.PruningFile = None,
     keep: o.Keep = None,
     corrupt: Annotated[Sequence[str] | None, CONDITIONS] = None,
     seeds: Annotated[Sequence[int] | None, SEEDS] = None,
@@ -110,7 +112,10 @@ def evaluate(
     from clustrs.evaluation.runner import get_engine, run
 
     runner = get_engine(engine, **({"address": address, "workers": workers} if engine == "ray" else {}))
-    settled = configuration(given_options(ctx))
+    given = given_options(ctx)
+    if chosen := o.read_pruning(ctx, pruning, refused=["deepstack"]):
+        given |= {**chosen.options(), "methods": ["none", chosen.method.to_dict()]}
+    settled = configuration(given)
     folder = output or default_folder(settled)
     base.check_folder("--output", folder)
 
@@ -221,6 +226,24 @@ def report(
         if latency:
             measure_latency(folder, latency)
     base.print_report(folder, judge_model, compare_with)
+
+
+@app.command("leaderboard", cls=Command, rich_help_panel=PANEL)
+def leaderboard(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of complete runs")],
+    output: o.OutputFolder,
+    sort: Annotated[Sort, o.option("order of the methods of a budget", choices=Sort)] = "retention",
+) -> None:
+    """Rank the methods of complete runs by the share of the unpruned model's score that they keep.
+
+    Writes leaderboard.md, .csv and .html. Runs of one model are joined, those of several models averaged. Times and
+    bytes are those that clustrs report RUN --latency N measured.
+    """
+    base.check_folder("--output", output)
+    from clustrs.evaluation.report.leaderboard import write_leaderboard
+
+    print(write_leaderboard(folders, output, sort).terminal(base.width()))
+    print(f"\nper cent of the unpruned score; {output / 'leaderboard.html'}")
 
 
 @app.command("judge", cls=Command, rich_help_panel=PANEL)

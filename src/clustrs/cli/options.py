@@ -1,24 +1,20 @@
-"""Options that commands share: their types, how their words are read, what the shell completes.
-
-A function with parameters of these types is a Typer command; `takes` adds groups of options to it:
-
-    @app.command("mine", cls=Command)
-    @takes(loading)
-    def mine(model: Model = DEFAULT, keep: Keep = None, **given: Any) -> None: ...
-"""
+"""Options that commands share: their types, how their words are read, what the shell completes."""
 
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 import typer
 
 from clustrs import validation
-from clustrs.cli.base import SEPARATOR, SETTINGS
-from clustrs.embedded import EMBEDDED, SAMPLE, list_known, samples
+from clustrs.cli.base import SEPARATOR, SETTINGS, given_options, say
+from clustrs.embedded import EMBEDDED, SAMPLE, folder_of, list_known, samples
 from clustrs.validation import Attention, Crops, Dtype, ImagePadding, Positions, PromptTemplate, Scope
+
+if TYPE_CHECKING:
+    from clustrs.models.configuration import PruningConfig
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Reader = Callable[[str], Any]  # makes a value of a word; its ValueError says what it must be ("must be a count")
@@ -42,8 +38,6 @@ def takes(*groups: Callable[..., None]) -> Callable[[Function], Function]:
 
 
 def integer(low: int = 1, high: int = LARGEST) -> Reader:
-    """Return a reader of integers from `low` to `high`."""
-
     def read(text: str) -> int:
         if re.fullmatch(r"[+-]?\d{1,20}", text, re.ASCII) and low <= int(text) <= high:
             return int(text)
@@ -53,7 +47,6 @@ def integer(low: int = 1, high: int = LARGEST) -> Reader:
 
 
 def read_keep(text: str) -> int | float:
-    """Read a count or a fraction of the visual tokens."""
     try:
         value = int(text) if re.fullmatch(r"[+-]?\d{1,10}", text, re.ASCII) else float(text)
         validation.keep(value)
@@ -63,7 +56,6 @@ def read_keep(text: str) -> int | float:
 
 
 def one_of(kind: Any) -> Reader:
-    """Return a reader of the values of a `Literal`."""
     options = get_args(kind)
 
     def read(text: str) -> str:
@@ -75,7 +67,6 @@ def one_of(kind: Any) -> Reader:
 
 
 def split(words: Sequence[str]) -> list[str]:
-    """Split words at commas."""
     parts = [part.strip() for word in words for part in word.split(",")]
     if "" in parts:
         raise ValueError("must be values separated by spaces or commas, none of them empty")
@@ -131,10 +122,7 @@ def option(
     complete: Callable[[str], Completion] | None = None,
     choices: Any = None,
 ) -> Any:
-    """Declare an option, for `Annotated`: `flags` are its spellings (default: from the name), `choices` a `Literal`.
-
-    A list has the reader `several(...)` and a metavar that ends in "...".
-    """
+    """Declare an option, for `Annotated`; a list has the reader `several(...)` and a metavar that ends in "..."."""
     if choices is not None:
         listed = [(value, "") for value in get_args(choices)]
         read, metavar, complete = one_of(choices), "|".join(get_args(choices)), lambda incomplete: listed
@@ -149,14 +137,11 @@ def option(
             given = f", got {' '.join(value.split(SEPARATOR))!r}" if bare else ""
             raise typer.BadParameter(f"{error}{given}") from None
 
-    parser = parse if read else None
-    return typer.Option(
-        *flags, help=help, parser=parser, metavar=metavar, rich_help_panel=panel, autocompletion=complete
-    )
+    shown: dict[str, Any] = {"help": help, "metavar": metavar, "rich_help_panel": panel, "autocompletion": complete}
+    return typer.Option(*flags, parser=parse if read else None, **shown)
 
 
 def flag(help: str, name: str, panel: str | None = None) -> Any:
-    """Declare an option without a value, for `Annotated`."""
     return typer.Option(name, help=help, rich_help_panel=panel)
 
 
@@ -203,6 +188,8 @@ Methods = Annotated[
 ]
 KEEP = "a count (16) or a fraction (0.25; 1.0 is all) of the visual tokens (default: 16)"
 Keep = Annotated[Sequence[float] | None, option(KEEP, "K...", PRUNING, read=several(read_keep))]
+PRUNING_FILE = "method, budget, positions and attention from a pruning.json, or from the folder that has it"
+PruningFile = Annotated[Path | None, option(PRUNING_FILE, "FILE", PRUNING)]
 SETTING = "parameters of the method, see clustrs methods"
 Settings = Annotated[Mapping[str, Any] | None, option(SETTING, SETTINGS, PRUNING, "--set", read=read_settings("keep"))]
 CropsOption = Annotated[Crops, option("all crops, or the base crop alone", panel=PRUNING, choices=Crops)]
@@ -253,3 +240,30 @@ def attaching(
     attention: Annotated[Attention, option(ATTENTION, panel=PRUNING, choices=Attention)] = "auto",
 ) -> None:
     """Options of attaching a method, for `takes`."""
+
+
+IN_FILE = ("method", "methods", "keep", "settings", "scope", "crops", "positions", "attention")
+
+
+def read_pruning(
+    ctx: typer.Context, file: Path | None, model: str | None = None, refused: Sequence[str] = ()
+) -> "PruningConfig | None":
+    """Read the file of --pruning; without it, the pruning.json beside a local checkpoint, if no option of pruning is
+    given. None of the `refused` options may be set in it."""
+    given = [name for name in IN_FILE if name in given_options(ctx)]
+    if file is not None and given:
+        flag = "--set" if given[0] == "settings" else f"--{given[0]}"
+        raise ValueError(f"--pruning and {flag} exclude each other: the file has the method and all its options")
+    folder = folder_of(model) if file is None and model and not given else None
+    if file is None and (folder is None or not (folder / "pruning.json").exists()):
+        return None
+    from clustrs.models.configuration import PruningConfig, from_config
+
+    config = from_config(file or folder)  # type: ignore[arg-type]
+    if file is None:
+        say(f"clustrs: pruning with {folder}/pruning.json: {config.method!r}")
+    for name in refused:
+        usual = getattr(PruningConfig, name)
+        if getattr(config, name) != usual:
+            raise ValueError(f"--pruning: {name} must be {usual!r} for {ctx.info_name}, got {getattr(config, name)!r}")
+    return config

@@ -34,7 +34,6 @@ class Rule:
     accepted: str
     levels: tuple[float, ...]
     kind: Kind = "any"
-    """"any" number, an "integer", or an "odd" integer."""
     group: Group = "paper"
 
     def accepts(self, level: float) -> bool:
@@ -81,9 +80,6 @@ def register_corruption(
         accepted: the accepted levels in words, for error messages; derived from the bounds by default.
         kind: "any" number, an "integer", or an "odd" integer.
 
-    Returns:
-        The decorator.
-
     Raises:
         ValueError: the name or the levels are invalid, or another module has registered the name.
 
@@ -102,11 +98,9 @@ def register_corruption(
             raise ValueError(f"name of a corruption must have no spaces, commas or colons, got {name!r}")
         if not levels or not all(map(rule.accepts, rule.levels)):
             raise ValueError(f"levels of {name} must be at least one, each {words}, got {tuple(levels)!r}")
-        known = _rules.get(name)
-        if known is not None and known.effect.__module__ != effect.__module__:
-            raise ValueError(
-                f"corruption {name!r} of {effect.__module__}: {known.effect.__module__} has registered one of that name"
-            )
+        other = _rules.get(name, rule).effect.__module__
+        if other != effect.__module__:
+            raise ValueError(f"corruption {name!r} of {effect.__module__}: {other} has registered one of that name")
         _rules[name] = rule
         return effect
 
@@ -174,7 +168,6 @@ class Corruption:
 
     @property
     def level_text(self) -> str:
-        """Level as text, without needless decimals."""
         return str(int(self.level) if self.level.is_integer() else self.level)
 
     @classmethod
@@ -186,9 +179,9 @@ class Corruption:
         except ValueError:
             if colon:
                 corruption_rule(name)  # an unknown name is the first thing to tell
-            names = f"names: {', '.join(list_corruptions())}"
+            form = "NAME:LEVEL (for example gaussian:0.5)"
             raise ValueError(
-                f"corruption must be NAME:LEVEL (for example gaussian:0.5), got {text!r}; {names}"
+                f"corruption must be {form}, got {text!r}; names: {', '.join(list_corruptions())}"
             ) from None
         return cls(name, value)
 

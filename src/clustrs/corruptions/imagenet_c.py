@@ -1,7 +1,6 @@
 """The 15 families of ImageNet-C at five severities, for images of any size.
 
-What they do, and their constants, are those of the package `imagecorruptions`, which the tests compare with. That
-package breaks with current versions of numpy and scikit-image; of it, only the photographs of frost are used.
+Constants are those of the package `imagecorruptions`, which breaks with current versions of numpy and scikit-image.
 """
 
 import math
@@ -18,14 +17,12 @@ from PIL import Image
 
 from clustrs.corruptions import images
 
-Pixels = NDArray[np.float64]
-"""An image as an array: [height, width] or [height, width, channels]."""
+Pixels = NDArray[np.float64]  # an image as an array: [height, width] or [height, width, channels]
 GET_PHOTOGRAPHS = "pip install --no-deps imagecorruptions"
 PHOTOGRAPHS = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")
 
 
 def to_array(image: Image.Image) -> Pixels:
-    """Return pixels as numbers from 0 to 1: [height, width, 3]."""
     return np.asarray(image) / 255
 
 
@@ -38,8 +35,7 @@ def to_image(pixels: Pixels) -> Image.Image:
     return Image.fromarray(to_bytes(pixels))
 
 
-FAMILIES: dict[str, Callable[[Image.Image, float, Generator], Image.Image]] = {}
-"""By name, in the order in which ImageNet-C lists them."""
+FAMILIES: dict[str, Callable[[Image.Image, float, Generator], Image.Image]] = {}  # in the order of ImageNet-C
 
 
 def severities(*constants: Any) -> Callable[[Callable[..., Pixels]], Callable[..., Pixels]]:
@@ -87,8 +83,7 @@ def smear(pixels: Pixels, reach: int, sigma: float, angle: float) -> Pixels:
     weights = np.exp(-0.5 * (np.arange(points) / sigma) ** 2)
     weights /= weights.sum()
     height, width = pixels.shape[:2]
-    margin = [(points, points), (points, points), (0, 0)][: pixels.ndim]
-    padded = np.pad(pixels, margin, mode="edge")
+    padded = np.pad(pixels, [(points, points), (points, points), (0, 0)][: pixels.ndim], mode="edge")
     smeared = np.zeros_like(pixels)
     for point, weight in enumerate(weights):
         top = points + math.ceil(point * math.sin(angle) - 0.5)
@@ -124,12 +119,8 @@ def displaced(pixels: Pixels, down: Pixels, right: Pixels) -> Pixels:
 
 
 def clouds(side: int, decay: float, random: Generator) -> Pixels:
-    """A cloudy sky from 0 to 1 by midpoint displacement, on a square whose borders meet; `side` is a power of two.
-
-    Every finer grid is the mean of its neighbors plus noise, and the amplitude of the noise falls by `decay` squared.
-    """
-    sky = np.zeros((side, side))
-    step, wobble = side, 100.0
+    """A cloudy sky from 0 to 1 by midpoint displacement, on a square whose borders meet; `side` is a power of two."""
+    sky, step, wobble = np.zeros((side, side)), side, 100.0  # the noise of a finer grid falls by `decay` squared
 
     def between(four: Pixels) -> Pixels:
         return four / 4 + wobble * random.uniform(-wobble, wobble, four.shape)
@@ -149,7 +140,6 @@ def clouds(side: int, decay: float, random: Generator) -> Pixels:
 
 @severities(0.08, 0.12, 0.18, 0.26, 0.38)
 def gaussian_noise(pixels: Pixels, random: Generator, sigma: float) -> Pixels:
-    """Add independent normal noise to every pixel and channel."""
     return pixels + sigma * random.standard_normal(pixels.shape)
 
 
@@ -168,7 +158,6 @@ def impulse_noise(pixels: Pixels, random: Generator, share: float) -> Pixels:
 
 @severities((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5))
 def defocus_blur(pixels: Pixels, random: Generator, radius: int, sigma: float) -> Pixels:
-    """Spread every point over a disk."""
     return convolve(pixels, disk(radius, sigma), "reflect")
 
 
@@ -185,10 +174,9 @@ def glass_blur(pixels: Pixels, random: Generator, sigma: float, far: int, rounds
 
 
 def wandering(height: int, width: int, far: int, random: Generator) -> NDArray[np.int64]:
-    """Return the source of each pixel of [height * width], if one pixel after the other copies a near one.
+    """Return the source of each pixel of [height * width], if one after the other, from the last, copies a near one.
 
-    From the last to the first: who copies a pixel that has copied already gets what that one got. So each pixel
-    points to a copy or to an original, and doubling the pointers' reach leads all of them to originals.
+    Each points to a copy or to an original; doubling the pointers' reach leads all of them to originals.
     """
     size = height * width
     here = np.arange(size).reshape(height, width)[far + 1 : height - far + 1, far + 1 : width - far + 1]
@@ -283,7 +271,6 @@ def brightness(pixels: Pixels, random: Generator, more: float) -> Pixels:
 
 @severities(0.4, 0.3, 0.2, 0.1, 0.05)
 def contrast(pixels: Pixels, random: Generator, own: float) -> Pixels:
-    """Blend with the image's mean color."""
     return own * pixels + (1 - own) * pixels.mean(axis=(0, 1))
 
 
@@ -302,7 +289,6 @@ def elastic_transform(pixels: Pixels, random: Generator, strength: float) -> Pix
 
 @severities(0.6, 0.5, 0.4, 0.3, 0.25)
 def pixelate(pixels: Pixels, random: Generator, share: float) -> Pixels:
-    """Make the image small, and large again without interpolation."""
     image = to_image(pixels)
     small = max(1, int(image.width * share)), max(1, int(image.height * share))
     return to_array(image.resize(small, Image.Resampling.BOX).resize(image.size, Image.Resampling.NEAREST))
@@ -310,5 +296,4 @@ def pixelate(pixels: Pixels, random: Generator, share: float) -> Pixels:
 
 @severities(25, 18, 15, 10, 7)
 def jpeg_compression(pixels: Pixels, random: Generator, quality: int) -> Pixels:
-    """Store as JPEG of low quality and read it back."""
     return to_array(images.jpeg(to_image(pixels), quality, random))

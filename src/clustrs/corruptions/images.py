@@ -14,12 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageOps, UnidentifiedImageError
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")
-"""Formats that Pillow decodes in this process, without starting a program such as Ghostscript."""
-MAX_PIXELS = 64_000_000
-"""An image may have this many: corruptions and processors work on several copies in floating point."""
-MAX_ASPECT_RATIO = 100
-"""The longer side may be this many times the shorter one: processors resize the shorter one to hundreds of pixels."""
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")  # decoded without starting another program
+MAX_PIXELS = 64_000_000  # corruptions and processors work on several copies in floating point
+MAX_ASPECT_RATIO = 100  # of the sides: processors resize the shorter one to hundreds of pixels
 
 
 class ImageTooLarge(ValueError):
@@ -27,11 +24,8 @@ class ImageTooLarge(ValueError):
 
 
 def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
-    """Open a regular file to read its bytes; an OSError for anything else.
-
-    A FIFO without a writer or a device would block the caller for ever. The file is checked before it is opened, since
-    opening a device may do something, and after, since it may have been replaced in between.
-    """
+    """Open a regular file to read its bytes; an OSError for anything else: a FIFO could block the caller for ever."""
+    # Checked before it is opened, since opening a device may do something, and after: it may have been replaced.
     if stat.S_ISREG(os.stat(path).st_mode):
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
         descriptor = os.open(path, flags)
@@ -83,13 +77,11 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 def check_size(where: str, size: tuple[int, int]) -> None:
     """Refuse an image, before it is decoded or processed, that would cost too much memory."""
-    width, height = size
-    if width * height > MAX_PIXELS:
-        raise ImageTooLarge(f"{where}: too large, {width} x {height}: at most {MAX_PIXELS} pixels are allowed")
+    shown = f"{size[0]} x {size[1]}"
+    if size[0] * size[1] > MAX_PIXELS:
+        raise ImageTooLarge(f"{where}: too large, {shown}: at most {MAX_PIXELS} pixels are allowed")
     if max(size) > MAX_ASPECT_RATIO * min(size):
-        raise ImageTooLarge(
-            f"{where}: too long, {width} x {height}: at most {MAX_ASPECT_RATIO} times as long as wide is allowed"
-        )
+        raise ImageTooLarge(f"{where}: too long, {shown}: at most {MAX_ASPECT_RATIO} times as long as wide is allowed")
 
 
 def first_sentence(error: Exception) -> str:
@@ -99,7 +91,6 @@ def first_sentence(error: Exception) -> str:
 
 
 def to_array(image: Image.Image) -> NDArray[np.float32]:
-    """Pixels as numbers from 0 to 1: [height, width, 3]."""
     return np.asarray(image, dtype=np.float32) / np.float32(255)
 
 
@@ -124,7 +115,6 @@ def salt_pepper(image: Image.Image, level: float, random: np.random.Generator) -
 
 
 def brightness(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
-    """Multiply by `level`."""
     return to_image(to_array(image) * np.float32(level))
 
 
@@ -156,9 +146,8 @@ def motion_blur(image: Image.Image, level: float, random: np.random.Generator) -
     """Blur along a line of `level` pixels at a random angle. Beyond the border the image's edge repeats."""
     size = int(level)
     kernel = line_kernel(size, random.uniform(0, math.pi))
-    pixels = to_array(image)
+    pixels, reach = to_array(image), size // 2
     height, width = pixels.shape[:2]
-    reach = size // 2
     padded = np.pad(pixels, ((reach, reach), (reach, reach), (0, 0)), mode="edge")
     blurred = np.zeros_like(pixels)
     for y, x in zip(*kernel.nonzero(), strict=True):  # a line has few entries: faster than a general convolution
@@ -172,10 +161,9 @@ def line_kernel(size: int, angle: float) -> NDArray[np.float64]:
     steps = np.arange(size) - size // 2
     x, y = size // 2 + steps * math.cos(angle), size // 2 + steps * math.sin(angle)
     column, row = np.floor(x).astype(int), np.floor(y).astype(int)
-    for down in (0, 1):
-        for right in (0, 1):
-            share = (1 - np.abs(y - row - down)) * (1 - np.abs(x - column - right))
-            np.add.at(kernel, (row + down, column + right), share)
+    for down, right in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        share = (1 - np.abs(y - row - down)) * (1 - np.abs(x - column - right))
+        np.add.at(kernel, (row + down, column + right), share)
     kernel = kernel[:size, :size]  # nothing but rounding errors can fall beyond
     return kernel / kernel.sum()
 

@@ -1,12 +1,9 @@
-"""Small models that can be tried at once, and images to ask them about.
-
-The weights, and the photographs of the task `photos`, are in a package of their own, `clustrs-models`. What is there is
-listed here, so that help texts and error messages know it without that package.
-"""
+"""Small models that can be tried at once, and images to ask them about; the package `clustrs-models` has the files."""
 
 import json
 import os
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,25 +18,22 @@ SAMPLE = "sample:"  # before the name of a sample image, where a file is asked f
 
 @dataclass(frozen=True)
 class EmbeddedModel:
-    """A small model with a name that is taken wherever a model is asked for.
-
-    `knows` is what it can be asked about, and `question` is a question that it understands; `task` is the one that
-    measures it, `family` the `model_type` of its configuration.
-    """
+    """A small model with a name that is taken wherever a model is asked for."""
 
     name: str
-    family: str
-    knows: str
-    task: str
-    question: str
+    family: str  # the `model_type` of its configuration
+    knows: str  # what it can be asked about
+    task: str  # the one that measures it
+    question: str  # one that it understands
+    built: bool = False  # comes in parts; `clustrs models get` puts it together in the user's cache, once
 
 
-EMBEDDED = (
+EMBEDDED = (  # a line per folder of `clustrs-models`; command line, web page and documentation follow from it
     EmbeddedModel("photo-llava", "llava", "photographs of 48 kinds of things", "photos", "What is this?"),
     EmbeddedModel("mini-llava", "llava", "drawn scenes", "scenes", "How many objects are there?"),
     EmbeddedModel("mini-onevision", "llava_onevision", "drawn scenes", "scenes", "How many objects are there?"),
+    EmbeddedModel("smol-llava", "llava", "photographs", "photos-sentences", "What is this?", True),
 )
-"""One line per folder of `clustrs-models`; the command line, the web page and the documentation follow from it."""
 MODELS = tuple(model.name for model in EMBEDDED)
 DEFAULT = "photo-llava"  # the model of `clustrs ask`, `compare`, `app`, `eval` and `make demo` when none is given
 
@@ -56,15 +50,13 @@ class Sample:
 
 
 def embedded_model(name: str) -> EmbeddedModel | None:
-    """Return the embedded model of this name; None for any other model."""
     return next((model for model in EMBEDDED if model.name == name), None)
 
 
 def default_task(model: str) -> str:
     """Return the task that measures an embedded model; for any other model, that of the default one."""
-    found = embedded_model(model) or embedded_model(DEFAULT)
-    assert found is not None
-    return found.task
+    tasks = {one.name: one.task for one in EMBEDDED}
+    return tasks.get(model, tasks[DEFAULT])
 
 
 def default_model(task: str) -> str:
@@ -81,7 +73,6 @@ def model_and_task(model: str | None, task: str | None) -> tuple[str, str]:
 
 
 def list_known() -> str:
-    """Describe the embedded models and what they know."""
     by_knowledge: dict[str, list[str]] = {}
     for model in EMBEDDED:
         by_knowledge.setdefault(model.knows, []).append(model.name)
@@ -97,7 +88,12 @@ def model_folder(name: str) -> Path:
         raise ValueError(f"model {name!r}: the package clustrs-models has this and is not installed: {INSTALL}")
     if not (package / name).is_dir():
         raise ValueError(f"model {name!r}: the installed clustrs-models does not have this: {INSTALL}")
-    return package / name
+    if name not in [model.name for model in EMBEDDED if model.built]:
+        return package / name
+    built: Path | None = import_module(f"{DATA_PACKAGE}.smol").find()
+    if built is None:
+        raise ValueError(f"model {name!r} is not built on this machine yet: clustrs models get {name}")
+    return built
 
 
 def folder_of(model_id: str) -> Path | None:

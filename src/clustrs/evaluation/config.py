@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from importlib.util import find_spec
@@ -20,10 +21,10 @@ from clustrs.validation import Attention, Crops, Dtype, ImagePadding, LoadOption
 CONFIGS = "clustrs.configs"  # entry-point group of folders with ready configurations
 CLEAN = "clean"
 LARGEST = 2**63 - 1  # largest integer that files and other programs can hold
-CHANGEABLE = ("batch_size", "device", "device_map")
-"""Options that do not decide answers and may change when a run is resumed."""
+CHANGEABLE = ("batch_size", "device", "device_map")  # they decide no answers and may change when a run is resumed
 DEEPEST = 20  # deepest nesting of a configuration file
 Count = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
+Spec = str | Mapping[str, Any]  # a method as users write it
 Seed = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 
 
@@ -85,14 +86,12 @@ class Config(LoadOptions):
         for name, hint in get_type_hints(Config, include_extras=True).items():
             object.__setattr__(self, name, convert(name, getattr(self, name), hint))
         for name in ("methods", "corruptions", "seeds"):
-            seen: set[str] = set()
-            for value in getattr(self, name):
-                written = json.dumps(value, sort_keys=True)
-                if written in seen:
-                    raise ValueError(f"duplicate value in {name}: {validation.excerpt(value)}")
-                seen.add(written)
-            if not seen:
+            written = [json.dumps(value, sort_keys=True) for value in getattr(self, name)]
+            if not written:
                 raise ValueError(f"{name} must have at least one value, got none")
+            for text, count in Counter(written).items():
+                if count > 1:
+                    raise ValueError(f"duplicate value in {name}: {validation.excerpt(json.loads(text))}")
         for corruption in self.corruptions:
             parse_corruption(corruption)
         for method in self.methods:
@@ -129,9 +128,7 @@ def parse_corruption(text: str) -> Corruption | None:
     return None if text == CLEAN else Corruption.parse(text)
 
 
-def expand_methods(
-    given: Sequence[str | Mapping[str, Any]], keeps: Sequence[int | float]
-) -> tuple[dict[str, Any], ...]:
+def expand_methods(given: Sequence[Spec], keeps: Sequence[int | float]) -> tuple[dict[str, Any], ...]:
     """Expand methods to every budget, with all parameters.
 
     Args:
@@ -149,11 +146,11 @@ def expand_methods(
         [16, 0.25]
     """
     results: list[dict[str, Any]] = []
-    every: list[str | Mapping[str, Any]] = [*sorted(list_methods(), key=lambda name: name != "none")]
+    every: list[Spec] = [*sorted(list_methods("encoder"), key=lambda name: name != "none")]
     for spec in (spec for one in given for spec in (every if one == "all" else [one])):
         if not isinstance(spec, str | Mapping):
-            got = validation.excerpt(spec)
-            raise ValueError(f"method must be a name, or a mapping with a name and parameters, got {got}")
+            accepted = "a name, or a mapping with a name and parameters"
+            raise ValueError(f"method must be {accepted}, got {validation.excerpt(spec)}")
         parameters = parse_method(spec) if isinstance(spec, str) else dict(spec)
         once = parameters.get("name") == "none" or "keep" in parameters
         for extra in [{}] if once else [{"keep": keep} for keep in keeps]:

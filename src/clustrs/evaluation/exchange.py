@@ -10,48 +10,30 @@ Grades are files of MM-Vet's official evaluator (`MODEL_JUDGE-grade-3runs.json`)
 """
 
 import hashlib
+import itertools
 import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from clustrs import __version__, validation
-from clustrs.evaluation.store import (
-    AnswerRecord,
-    VerdictRecord,
-    encode_record,
-    identity,
-    new_record,
-    parse,
-    read_answers,
-    read_config,
-    read_object,
-    require,
-    write_whole,
-)
-from clustrs.evaluation.tasks import Item, Task, fingerprint, parse_json, read_text
+from clustrs.evaluation import store
+from clustrs.evaluation.store import AnswerRecord, Mark, VerdictRecord, encode_record, require, write_whole
+from clustrs.evaluation.tasks import Item, Task, fingerprint, read_text
 from clustrs.validation import excerpt
 
 FORMATS = ("mmvet", "llava")
 LONGEST_NAME = 120
-NOT_KNOWN: tuple[str, ...] = (
-    "data",
-    "limit",
-    "batch_size",
-    "max_new_tokens",
-    "scope",
-    "crops",
-    "positions",
-    "attention",
-)
-NOT_KNOWN += ("prompt_template", "image_padding")
-"""Options that only the maker of predictions knows."""
+UNKNOWN_MODEL = ("max_new_tokens", "scope", "crops", "positions", "attention", "prompt_template", "image_padding")
+UNKNOWN = ("data", "limit", "batch_size", *UNKNOWN_MODEL)  # options that only the maker of predictions knows
+Marks = Annotated[list[Mark], msgspec.Meta(min_length=1, description="a list of numbers from 0 to 1")]
 
 
 @dataclass(frozen=True)
@@ -83,14 +65,10 @@ def export_run(folder: Path, format: str, target: Path) -> list[Path]:
     """Write the answers of a run for another evaluator, a file per method, corruption and seed, without failed ones."""
     validation.choice("format", format, FORMATS)
     folder, target = Path(folder), Path(target)
-    if not (folder / "answers.jsonl").is_file():
-        raise ValueError(f"{str(folder)!r} is not a run: there is no answers.jsonl in it")
     cells: dict[tuple[str, str, int], dict[str, AnswerRecord]] = {}
-    for answer in read_answers(folder):
-        cells.setdefault((identity(answer.method), answer.corruption, answer.seed), {})[answer.item] = answer
-    if not cells:
-        raise ValueError(f"run {str(folder)!r} has no answers yet")
-    model = read_config(folder).get("model")
+    for answer in store.some_answers(folder):
+        cells.setdefault((store.identity(answer.method), answer.corruption, answer.seed), {})[answer.item] = answer
+    model = store.read_config(folder).get("model")
     names = _file_names([next(iter(cell.values())) for cell in cells.values()])
     files, left_out = [], 0
     try:
@@ -139,12 +117,9 @@ def _file_names(cells: Sequence[AnswerRecord]) -> list[str]:
         differing = [name for name in parameters if len({repr(method.get(name)) for method in alike[short]}) > 1]
         words = [short, *(f"{name}-{answer.method.get(name)}" for name in differing)]
         full = "_".join([*words, answer.corruption, f"seed-{answer.seed}"])
-        base = name = re.sub(r"[^A-Za-z0-9._-]+", "-", full)[-LONGEST_NAME:].lstrip(".-")
-        count = 1
-        while name.lower() in map(str.lower, names):
-            count += 1
-            name = f"{base}_{count}"
-        names.append(name)
+        base = re.sub(r"[^A-Za-z0-9._-]+", "-", full)[-LONGEST_NAME:].lstrip(".-")
+        numbered = (f"{base}_{count}" if count > 1 else base for count in itertools.count(1))
+        names.append(next(name for name in numbered if name.lower() not in map(str.lower, names)))
     return names
 
 
@@ -157,23 +132,25 @@ def import_predictions(path: Path, format: str) -> dict[str, str]:
     """Read predictions that were made elsewhere: the text for each question's id."""
     validation.choice("format", format, FORMATS)
     text, name = read_text(Path(path)), repr(str(path))
-    found: list[tuple[str, str, Any]] = []
-    if format == "mmvet":
-        found = [(name, item, answer) for item, answer in parse(text, name).items()]
-    else:
-        for number, line in enumerate(text.split("\n"), 1):
-            if line.strip():
-                where = f"{name} line {number}"
-                record = parse(line, where)
-                item, answer = require(where, record, "question_id", str, int), require(where, record, "text", str)
-                found.append((where, f"v1_{item}" if isinstance(item, int) else item, answer))
     predictions: dict[str, str] = {}
-    for where, item, answer in found:
+
+    def add(where: str, item: str, answer: Any) -> None:
         if not item or not isinstance(answer, str):
             raise ValueError(f"{where}: expected an id and a string, got {excerpt(item)} and {excerpt(answer)}")
         if item in predictions:
             raise ValueError(f"{where}: {excerpt(item)} is there twice")
         predictions[item] = answer
+
+    if format == "mmvet":
+        for item, answer in store.parse(text, name).items():
+            add(name, item, answer)
+    else:
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.strip():
+                where = f"{name} line {number}"
+                record = store.parse(line, where)
+                item = require(where, record, "question_id", str | int)
+                add(where, f"v1_{item}" if isinstance(item, int) else item, require(where, record, "text", str))
     if not predictions:
         raise ValueError(f"{name} holds no predictions")
     return predictions
@@ -189,7 +166,7 @@ def import_run(
     without_image: frozenset[str] = getattr(task, "without_image", frozenset())
     unknown = [item for item in predictions if item not in known and item not in without_image]
     if unknown:
-        some = ", ".join(map(excerpt, unknown[:3])) + (", ..." if len(unknown) > 3 else "")
+        some = ", ".join([*map(excerpt, unknown[:3]), *["..."] * (len(unknown) > 3)])
         raise ValueError(f"{len(unknown)} of the predictions are for questions that {task.name} doesn't have: {some}")
     if not known & predictions.keys():
         raise ValueError(f"none of the predictions is for a question of {task.name} that has an image")
@@ -206,10 +183,10 @@ def import_run(
         result: dict[str, Any] = {"error": "no prediction"}
         if text is not None:  # how many tokens the model read is not known
             result = {"text": text, "score": task.score(item, text), "kept": []}
-        records.append(new_record(item, method, "clean", 0, **result))
+        records.append(store.new_record(item, method, "clean", 0, **result))
     aside = len(predictions.keys() - known)
     config: dict[str, Any] = {"task": task.name, "model": name, "methods": [method], "corruptions": ["clean"]}
-    config |= {"seeds": [0], **dict.fromkeys(NOT_KNOWN), "judged": task.judged, "scale": task.scale}
+    config |= {"seeds": [0], **dict.fromkeys(UNKNOWN), "judged": task.judged, "scale": task.scale}
     config |= {"items": len(task.items), "fingerprint": fingerprint(task), "clustrs": __version__, "set_aside": aside}
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -217,9 +194,8 @@ def import_run(
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / "answers.jsonl", map(encode_record, records))
         if grades is not None:
-            by_item = {item: {"item": item, "text": predictions[item], "judge": grades.judge} for item in grades.scores}
             verdicts = [
-                VerdictRecord(**by_item[item], round=number, score=score, error=None)
+                VerdictRecord(item, predictions[item], grades.judge, number, score, None)
                 for number, run in enumerate(zip(*grades.scores.values(), strict=True))
                 for item, score in zip(grades.scores, run, strict=True)
             ]
@@ -233,36 +209,32 @@ def import_run(
 def holds_grades(path: Path) -> bool:
     """Tell a file of grades from a file of predictions, whose values are strings."""
     try:
-        content = parse_json(read_text(Path(path)), "")
+        values = store.read_object(Path(path)).values()
     except ValueError:
         return False
-    values = list(content.values()) if isinstance(content, dict) else []
     return bool(values) and all(isinstance(value, dict) and "score" in value for value in values)
 
 
 def read_grades(path: Path) -> Grades:
     """Read a file of grades; every question needs a score from each judge run."""
-    content, name = read_object(Path(path)), repr(str(path))
+    content, name = store.read_object(Path(path)), repr(str(path))
     if not content:
         raise ValueError(f"{name} holds no grades")
     judges: set[str] = set()
     scores: dict[str, tuple[float, ...]] = {}
     without_number = 0
-    for item, entry in content.items():
-        where = f"{name}, {excerpt(item)}"
-        if not isinstance(entry, dict):
-            raise ValueError(f"{where}: expected model, content and score, got {excerpt(entry)}")
-        models, replies, marks = (require(where, entry, key, list) for key in ("model", "content", "score"))
-        if not marks or not len(models) == len(replies) == len(marks):
+    for item in content:
+        where, entry = f"{name}, {excerpt(item)}", require(name, content, item, dict)
+        models, replies = (require(where, entry, key, list) for key in ("model", "content"))
+        marks = require(where, entry, "score", Marks)
+        if not len(models) == len(replies) == len(marks):
             raise ValueError(f"{where}: model, content and score must have one entry for each judge run")
         for mark, reply in zip(marks, replies, strict=True):
-            if not validation.is_number(mark) or not 0 <= mark <= 1:
-                raise ValueError(f"{where}: score must have numbers from 0 to 1, got {excerpt(mark)}")
             # the official evaluator accepts a number from 0 to 1 before the first space
             first = reply.split(" ")[0].strip() if isinstance(reply, str) else ""
             accepted = re.fullmatch(r"[+]?(\d+\.?\d*|\.\d+)", first) and 0 <= float(first) <= 1
             without_number += mark == 0 and not accepted
-        scores[item] = tuple(map(float, marks))
+        scores[item] = tuple(marks)
         judges |= set(map(str, models))
     most = max(map(len, scores.values()))
     for item, own in scores.items():
@@ -277,10 +249,9 @@ def totals(grades: Grades, items: Sequence[Item]) -> Totals:
     single: dict[str, list[Item]] = {}
     together: dict[frozenset[str], list[Item]] = {}
     for item in graded:
+        together.setdefault(frozenset(item.kinds), []).append(item)
         for kind in item.kinds:
             single.setdefault(kind, []).append(item)
-        together.setdefault(frozenset(item.kinds), []).append(item)
-    combined = {"_".join(group[0].kinds): group for group in together.values()}
 
     def run_means(group: Sequence[Item]) -> NDArray[np.float64]:
         return sum((np.array(grades.scores[item.id]) for item in group), np.zeros(1)) / len(group) * 100
@@ -288,9 +259,10 @@ def totals(grades: Grades, items: Sequence[Item]) -> Totals:
     def rounded(value: Any) -> float:
         return float(np.round(value, 1))
 
-    capabilities, integrations = (
-        {name: rounded(run_means(own).mean()) for name, own in sorted(table.items(), key=lambda entry: -len(entry[1]))}
-        for table in (single, combined)
-    )
-    runs = run_means(graded)
-    return Totals(rounded(runs.mean()), rounded(runs.std()), tuple(map(rounded, runs)), capabilities, integrations)
+    def means(table: Mapping[str, Sequence[Item]]) -> dict[str, float]:
+        ordered = sorted(table.items(), key=lambda entry: -len(entry[1]))
+        return {name: rounded(run_means(own).mean()) for name, own in ordered}
+
+    runs, combined = run_means(graded), {"_".join(group[0].kinds): group for group in together.values()}
+    numbers = rounded(runs.mean()), rounded(runs.std()), tuple(map(rounded, runs))
+    return Totals(*numbers, means(single), means(combined))

@@ -5,14 +5,12 @@ from whatever the server says. The verdicts of a run are stored in its `verdicts
 """
 
 import asyncio
-import ipaddress
 import json
 import os
 import re
 import socket
 import sys
 import threading
-import zlib
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -20,21 +18,11 @@ from functools import cached_property
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
-
-import msgspec
 
 from clustrs import __version__, validation
 from clustrs.evaluation.judge_text import prompt, read_score, redact, without_thinking
 from clustrs.evaluation.results import Pair, stored_verdicts
-from clustrs.evaluation.store import (
-    VerdictRecord,
-    drop_torn_line,
-    encode_record,
-    locked,
-    read_answers,
-    read_config,
-)
+from clustrs.evaluation.store import VerdictRecord, drop_torn_line, encode_record, locked, read_config, some_answers
 
 if TYPE_CHECKING:
     import httpx2
@@ -43,18 +31,17 @@ if TYPE_CHECKING:
 LARGEST_REPLY = 4_000_000  # bytes of a reply, as sent and decoded; anything longer is not a score
 LONGEST_LINE = 300  # characters of an error message
 REPLY_PAUSE = 0.5  # seconds before a reply that is not a score is asked for again; doubles from try to try, up to 8 s
-REFUSES_ALL = (401, 402, 404)
-"""Statuses that every other request would get as well: bad key, no credit, unknown address or model."""
+REFUSES_ALL = (401, 402, 404)  # what all requests would get: bad key, no credit, unknown address or model
 UNCONFIRMED_CALLS = 10  # number of calls that need no confirmation
 UNAVAILABLE_IN_A_ROW = 3  # answers in a row for which the server did nothing, after which judging stops
 FAILED_IN_A_ROW = 20  # answers in a row without a score, for whatever reason, after which judging stops
-LOCAL_NAMES = ("localhost", "localhost.localdomain", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback")
 LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 URL = re.compile(
     rf"https?://(?:(?P<host>{LABEL}(?:\.{LABEL})*\.?)|\[(?P<bracketed>[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)\])"
     r"(?::(?P<port>[0-9]{0,9}))?(?:/[!-~]*)?",
     re.IGNORECASE,
 )
+Request = tuple[str, str, int]  # id of a question, the text to judge, and the round
 _loop: asyncio.AbstractEventLoop | None = None
 _loop_lock = threading.Lock()
 
@@ -76,16 +63,15 @@ class Judge:
     """Language model that scores answers.
 
     openai's client sends the requests and repeats those that fail (lost connections, time-outs, 408, 409, 429, 5xx)
-    with growing pauses, or after the time that the server asks for, at most two minutes. No redirect is followed, and a
-    server on this machine is reached without a proxy, so that the key goes to the named server alone.
+    with growing pauses, or after the time that the server asks for, at most two minutes. No redirect is followed, and
+    only https goes through a proxy, so that the key reaches the named server alone.
 
     Args:
         model: Name of the judge's model.
         url: Base address of the server, for example ``http://127.0.0.1:8000/v1``.
         key: API key, if the server needs one. It is sent to the server and written nowhere.
         timeout: Seconds for each try, from the connection to the last byte.
-        retries: How many further requests are made for an answer, be it after a failure or after a reply that is not a
-            score.
+        retries: Further requests for an answer, after a failure or a reply that is not a score.
 
     Raises:
         ValueError: An argument is not valid.
@@ -148,12 +134,11 @@ class Judge:
             if score is not None:
                 return score
             if left < 0:
-                raise self._error(wrong, JudgeError, self.retries + 1)
+                raise self._error(JudgeError, wrong, self.retries + 1)
             await asyncio.sleep(pause)
             pause = min(8.0, 2 * pause)
 
     async def _request(self, content: str, retries: int) -> Any:
-        import httpx2
         import openai
 
         try:
@@ -167,38 +152,40 @@ class Judge:
             raise self._refusal(error) from None
         except openai.APITimeoutError:
             message = f"no whole reply from {self.url} within {self.timeout:g} s"
-        except (openai.APIConnectionError, httpx2.InvalidURL, OSError, UnicodeError) as error:
+        except (openai.APIConnectionError, OSError) as error:
             message = f"no reply from {self.url}: {root_cause(error)}"
-        raise self._error(message, JudgeUnavailable, self.retries + 1)
+        raise self._error(JudgeUnavailable, message, self.retries + 1)
 
     @cached_property
     def _client(self) -> "openai.AsyncOpenAI":
         import openai
 
         headers: dict[str, Any] = {"User-Agent": f"clustrs/{__version__}", "Accept-Encoding": "identity"}
-        headers |= dict.fromkeys(("OpenAI-Organization", "OpenAI-Project"), openai.Omit())
         return openai.AsyncOpenAI(
             api_key=self.key or "none",
             base_url=self.url,
             timeout=self.timeout,
-            default_headers=headers,
-            http_client=bounded_client(self.timeout, trust_env=not is_this_machine(self.url)),
+            default_headers=headers | dict.fromkeys(("OpenAI-Organization", "OpenAI-Project"), openai.Omit()),
+            http_client=bounded_client(self.timeout, trust_env=self.url.lower().startswith("https")),
         )
 
     def _refusal(self, error: "openai.APIStatusError") -> JudgeError:
-        status, response = error.status_code, error.response
-        text = f"the server says {status}: {server_message(response.content) or response.reason_phrase}"
-        tries = int(response.request.headers.get("x-stainless-retry-count", 0)) + 1
-        if 300 <= status < 400:
-            return self._error(f"{text} (it points to {response.headers.get('Location')})", JudgeRefused)
-        if status in (403, 408, 409, 429) or status >= 500:
-            wait = response.headers.get("Retry-After")
-            return self._error(f"{text} (Retry-After: {wait})" if wait else text, JudgeUnavailable, tries)
-        return self._error(text, JudgeRefused if status in REFUSES_ALL else JudgeError)
+        status, headers, said = error.status_code, error.response.headers, error.body
+        for key in ("error", "message", "detail"):
+            said = said.get(key) or said if isinstance(said, dict) else said
+        said = said if isinstance(said, str) else json.dumps(said)
+        text, tries = f"the server says {status}: {said or error.response.reason_phrase}", 1
+        kind = JudgeRefused if status in REFUSES_ALL or status < 400 else JudgeError
+        if status < 400:
+            text += f" (it points to {headers.get('Location')})"
+        elif status in (403, 408, 409, 429) or status >= 500:
+            kind, tries = JudgeUnavailable, int(error.request.headers.get("x-stainless-retry-count", 0)) + 1
+            text += f" (Retry-After: {headers['Retry-After']})" if "Retry-After" in headers else ""
+        return self._error(kind, text, tries)
 
-    def _error(self, text: str, kind: type[JudgeError], tries: int = 1) -> JudgeError:
+    def _error(self, kind: type[JudgeError], text: str, tries: int) -> JudgeError:
         """Make an error of one short line; the key is removed before anything is cut off."""
-        line = " ".join(redact(text[: 20 * LONGEST_LINE], self.key).split())
+        line = redact(" ".join(text[: 20 * LONGEST_LINE].split()), self.key)
         end = f" (tries: {tries})" if tries > 1 else ""
         return kind((line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 3]}...") + end)
 
@@ -222,22 +209,6 @@ def bounded_client(seconds: float, trust_env: bool) -> "httpx2.AsyncClient":
     import httpx2
     import openai
 
-    async def read(response: httpx2.Response) -> bytes:
-        encoding = response.headers.get("content-encoding", "").strip().lower() or "identity"
-        if encoding not in ("identity", "gzip", "x-gzip", "deflate"):
-            raise httpx2.DecodingError(f"the reply has an encoding that was not asked for: {encoding[:40]}")
-        decoder = None if encoding == "identity" else zlib.decompressobj(wbits=47)
-        body, received = bytearray(), 0
-        async for chunk in response.aiter_raw():
-            received += len(chunk)
-            try:
-                body += decoder.decompress(chunk, LARGEST_REPLY + 1 - len(body)) if decoder else chunk
-            except zlib.error:
-                raise httpx2.DecodingError(f"the reply is not valid {encoding}") from None
-            if max(received, len(body)) > LARGEST_REPLY:
-                raise httpx2.ReadError(f"the reply is longer than {LARGEST_REPLY} bytes")
-        return bytes(body)
-
     class BoundedClient(openai.DefaultAsyncHttpxClient):
         async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
             try:
@@ -249,9 +220,20 @@ def bounded_client(seconds: float, trust_env: bool) -> "httpx2.AsyncClient":
                         await response.aclose()
             except TimeoutError as error:
                 raise httpx2.ReadTimeout(f"no whole reply within {seconds:g} s", request=request) from error
-            gone = ("content-encoding", "content-length", "transfer-encoding")
-            headers = [(name, value) for name, value in response.headers.multi_items() if name.lower() not in gone]
+            headers = httpx2.Headers(response.headers)
+            headers.pop("content-encoding", None)
             return httpx2.Response(response.status_code, headers=headers, content=content, request=request)
+
+    async def read(response: httpx2.Response) -> bytes:
+        encoding = response.headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in ("", "identity", "gzip", "deflate"):
+            raise httpx2.DecodingError(f"the reply has an encoding that was not asked for: {encoding[:40]}")
+        body = bytearray()
+        async for chunk in response.aiter_bytes():
+            body += chunk
+            if max(len(body), response.num_bytes_downloaded) > LARGEST_REPLY:
+                raise httpx2.ReadError(f"the reply is longer than {LARGEST_REPLY} bytes")
+        return bytes(body)
 
     return BoundedClient(trust_env=trust_env, follow_redirects=False, timeout=seconds)
 
@@ -264,35 +246,14 @@ def check_url(url: object) -> None:
     parts = URL.fullmatch(url) if isinstance(url, str) else None
     host = (parts["host"] or parts["bracketed"]).removesuffix(".") if parts else ""
     numeric = ":" in host or host.rpartition(".")[2].isdigit()
-    if not parts or len(host) > 253 or not 0 < int(parts["port"] or 1) < 2**16 or (numeric and not ip_address(host)):
+    if not parts or len(host) > 253 or not 0 < int(parts["port"] or 1) < 2**16 or (numeric and not is_address(host)):
         raise ValueError(f"url must be the base address of a server, got {validation.excerpt(url)} {accepted}")
 
 
-def ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Parse an IPv6 address, or an IPv4 address in any notation (127.0.0.1, 127.1, 2130706433, 0x7f.1), or neither."""
+def is_address(host: str) -> bool:
+    """Check for an IPv6 address, or an IPv4 address in any notation (127.0.0.1, 127.1, 2130706433, 0x7f.1)."""
     try:
-        return ipaddress.IPv6Address(host) if ":" in host else ipaddress.IPv4Address(socket.inet_aton(host))
-    except (ValueError, OSError):
-        return None
-
-
-def is_this_machine(url: str) -> bool:
-    """Check whether an address belongs to this machine, by name (its own, or one for the loopback) or by number."""
-    host = (urlsplit(url).hostname or "").removesuffix(".").lower()
-    own = socket.gethostname().removesuffix(".").lower()
-    if host in (*LOCAL_NAMES, own, own.partition(".")[0]) or host.endswith(".localhost"):
-        return True
-    address = ip_address(host)
-    if address is None:
-        return "." in host and host == socket.getfqdn().removesuffix(".").lower()
-    address = getattr(address, "ipv4_mapped", None) or address
-    if address.is_loopback or address.is_unspecified:
-        return True
-    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as own_socket:  # only an address of this machine can be bound
-            own_socket.bind((str(address), 0))
-            return True
+        return bool(socket.getaddrinfo(host, 0, flags=socket.AI_NUMERICHOST))
     except OSError:
         return False
 
@@ -302,23 +263,9 @@ def root_cause(error: BaseException) -> str:
     below: BaseException | None = error
     while below is not None:
         error = below
-        context = error.__context__ if isinstance(error.__context__, OSError | BaseExceptionGroup) else None
-        below = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__ or context
+        below = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__ or error.__context__
     known = isinstance(error, ConnectionError) and error.errno
     return os.strerror(known) if known else str(error) or type(error).__name__
-
-
-def server_message(raw: bytes) -> str:
-    """Return what the body of an error says: the message in its JSON, or all of it."""
-    text = raw.decode(errors="replace")
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    for key in ("error", "message", "detail"):
-        if isinstance(data, dict) and data.get(key):
-            data = data[key]
-    return data if isinstance(data, str) else json.dumps(data)
 
 
 @dataclass(frozen=True)
@@ -363,42 +310,34 @@ def judge_run(
     validation.integer("rounds", rounds, 1)
     validation.integer("concurrency", concurrency, 1)
     folder = Path(folder)
-    path, run = folder / "verdicts.jsonl", f"run {str(folder)!r}"
-    if not (folder / "answers.jsonl").is_file():
-        raise ValueError(f"{str(folder)!r} is not a run: there is no answers.jsonl in it")
-    config = read_config(folder)
-    if config.get("judged") is False:
-        raise ValueError(f"{run}: the task {config.get('task')!r} scores its answers itself, they need no judge")
     answers: dict[Pair, Pair] = {}  # question and expected answer by the question's id and the text to judge
-    record = None
-    for record in read_answers(folder):
+    for record in some_answers(folder):
         if record.text is not None and record.score is None:
             answers.setdefault((record.item, record.text), (record.question, record.answer))
-    if record is None:
-        raise ValueError(f"{run} has no answers yet")
+    path, config = folder / "verdicts.jsonl", read_config(folder)
+    if config.get("judged") is False:
+        task = config.get("task")
+        raise ValueError(f"run {str(folder)!r}: the task {task!r} scores its answers itself, they need no judge")
     failed = streak = unavailable = 0
     try:
-        with locked(path.with_suffix(".lock"), repr(str(path))), path.open("a+b") as file:
-            drop_torn_line(file)
-            marked = {
+        with locked(path.with_suffix(".lock"), repr(str(path))), path.open("ab") as file:
+            drop_torn_line(path)
+            done = {
                 (verdict.item, verdict.text, verdict.round)
                 for verdict in stored_verdicts(path)
                 if verdict.judge == judge.model and verdict.score is not None
             }
-            wanted = [
-                VerdictRecord(item=item, text=text, judge=judge.model, round=number, score=None, error=None)
-                for number in range(rounds)
-                for item, text in answers
-                if (item, text, number) not in marked
-            ]
-            total, reused = rounds * len(answers), rounds * len(answers) - len(wanted)
+            asked = [(*pair, number) for number in range(rounds) for pair in answers]
+            wanted = [one for one in asked if one not in done]
+            reused = len(asked) - len(wanted)
             if len(wanted) > UNCONFIRMED_CALLS and confirm is not None and not confirm(len(wanted)):
                 raise ValueError(f"{len(wanted)} calls to {judge.model} were not confirmed: nothing was asked")
-            bar = tqdm(total=total, initial=reused, unit="score", disable=not progress, dynamic_ncols=True)
+            bar = tqdm(total=len(asked), initial=reused, unit="score", disable=not progress, dynamic_ncols=True)
             with bar, closing(_outcomes(judge, wanted, answers, concurrency)) as results:
-                for verdict, outcome in results:
+                for (item, text, number), outcome in results:
                     error, score = (str(outcome), None) if isinstance(outcome, JudgeError) else (None, outcome)
-                    file.write(encode_record(msgspec.structs.replace(verdict, score=score, error=error)))
+                    verdict = VerdictRecord(item, text, judge.model, number, score, error)
+                    file.write(encode_record(verdict))
                     file.flush()
                     bar.update()
                     streak = 0 if error is None else streak + 1
@@ -407,37 +346,39 @@ def judge_run(
                         failed += 1
                         bar.set_postfix(failed=failed)
                         if progress and failed == 1:
-                            bar.write(f"no score for {verdict.item}: {error}", file=sys.stderr)
+                            bar.write(f"no score for {item}: {error}", file=sys.stderr)
                     if unavailable >= UNAVAILABLE_IN_A_ROW or streak >= FAILED_IN_A_ROW:
-                        reason = f"{streak} answers in a row without a score; the last: {outcome}"
-                        raise JudgeRefused(f"stopped after {reason}")
+                        raise JudgeRefused(
+                            f"stopped after {streak} answers in a row without a score; the last: {error}"
+                        )
     except OSError as failure:
         raise ValueError(f"{str(path)!r} cannot be written: {failure.strerror}") from None
     return JudgeSummary(len(wanted) - failed, reused, failed)
 
 
 def _outcomes(
-    judge: Judge, wanted: list[VerdictRecord], answers: Mapping[Pair, Pair], concurrency: int
-) -> Generator[tuple[VerdictRecord, float | JudgeError], None, None]:
+    judge: Judge, wanted: list[Request], answers: Mapping[Pair, Pair], concurrency: int
+) -> Generator[tuple[Request, float | JudgeError], None, None]:
     """Yield scores or errors as they come in; requests under way end with the generator."""
     todo = iter(wanted)
-    results: SimpleQueue[tuple[VerdictRecord, float | Exception]] = SimpleQueue()
+    results: SimpleQueue[tuple[Request, float | Exception]] = SimpleQueue()
 
     async def work() -> None:
-        for verdict in todo:
+        for item, text, number in todo:
+            outcome: float | Exception
             try:
-                question, answer = answers[verdict.item, verdict.text]
-                results.put((verdict, await judge.ask(question, answer, verdict.text)))
+                outcome = await judge.ask(*answers[item, text], text)
             except Exception as error:  # whatever it is, it must reach the thread that waits for this verdict
-                results.put((verdict, error))
+                outcome = error
+            results.put(((item, text, number), outcome))
 
     workers = [asyncio.run_coroutine_threadsafe(work(), event_loop()) for _ in range(min(concurrency, len(wanted)))]
     try:
         for _ in wanted:
-            verdict, outcome = results.get()
+            request, outcome = results.get()
             if isinstance(outcome, JudgeRefused) or not isinstance(outcome, float | JudgeError):
                 raise outcome
-            yield verdict, outcome
+            yield request, outcome
     finally:
         for worker in workers:
             worker.cancel()

@@ -31,10 +31,8 @@ LADDERS: dict[str, tuple[float, ...]] = {
 }
 """Levels from mild to severe; other corruptions have the levels that they are registered with. Brightness and contrast
 decrease, since increasing them ends where everything is white."""
-HARMLESS = {"brightness": 1.0, "contrast": 1.0, "motion_blur": 1.0, "jpeg": 100.0}
-"""Level that leaves an image unchanged, where it is not 0."""
-LOSS = re.compile(r"(?P<name>[^@:]+)@(?P<percent>[0-9]+(\.[0-9]+)?)%")
-"""Form of a level given by its loss: gaussian@10%."""
+HARMLESS = {"brightness": 1.0, "contrast": 1.0, "motion_blur": 1.0, "jpeg": 100.0}  # the level without effect, if not 0
+LOSS = re.compile(r"(?P<name>[^@:]+)@(?P<percent>[0-9]+(\.[0-9]+)?)%")  # gaussian@10%
 
 
 @dataclass(frozen=True)

@@ -105,12 +105,8 @@ def bootstrap(values: Values, resamples: int = RESAMPLES, seed: int = 0) -> Valu
 
 def _summaries(values: Values, drawn: Values) -> list[Estimate]:
     summaries = []
-    gaps = np.isnan(drawn).any(0)
-    bounds = np.full((2, len(values)), np.nan)
-    bounds[:, ~gaps] = np.percentile(drawn[:, ~gaps], (LOW, HIGH), axis=0)
-    for row in np.flatnonzero(gaps):
-        some = drawn[~np.isnan(drawn[:, row]), row]
-        bounds[:, row] = np.percentile(some, (LOW, HIGH)) if len(some) else np.nan
+    bounds, some = np.full((2, len(values)), np.nan), ~np.isnan(drawn).all(0)
+    bounds[:, some] = np.nanpercentile(drawn[:, some], (LOW, HIGH), axis=0)
     for n, average, low, high in zip((~np.isnan(values)).sum(-1), _mean(values, -1), *bounds, strict=True):
         interval = (float(low), float(high)) if n > 1 else (None, None)
         summaries.append(Estimate(int(n), float(average) if n else None, *interval))
@@ -167,17 +163,9 @@ def kind_estimates(
     values: Values, kinds: Sequence[Sequence[str]], names: Collection[str] | None = None
 ) -> dict[str, list[Estimate]]:
     """Compute `estimates` of the rows [rows, items] for each kind of question (or those in `names`), sorted by name."""
-    members: dict[str, list[int]] = {}
-    for item, own in enumerate(kinds):
-        for kind in own:
-            if names is None or kind in names:
-                members.setdefault(kind, []).append(item)
-    results = {}
-    for kind, own_items in sorted(members.items()):
-        masked = np.full_like(values, np.nan)
-        masked[:, own_items] = values[:, own_items]
-        results[kind] = estimates(masked)
-    return results
+    shown = {kind for own in kinds for kind in own if names is None or kind in names}
+    members = {kind: np.array([kind in own for own in kinds]) for kind in sorted(shown)}
+    return {kind: estimates(np.where(own, values, np.nan)) for kind, own in members.items()}
 
 
 def _paired_means(first: Values, second: Values) -> tuple[float | None, float | None]:

@@ -4,6 +4,7 @@ import socket
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from clustrs.evaluation.config import Config
@@ -19,16 +20,21 @@ LOSSES = 2 * TRIES  # number of workers, beyond the size of the pool, that may d
 class RemoteWorker:
     """Worker in a process of its own."""
 
-    def load(self, config: Config, threads: int) -> None:
+    def __init__(self, config: Config, threads: int) -> None:
+        self.config, self.threads = config, threads
+
+    @cached_property
+    def worker(self) -> Worker:
         import torch
 
-        torch.set_num_threads(threads)
+        torch.set_num_threads(self.threads)
         quiet_transformers()
-        self.worker = Worker(config)
-        _ = self.worker.loaded
+        return Worker(self.config)
 
-    def run(self, unit: Unit) -> list[list[AnswerRecord]]:
-        return list(self.worker.run(unit))
+    def run(self, unit: Unit | None) -> list[list[AnswerRecord]]:
+        """Return the records of a unit; None only loads the model."""
+        _ = self.worker.loaded
+        return [] if unit is None else list(self.worker.run(unit))
 
 
 @dataclass(frozen=True)
@@ -54,78 +60,66 @@ class RayEngine(Engine):
             except (OSError, ValueError) as error:
                 raise ValueError(f"--address {self.address}: no Ray cluster answers there ({error})") from None
         try:
-            yield from WorkerPool(ray, config, self.workers, self.threads).run(units)
+            yield from answer(ray, config, units, self.workers, self.threads)
         finally:
             if started_here:
                 ray.shutdown()
 
 
-class WorkerPool:
-    """Pool of the workers of a run; a unit of a worker that died is done again by another."""
+def answer(
+    ray: Any, config: Config, units: Sequence[Unit], workers: int | None, threads: int
+) -> Iterator[list[AnswerRecord]]:
+    """Answer units by a pool of workers; those that die are replaced, and their units done again.
 
-    def __init__(self, ray: Any, config: Config, workers: int | None, threads: int) -> None:
-        resources = ray.cluster_resources()
-        gpus = int(resources.get("GPU", 0))
-        self.ray, self.config, self.threads = ray, config, threads
-        self.most = workers or gpus or max(1, int(resources.get("CPU", 1)) // threads)
-        self.remote = ray.remote(RemoteWorker).options(num_cpus=threads, num_gpus=1 if gpus else 0)
-        self.idle: list[Any] = []
-        self.busy: dict[Any, tuple[Any, Unit | None, int]] = {}
-        """Worker, unit (None while it loads) and try, by Ray's reference to the call."""
-        self.queue: deque[tuple[Unit, int]] = deque()
-        self.lost = 0
-        """Number of workers that died since a unit was last finished."""
+    A unit on which workers keep dying is split into its questions; a single question on which they do has failed.
+    """
+    resources = ray.cluster_resources()
+    gpus = int(resources.get("GPU", 0))
+    count = min(len(units), workers or gpus or max(1, int(resources.get("CPU", 1)) // threads))
+    remote = ray.remote(RemoteWorker).options(num_cpus=threads, num_gpus=1 if gpus else 0)
+    idle: list[Any] = []
+    busy: dict[Any, tuple[Any, Unit | None, int]] = {}  # worker, unit (None while it loads), try; by Ray's reference
+    queue = deque((unit, 1) for unit in units)
+    lost = 0  # workers that died since a unit was last finished
+    unit: Unit | None
 
-    def run(self, units: Sequence[Unit]) -> Iterator[list[AnswerRecord]]:
-        self.queue.extend((unit, 1) for unit in units)
-        count = min(len(units), self.most)
+    def start() -> None:  # there may be no room for it: units go only to workers that have loaded
+        worker = remote.remote(config, threads)
+        busy[worker.run.remote(None)] = (worker, None, 0)
+
+    try:
         for _ in range(count):
-            self._start_worker()
-        try:
-            while self.queue or any(unit is not None for _, unit, _ in self.busy.values()):
-                while self.queue and self.idle:
-                    worker, (unit, tries) = self.idle.pop(), self.queue.popleft()
-                    self.busy[worker.run.remote(unit)] = (worker, unit, tries)
-                yield from self._next(count)
-        finally:
-            for worker in [*self.idle, *(worker for worker, _, _ in self.busy.values())]:
-                self.ray.kill(worker)
-
-    def _start_worker(self) -> None:
-        worker = self.remote.remote()
-        self.busy[worker.load.remote(self.config, self.threads)] = (worker, None, 0)
-
-    def _next(self, count: int) -> list[list[AnswerRecord]]:
-        """Wait for a worker to load or to finish a unit, or to die.
-
-        One that died is replaced. A unit on which workers keep dying is split into its questions; a single question on
-        which they do has failed.
-        """
-        (ready,), _ = self.ray.wait([*self.busy], num_returns=1)
-        worker, unit, tries = self.busy.pop(ready)
-        try:
-            records: list[list[AnswerRecord]] | None = self.ray.get(ready)
-        except self.ray.exceptions.RayActorError as error:
-            reason = one_line(error)
-        except self.ray.exceptions.RayTaskError as error:
-            cause = error.cause
-            raise (ValueError(str(cause)) if isinstance(cause, ValueError) else error) from None
-        else:
-            self.idle.append(worker)
-            self.lost = self.lost if unit is None else 0
-            return records or []
-        self.lost += 1
-        if self.lost > count + LOSSES:
-            raise ValueError(f"workers keep dying, {self.lost} without a unit finished: {reason}")
-        self._start_worker()
-        if unit is None:
-            return []
-        if tries < TRIES:
-            self.queue.appendleft((unit, tries + 1))
-            return []
-        if len(unit.items) > 1:
-            self.queue.extend((replace(unit, items=(item,)), 1) for item in unit.items)
-            return []
-        reason = f"{tries} workers died while they answered this: {reason}"
-        item = open_task(self.config).items[unit.items[0]]
-        return [[failed_record(unit, from_dict(self.config.methods[i]), item, reason)] for i in unit.methods]
+            start()
+        while queue or any(unit is not None for _, unit, _ in busy.values()):
+            while queue and idle:
+                worker, (unit, tries) = idle.pop(), queue.popleft()
+                busy[worker.run.remote(unit)] = (worker, unit, tries)
+            (ready,), _ = ray.wait([*busy], num_returns=1)
+            worker, unit, tries = busy.pop(ready)
+            try:
+                records = ray.get(ready)
+            except ray.exceptions.RayTaskError as error:
+                cause = error.cause
+                raise (ValueError(str(cause)) if isinstance(cause, ValueError) else error) from None
+            except ray.exceptions.RayActorError as error:
+                lost, reason = lost + 1, one_line(error)
+                if lost > count + LOSSES:
+                    raise ValueError(f"workers keep dying, {lost} without a unit finished: {reason}") from None
+                start()
+                if unit is None:
+                    continue
+                if tries < TRIES:
+                    queue.appendleft((unit, tries + 1))
+                elif len(unit.items) > 1:
+                    queue.extend((replace(unit, items=(item,)), 1) for item in unit.items)
+                else:
+                    item, methods = open_task(config).items[unit.items[0]], [config.methods[i] for i in unit.methods]
+                    reason = f"{tries} workers died while they answered this: {reason}"
+                    yield [failed_record(unit, from_dict(method), item, reason) for method in methods]
+            else:
+                lost = lost if unit is None else 0
+                idle.append(worker)
+                yield from records
+    finally:
+        for worker in [*idle, *(worker for worker, _, _ in busy.values())]:
+            ray.kill(worker)

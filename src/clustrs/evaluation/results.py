@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,8 +19,20 @@ from clustrs.validation import excerpt
 MISSING, SCORED, FAILED, UNJUDGED = range(4)  # states of an answer
 LARGEST_GRID = 20_000_000
 LARGEST_COUNT = 1_000_000_000  # largest number of items or kept tokens that a configuration may ask for
-LARGEST_INDEX = 2**31 - 1
 DESCENDING = ("jpeg",)  # corruptions whose lower levels are more severe
+Name = Annotated[str, msgspec.Meta(min_length=1, description="a name")]
+Fraction = Annotated[float, msgspec.Meta(gt=0, le=LARGEST_COUNT, description="a fraction")]
+Budget = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_COUNT, description="a count")] | Fraction
+CONFIG: dict[str, Any] = {  # entries of config.json that results need
+    "task": str,
+    "model": str,
+    "judged": bool,
+    "items": Annotated[int, msgspec.Meta(ge=1, le=LARGEST_COUNT, description=f"1 to {LARGEST_COUNT}")],
+    "scale": Annotated[float, msgspec.Meta(ge=1e-6, le=1e6, description="a number above 0")],
+    "methods": Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1, description="a list of dict")],
+    "corruptions": Annotated[list[str], msgspec.Meta(min_length=1, description="a list of str")],
+    "seeds": Annotated[list[int], msgspec.Meta(min_length=1, description="a list of int")],
+}
 
 Pair = tuple[str, str]  # id of a question and the text that is judged
 KeptTokens = Mapping[int, NDArray[np.int32]]  # tokens kept by a method, by the item's index; -1 is the CLS token
@@ -76,6 +89,7 @@ class Run:
     judge_errors: Mapping[str, int]
     visual_tokens: NDArray[np.float64]  # mean number that the language model read of an image [methods], or NaN
     unpruned_tokens: NDArray[np.float64]  # mean number that it would have read unpruned [methods]
+    average_tokens: NDArray[np.float64]  # mean over layers of the language model, too [methods]
 
     @property
     def scale(self) -> float:
@@ -145,11 +159,12 @@ def load_run(folder: Path, judge: str | None = None) -> Run:
 
 
 def _load_run(folder: Path, judge: str | None) -> Run:
-    config = _config(folder)
+    config, where = read_config(folder), repr(str(folder / "config.json"))
+    for name, kind in CONFIG.items():
+        require(where, config, name, kind)
     if judge is not None and not config["judged"]:
         raise ValueError(f"judge must be None, the answers of this run need no judge, got {judge!r}")
-    methods, seeds = _methods(config["methods"]), tuple(config["seeds"])
-    by_text = _conditions(config["corruptions"])
+    methods, seeds, by_text = _methods(config["methods"]), tuple(config["seeds"]), _conditions(config["corruptions"])
     conditions = tuple(by_text.values())
     if len({*conditions}) < len(config["corruptions"]) or len({*seeds}) < len(seeds):
         raise ValueError("corruptions and seeds of config.json must not repeat")
@@ -164,7 +179,7 @@ def _load_run(folder: Path, judge: str | None) -> Run:
     items: dict[str, tuple[tuple[str, ...], NDArray[np.float64], NDArray[np.int8]]] = {}  # kinds, scores, states
     kept: dict[_Index, dict[str, NDArray[np.int32]]] = {}
     errors: Counter[str] = Counter()
-    tokens = np.zeros((3, len(methods)))  # read, unpruned, answers
+    tokens = np.zeros((4, len(methods)))  # read, unpruned, read as a mean over layers, answers
     for where, record in read_records(folder / "answers.jsonl", AnswerRecord):
         named = {"method": identity(record.method), "corruption": record.corruption, "seed": record.seed}
         for name, value in named.items():
@@ -180,12 +195,17 @@ def _load_run(folder: Path, judge: str | None) -> Run:
         if states[cell] != MISSING:
             name = excerpt(record.item)
             raise ValueError(f"{where}: {name} was answered with this method, corruption and seed before")
-        states[cell], scores[cell] = _score(where, record, verdicts.scores)
         if record.error is not None:
+            states[cell] = FAILED
             errors[record.error] += 1
             continue
+        if record.text is None or record.kept is None:
+            raise ValueError(f"{where}: text and kept must be given where there is no error, got null")
+        score = verdicts.scores.get((record.item, record.text)) if record.score is None else record.score
+        states[cell], scores[cell] = (UNJUDGED, np.nan) if score is None else (SCORED, score)
         if record.visual_tokens is not None and record.unpruned_tokens is not None:  # imported records have none
-            tokens[:, cell[0]] += (record.visual_tokens, record.unpruned_tokens, 1)
+            average = record.visual_tokens if record.average_tokens is None else record.average_tokens
+            tokens[:, cell[0]] += (record.visual_tokens, record.unpruned_tokens, average, 1)
         if compares and methods[cell[0]].keep is not None:
             kept.setdefault(cell, {})[record.item] = np.array(record.kept, np.int32)
     if len(items) > config["items"]:
@@ -193,9 +213,9 @@ def _load_run(folder: Path, judge: str | None) -> Run:
     names = sorted(items)
     rank = {name: i for i, name in enumerate(names)}
     scores, states = np.full((*shape, len(names)), np.nan), np.full((*shape, len(names)), MISSING, np.int8)
-    for i, name in enumerate(names):
+    for name, i in rank.items():
         _, scores[..., i], states[..., i] = items[name]
-    read, unpruned = np.divide(tokens[:2], tokens[2], out=np.full((2, len(methods)), np.nan), where=tokens[2] > 0)
+    means = np.divide(tokens[:3], tokens[3], out=np.full((3, len(methods)), np.nan), where=tokens[3] > 0)
     return Run(
         config=config,
         judge=verdicts.judge,
@@ -209,24 +229,10 @@ def _load_run(folder: Path, judge: str | None) -> Run:
         kept={cell: {rank[name]: tokens for name, tokens in own.items()} for cell, own in kept.items()},
         errors=errors,
         judge_errors=verdicts.errors,
-        visual_tokens=read,
-        unpruned_tokens=unpruned,
+        visual_tokens=means[0],
+        unpruned_tokens=means[1],
+        average_tokens=means[2],
     )
-
-
-def _score(where: str, record: AnswerRecord, verdicts: Mapping[Pair, float]) -> tuple[int, float]:
-    if record.error is not None:
-        return FAILED, np.nan
-    if record.text is None:
-        raise ValueError(f"{where}: text must be a string where there is no error, got None")
-    if record.kept is None:
-        raise ValueError(f"{where}: kept must be a list of int where there is no error, got None")
-    if record.kept and (min(record.kept) < -1 or max(record.kept) > LARGEST_INDEX):
-        raise ValueError(f"{where}: kept must be token indices from 0 (or -1 for CLS), got {excerpt(record.kept)}")
-    score = verdicts.get((record.item, record.text)) if record.score is None else record.score
-    if score is not None and not 0 <= score <= 1:
-        raise ValueError(f"{where}: score must be a number from 0 to 1 or null, got {excerpt(score)}")
-    return (UNJUDGED, np.nan) if score is None else (SCORED, score)
 
 
 @dataclass(frozen=True)
@@ -239,10 +245,7 @@ class Verdicts:
 
 
 def stored_verdicts(path: Path) -> Iterator[VerdictRecord]:
-    for where, verdict in read_records(path, VerdictRecord) if path.exists() else ():
-        if verdict.score is not None and not 0 <= verdict.score <= 1:
-            raise ValueError(f"{where}: score must be a number from 0 to 1 or null, got {verdict.score!r}")
-        yield verdict
+    return (verdict for _, verdict in (read_records(path, VerdictRecord) if path.exists() else ()))
 
 
 def read_verdicts(folder: Path, judge: str | None = None) -> Verdicts:
@@ -271,37 +274,17 @@ def read_verdicts(folder: Path, judge: str | None = None) -> Verdicts:
     return Verdicts(chosen, {pair: math.fsum(marks) / len(marks) for pair, marks in scores.items()}, errors)
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    config, where = read_config(folder), repr(str(folder / "config.json"))
-    for name, kind in (("task", str), ("model", str), ("items", int), ("judged", bool)):
-        require(where, config, name, kind)
-    for name, part in (("methods", dict), ("corruptions", str), ("seeds", int)):
-        values = require(where, config, name, list)
-        if not values or not all(isinstance(value, part) and not isinstance(value, bool) for value in values):
-            raise ValueError(f"{where}: {name} must be a list of {part.__name__}, got {excerpt(values)}")
-    scale = config.get("scale")
-    if not 1 <= config["items"] <= LARGEST_COUNT:
-        raise ValueError(f"{where}: items must be 1 to {LARGEST_COUNT}, got {excerpt(config['items'])}")
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not 1e-6 <= scale <= 1e6:
-        raise ValueError(f"{where}: scale must be a number above 0, got {excerpt(scale)}")
-    return config
-
-
 def _methods(described: Sequence[Mapping[str, Any]]) -> tuple[Method, ...]:
     plain = []
     for stored in described:
-        name, keep = stored.get("name"), stored.get("keep")
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"method {excerpt(stored)} of config.json has no name")
-        if name == "none":
-            keep = None
-        elif isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep <= LARGEST_COUNT:
-            where = f"method {excerpt(name)} of config.json"
-            raise ValueError(f"{where}: keep must be a count or a fraction, got {excerpt(keep)}")
+        where = f"method {excerpt(stored)} of config.json"
+        name = require(where, stored, "name", Name)
+        keep = None if name == "none" else require(where, stored, "keep", Budget)
         plain.append(Method(name, name, keep, {k: v for k, v in stored.items() if k not in ("name", "keep")}))
-    labels = variant_labels([{**method.parameters, "name": method.name} for method in plain])
-    labelled = [replace(method, label=label) for method, label in zip(plain, labels, strict=True)]
-    if len({(method.label, method.budget) for method in labelled}) < len(labelled):
+    distinct = len({identity(stored) for stored in described}) == len(described)  # before labels, which take long
+    labels = variant_labels([{**method.parameters, "name": method.name} for method in plain]) if distinct else []
+    labelled = [replace(method, label=label) for method, label in zip(plain, labels, strict=distinct)]
+    if len({(method.label, method.budget) for method in labelled}) < len(plain):
         raise ValueError("methods of config.json: two of them are the same")
     return tuple(labelled)
 

@@ -4,6 +4,7 @@ The work comes in units: some questions under one corruption. Their images pass 
 prunes the result. An engine answers the units; a `Worker` holds the loaded model.
 """
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,15 +23,7 @@ from clustrs import validation
 from clustrs.corruptions.images import check_size
 from clustrs.evaluation.config import Config, parse_corruption
 from clustrs.evaluation.store import AnswerRecord, Key, RunFolder, identity, key_of, new_record, read_object
-from clustrs.evaluation.tasks import (
-    Item,
-    Task,
-    file_checksum,
-    fingerprint,
-    get_task,
-    has_half_characters,
-    image_checksum,
-)
+from clustrs.evaluation.tasks import Item, Task, file_checksum, fingerprint, get_task, has_surrogates
 from clustrs.models import ask as asking
 from clustrs.models import load
 from clustrs.models.adapters.base import adapter_class
@@ -42,8 +35,7 @@ from clustrs.validation import EngineName, excerpt
 
 MAX_FAILURES = 50  # failures of one method in a row after which a run stops: more than single images must be wrong
 LONGEST_ERROR = 300
-MODEL_FILES = (".safetensors", ".bin", ".json", ".txt", ".model", ".jinja")
-"""Suffixes of weights, configurations, tokenizers and chat templates."""
+MODEL_FILES = (".safetensors", ".bin", ".json", ".txt", ".model", ".jinja")  # all that transformers may read
 LARGE = 1 << 30  # bytes whose hashing takes seconds and is announced
 Failures = dict[str, str]  # errors by question id
 
@@ -116,11 +108,7 @@ def run(
     }
     settled = replace(config, **metadata.get("chosen", {}))
     streaks: Counter[str] = Counter()  # failures of each method in a row; answers that failed before do not count
-
-    def checksums() -> dict[str, str | None]:
-        return {name: image_checksum(task, name) for name in dict.fromkeys(item.image for item in task.items)}
-
-    with RunFolder(Path(folder)).opened(config, metadata, [item.id for item in task.items], checksums, retry) as store:
+    with RunFolder(Path(folder), task).opened(config, metadata, retry) as store:
         reused = len(store.done)
         left = units(config, task, store.done)
         forecast = Forecast(config, len(task.items), reused, tell or (lambda _: None))
@@ -129,7 +117,7 @@ def run(
         with tqdm(**bar_options, unit="answer", desc=desc, disable=not progress) as bar:
             for records in worker.run(settled, left):
                 fresh = [record for record in records if key_of(record) not in store.done]
-                store.append(fresh, lambda name: image_checksum(task, name))
+                store.append(fresh)
                 bar.set_description("answering", refresh=False)
                 bar.update(len(fresh))
                 forecast.add(len(fresh))
@@ -138,11 +126,9 @@ def run(
                     again = key_of(record) in store.retried
                     streaks[method] = 0 if record.error is None else streaks[method] + (not again)
                     if streaks[method] >= max_failures:
-                        raise ValueError(
-                            f"stopped: {max_failures} answers of {record.method['name']} in a row failed, the last one "
-                            f"with: {record.error}; the same command resumes and asks them again (--max-failures sets "
-                            "how many)"
-                        )
+                        failed = f"{max_failures} answers of {record.method['name']} in a row failed"
+                        advice = "the same command resumes and asks them again (--max-failures sets how many)"
+                        raise ValueError(f"stopped: {failed}, the last one with: {record.error}; {advice}")
         return RunSummary(len(store.done), len(store.failed), reused)
 
 
@@ -150,27 +136,26 @@ class Forecast:
     """Forecast of a run: the number of answers, and the time once a first batch was timed."""
 
     def __init__(self, config: Config, questions: int, reused: int, tell: Callable[[str], None]) -> None:
-        self.tell, self.batches = tell, len(config.methods)
-        self.seen, self.fresh, self.start = 0, 0, 0.0
-        self.left = self.batches * len(config.corruptions) * len(config.seeds) * questions - reused
-        counts = {"method": self.batches, "corruption": len(config.corruptions), "seed": len(config.seeds)}
-        parts = [f"{n} {what}{'s' * (n > 1)}" for what, n in {**counts, "question": questions}.items()]
+        counts = {"method": len(config.methods), "corruption": len(config.corruptions), "seed": len(config.seeds)}
+        counts["question"] = questions
+        self.tell, self.batches, self.left = tell, len(config.methods), math.prod(counts.values()) - reused
+        self.calls, self.timed, self.start = 0, 0, 0.0
+        parts = [f"{n} {what}{'s' * (n > 1)}" for what, n in counts.items()]
         before = f"; {reused:,} are there already" if reused else ""
         after = ", estimating the time from the first batch" if self.left else ""
         tell(f"{self.left + reused:,} answers: {' x '.join(parts)}{before}{after}")
 
     def add(self, count: int) -> None:
         """Count answers; those of the first call paid for loading the model and are not timed."""
-        self.seen += 1
-        if self.seen == 1:
+        self.calls += 1
+        self.left -= count
+        if self.calls == 1:
             self.start = perf_counter()
-            self.left -= count
             return
-        self.fresh += count
-        if self.seen == self.batches + 1 and self.left > self.fresh > 0:
-            left = self.left - self.fresh
-            seconds = (perf_counter() - self.start) / self.fresh * left
-            self.tell(f"about {duration(seconds)} for the other {left:,} answers")
+        self.timed += count
+        if self.calls == self.batches + 1 and self.left and self.timed:
+            seconds = (perf_counter() - self.start) / self.timed * self.left
+            self.tell(f"about {duration(seconds)} for the other {self.left:,} answers")
 
 
 def duration(seconds: float) -> str:
@@ -182,18 +167,17 @@ def duration(seconds: float) -> str:
 
 def choose_auto(config: Config) -> dict[str, Any]:
     """Return what "auto" chooses for the model, as `chosen`; nothing where the configuration leaves no choice."""
-    names = ("positions", "attention")
-    left = [name for name in names if getattr(config, name) == "auto"]
-    if not left:
+    given = {"positions": config.positions, "attention": config.attention}
+    if "auto" not in given.values():
         return {}
     family = adapter_class(str(read_object(load.local_files(config.model) / "config.json").get("model_type")))
     device = load.resolve_device(config.device).type
-    settled = resolve_auto(family, config.attn, device, config.positions, config.attention)
-    return {"chosen": {name: value for name, value in zip(names, settled, strict=True) if name in left}}
+    settled = zip(given, resolve_auto(family, config.attn, device, config.positions, config.attention), strict=True)
+    return {"chosen": {name: value for name, value in settled if given[name] == "auto"}}
 
 
 def model_checksums(folder: Path, progress: bool = True) -> dict[str, str]:
-    """Return the SHA-256 of every file in a model's folder that transformers may read, weights in full."""
+    """Return the SHA-256 of the files of a model, weights in full."""
     try:
         files = sorted(path for path in folder.rglob("*") if path.suffix in MODEL_FILES and path.is_file())
         if any(path.suffix == ".safetensors" for path in files):
@@ -213,7 +197,7 @@ def open_task(config: Config) -> Task:
     for item in task.items:
         texts = {"id": item.id, "image": item.image, "question": item.question, "answer": item.answer}
         for name, value in (*texts.items(), *(("kind", kind) for kind in item.kinds)):
-            if not isinstance(value, str) or has_half_characters(value):
+            if not isinstance(value, str) or has_surrogates(value):
                 raise ValueError(f"task {config.task}: the {name} {excerpt(value)} of a question is not text")
         if item.id in seen:
             raise ValueError(f"task {config.task}: two questions have the id {excerpt(item.id)}")
@@ -269,7 +253,8 @@ class Worker:
         """Yield the records of each method of a unit; an error of one question is a failure of that question."""
         items = [self.task.items[index] for index in unit.items]
         failures: Failures = {}
-        images, texts = dict[str, Image.Image](), dict[str, str]()
+        images: dict[str, Image.Image] = {}
+        texts: dict[str, str] = {}
         corruption = parse_corruption(unit.corruption)
         for name in dict.fromkeys(item.image for item in items):
             try:
@@ -341,6 +326,7 @@ class Worker:
             return failed_record(unit, method, item, f"the task's score failed: {one_line(error)}")
         kept = [] if method.name == "none" else reply.image.selection.indices.tolist()
         tokens = {"kept": kept, "visual_tokens": reply.image.kept, "unpruned_tokens": reply.image.placeholders}
+        tokens["average_tokens"] = reply.image.average
         return new_record(item, method.to_dict(), unit.corruption, unit.seed, text=text, score=score, **tokens)
 
 

@@ -13,34 +13,40 @@ readers skip and the next writer cuts off.
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import UnionType
-from typing import Any, BinaryIO, TypeVar, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from filelock import FileLock, Timeout
 
 from clustrs.corruptions.images import open_regular
 from clustrs.evaluation.config import CHANGEABLE, Config, differences
-from clustrs.evaluation.tasks import Item, parse_json, read_text
+from clustrs.evaluation.tasks import Item, Task, image_checksum, parse_json, read_text
 from clustrs.pruners import from_dict
 from clustrs.validation import excerpt, source_date
 
-BLOCK = 1 << 16
 UNCHECKED = (*CHANGEABLE, "started")  # entries of config.json that may differ when a run is resumed
-SAME_ANSWERS = {"0.1.0", "0.2.0"}
-"""Versions of this package that give the same answers: each resumes runs of the others."""
+SAME_ANSWERS = {"0.1.0", "0.2.0"}  # versions that give the same answers: each resumes runs of the others
 
 Key = tuple[str, str, str, int]  # identity of an answer: question, method with its parameters, corruption, seed
-ImageChecksums = dict[str, str | None]
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
+Mark = Annotated[float, msgspec.Meta(ge=0, le=1, description="a number from 0 to 1")]
+Indices = Annotated[
+    list[Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]],
+    msgspec.Meta(description="token indices from 0 (or -1 for CLS)"),
+]
 
 
-class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Record of one answer; `method` is what `Pruner.to_dict` returns, a failed one has an `error` and no `text`."""
+class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Record of one answer; `method` is what `Pruner.to_dict` returns, a failed one has an `error` and no `text`.
+
+    `average_tokens` is a mean over layers, of methods that prune inside the language model.
+    """
 
     item: str
     image: str
@@ -51,21 +57,22 @@ class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True):
     corruption: str
     seed: int
     text: str | None
-    score: float | None
-    kept: list[int] | None
+    score: Mark | None
+    kept: Indices | None
     visual_tokens: int | None
     unpruned_tokens: int | None
     error: str | None
+    average_tokens: float | None = None
 
 
-class VerdictRecord(msgspec.Struct, frozen=True, kw_only=True):
+class VerdictRecord(msgspec.Struct, frozen=True):
     """Record of a judge's verdict on one text. A failed one has an `error` and no `score`."""
 
     item: str
     text: str
     judge: str
     round: int
-    score: float | None
+    score: Mark | None
     error: str | None
 
 
@@ -91,12 +98,25 @@ def parse(content: str | bytes, where: str) -> dict[str, Any]:
     return value
 
 
-def require(where: str, record: Mapping[str, Any], key: str, *kinds: type) -> Any:
-    value = record.get(key)
-    if key not in record or not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        names = " or ".join(map(_type_name, kinds))
-        raise ValueError(f"{where}: {key} must be {names}, got {excerpt(value) if key in record else 'nothing'}")
-    return value
+def require(where: str, record: Mapping[str, Any], key: str, kind: Any) -> Any:
+    """Return an entry as an object of a type; an error names the place, the entry, and what is expected."""
+    try:
+        return msgspec.convert(record[key], kind)
+    except (KeyError, msgspec.ValidationError, RecursionError):
+        found = excerpt(record[key]) if key in record else "nothing"
+        raise ValueError(f"{where}: {key} must be {_type_name(kind)}, got {found}") from None
+
+
+def _type_name(kind: Any) -> str:
+    """Name a type as messages do: "str or null", "list of int"."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return str(parts[1].description)
+    if origin in (Union, UnionType):
+        return " or ".join(map(_type_name, parts))
+    if origin is list:
+        return f"list of {_type_name(parts[0])}"
+    return "null" if kind is type(None) else (origin or kind).__name__
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -120,29 +140,15 @@ def lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def read_records(path: Path, kind: type[RecordT]) -> Iterator[tuple[str, RecordT]]:
     """Yield the place and the record of each line; an error names file, line, field and what is expected."""
-    decoder = msgspec.json.Decoder(kind)
+    decoder, known = msgspec.json.Decoder(kind), msgspec.structs.fields(kind)
     for where, line in raw_lines(path):
         try:
             yield where, decoder.decode(line)
             continue
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             data = parse(line, where)
-        for field in msgspec.structs.fields(kind):
-            found = excerpt(data[field.name]) if field.name in data else "nothing"
-            try:
-                msgspec.convert(data[field.name], field.type)
-            except (KeyError, msgspec.ValidationError, RecursionError):
-                raise ValueError(f"{where}: {field.name} must be {_type_name(field.type)}, got {found}") from None
-        yield where, msgspec.convert(data, kind)
-
-
-def _type_name(kind: Any) -> str:
-    """Name a type as messages do: "str or null", "list of int"."""
-    if isinstance(kind, UnionType):
-        return " or ".join(map(_type_name, get_args(kind)))
-    if get_origin(kind) is list:
-        return f"list of {_type_name(get_args(kind)[0])}"
-    return "null" if kind is type(None) else getattr(get_origin(kind) or kind, "__name__", str(kind))
+        given = (field for field in known if field.required or field.name in data)
+        yield where, kind(**{field.name: require(where, data, field.name, field.type) for field in given})
 
 
 def encode_record(record: msgspec.Struct) -> bytes:
@@ -152,18 +158,11 @@ def encode_record(record: msgspec.Struct) -> bytes:
         return json.dumps(msgspec.structs.asdict(record)).encode() + b"\n"
 
 
-def drop_torn_line(file: BinaryIO) -> None:
+def drop_torn_line(path: Path) -> None:
     """Cut off a last line without a line break, which a killed process left."""
-    size = end = file.seek(0, os.SEEK_END)
-    newline = -1
-    while end > 0 and newline < 0:
-        start = max(0, end - BLOCK)
-        file.seek(start)
-        newline = file.read(end - start).rfind(b"\n")
-        end = start + newline + 1
-    if end < size:
-        file.truncate(end)
-    file.seek(end)
+    whole = sum(len(line) for _, line in raw_lines(path))
+    if whole < path.stat().st_size:
+        os.truncate(path, whole)
 
 
 def write_whole(path: Path, content: str | Iterable[bytes]) -> None:
@@ -189,8 +188,7 @@ def locked(lock: Path, name: str) -> Iterator[None]:
 def today() -> str:
     """Return the day in UTC, as reports show it; the variable SOURCE_DATE_EPOCH, if it is set, stands for now."""
     seconds = source_date()
-    now = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
-    return now.date().isoformat()
+    return datetime.fromtimestamp(time.time() if seconds is None else seconds, UTC).date().isoformat()
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -207,53 +205,52 @@ def read_answers(folder: Path) -> Iterator[AnswerRecord]:
             yield record
 
 
+def some_answers(folder: Path) -> Iterator[AnswerRecord]:
+    """Yield the answers of a run that has some; an error if there are none."""
+    if not (folder / "answers.jsonl").is_file():
+        raise ValueError(f"{str(folder)!r} is not a run: there is no answers.jsonl in it")
+    record = None
+    for record in read_answers(folder):
+        yield record
+    if record is None:
+        raise ValueError(f"run {str(folder)!r} has no answers yet")
+
+
 class RunFolder:
     """Folder of a run, opened to be continued. `retried` are answers that failed before and are asked again now."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: Path, task: Task) -> None:
+        self.folder, self.task, self.name = Path(folder), task, f"run {str(folder)!r}"
         self.answers = self.folder / "answers.jsonl"
-        self.images: ImageChecksums = {}
+        self.images: dict[str, str | None] = {}
         self.done: set[Key] = set()
         self.failed: set[Key] = set()
         self.retried: set[Key] = set()
 
     @contextmanager
-    def opened(
-        self,
-        config: Config,
-        metadata: Mapping[str, Any],
-        items: Sequence[str],
-        images: Callable[[], ImageChecksums],
-        retry: bool = True,
-    ) -> Iterator["RunFolder"]:
+    def opened(self, config: Config, metadata: Mapping[str, Any], retry: bool = True) -> Iterator["RunFolder"]:
         """Start or resume the run, with a lock on the folder; metadata and images of answers must not have changed."""
         with ExitStack() as stack:
             with self._writing():
                 self.folder.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(locked(self.folder / "lock", f"run {str(self.folder)!r}"))
+                stack.enter_context(locked(self.folder / "lock", self.name))
                 self._check_config(config, metadata)
-                about: set[str] = set()
-                if self.answers.exists():
-                    with self.answers.open("r+b") as file:
-                        drop_torn_line(file)
-                    about = self._read(config, items, retry)
-                self._check_images(about, images())
+                self._check_images(self._read(config, retry) if self.answers.exists() else set())
                 if self.retried:
                     both = zip(raw_lines(self.answers), read_records(self.answers, AnswerRecord), strict=True)
                     kept = (line for (_, line), (_, record) in both if key_of(record) not in self.retried)
                     write_whole(self.answers, kept)
             yield self
 
-    def append(self, records: Sequence[AnswerRecord], checksum: Callable[[str], str | None]) -> None:
+    def append(self, records: Sequence[AnswerRecord]) -> None:
         """Add answers, and checksums of their images that could not be read when the run began, to the files."""
         late = {one.image for one in records if one.error is None and self.images.get(one.image) is None}
-        if late:
-            self._write_images(self.images | {name: checksum(name) for name in sorted(late)})
-        with self._writing(), self.answers.open("ab") as file:
-            file.write(b"".join(map(encode_record, records)))
-            file.flush()
-            os.fsync(file.fileno())
+        with self._writing():
+            self._write_images(self.images | {name: image_checksum(self.task, name) for name in sorted(late)})
+            with self.answers.open("ab") as file:
+                file.write(b"".join(map(encode_record, records)))
+                file.flush()
+                os.fsync(file.fileno())
         self.done |= {key_of(record) for record in records}
         self.failed |= {key_of(record) for record in records if record.error is not None}
 
@@ -269,7 +266,7 @@ class RunFolder:
 
     def _check_config(self, config: Config, metadata: Mapping[str, Any]) -> None:
         """Write the configuration of a new run; refuse another one for a run that is there."""
-        stored, run = self.folder / "config.json", f"run {str(self.folder)!r}"
+        stored = self.folder / "config.json"
         if stored.exists():
             before = {key: value for key, value in read_config(self.folder).items() if key not in UNCHECKED}
             before = {"attention": "plain", **before}  # which older runs do not say
@@ -278,22 +275,27 @@ class RunFolder:
                 before["clustrs"] = now["clustrs"]
             if changed := "; ".join(differences(before, now)):
                 advice = "pass the same options, or another folder with --output"
-                raise ValueError(f"{run} was made with another configuration ({changed}): {advice}")
+                raise ValueError(f"{self.name} was made with another configuration ({changed}): {advice}")
         elif self.answers.exists() and self.answers.stat().st_size:
             reason = "has answers but no config.json, cannot verify how they were produced"
-            raise ValueError(f"{run} {reason}: pass another folder with --output")
+            raise ValueError(f"{self.name} {reason}: pass another folder with --output")
         else:
             content = {**config.to_json(), **metadata, "started": today()}
             write_whole(stored, json.dumps(content, indent=2) + "\n")
 
-    def _read(self, config: Config, items: Sequence[str], retry: bool) -> set[str]:
+    def _read(self, config: Config, retry: bool) -> set[str]:
         """Read the answers so far; returns the names of the images that the kept ones are about."""
-        methods = {identity(from_dict(stored).to_dict()) for stored in config.methods}
-        known: tuple[set[Any], ...] = (set(items), methods, set(config.corruptions), set(config.seeds))
+        drop_torn_line(self.answers)
+        known: dict[str, set[Any]] = {
+            "item": {item.id for item in self.task.items},
+            "method": {identity(from_dict(stored).to_dict()) for stored in config.methods},
+            "corruption": set(config.corruptions),
+            "seed": set(config.seeds),
+        }
         about: set[str] = set()
         for where, record in read_records(self.answers, AnswerRecord):
             key = key_of(record)
-            for name, value, accepted in zip(("item", "method", "corruption", "seed"), key, known, strict=True):
+            for value, (name, accepted) in zip(key, known.items(), strict=True):
                 if value not in accepted:
                     raise ValueError(f"{where}: {name} {excerpt(value)} does not belong to this run")
             if key in self.done or key in self.retried:
@@ -307,25 +309,23 @@ class RunFolder:
                 self.failed.add(key)
         return about
 
-    def _check_images(self, about: set[str], now: ImageChecksums) -> None:
+    def _check_images(self, about: set[str]) -> None:
         """Refuse images that changed since they were asked about; one that could not be read has no checksum."""
-        path, run = self.folder / "images.json", f"run {str(self.folder)!r}"
-        before = read_object(path) if path.exists() else {}
+        path = self.folder / "images.json"
+        self.images = read_object(path) if path.exists() else {}
         if about and not path.exists():
-            raise ValueError(f"{run} has answers but no images.json: pass another folder")
+            raise ValueError(f"{self.name} has answers but no images.json: pass another folder")
+        images = dict.fromkeys(item.image for item in self.task.items)
+        now = {name: image_checksum(self.task, name) or self.images.get(name) for name in images}
         for name in sorted(about):
-            old, new = before.get(name), now.get(name)
-            if old is not None and new is not None and old != new:
-                change = f"(was {excerpt(old)}, now {excerpt(new)})"
+            old, new = self.images.get(name), now.get(name)
+            if old is not None and old != new:
+                change = f"has changed since it was asked about (was {excerpt(old)}, now {excerpt(new)})"
                 advice = "restore the image, or pass another folder with --output"
-                raise ValueError(
-                    f"{run}: image {excerpt(name)} has changed since it was asked about {change}: {advice}"
-                )
-        self.images = before
-        self._write_images({name: checksum or before.get(name) for name, checksum in now.items()})
+                raise ValueError(f"{self.name}: image {excerpt(name)} {change}: {advice}")
+        self._write_images(now)
 
-    def _write_images(self, images: ImageChecksums) -> None:
+    def _write_images(self, images: dict[str, str | None]) -> None:
         if images != self.images:
             self.images = images
-            with self._writing():
-                write_whole(self.folder / "images.json", json.dumps(images, indent=0) + "\n")
+            write_whole(self.folder / "images.json", json.dumps(images, indent=0) + "\n")

@@ -15,20 +15,14 @@ from clustrs.plugins import install_hint
 from clustrs.pruners import Pruner
 
 OPSET = 18
-OUTPUTS = ("image_features", "indices", "sizes")
-"""Names of the outputs. The first, and the input `pixel_values`, are those that onnxruntime-genai has by default."""
-FOLDED_BYTES = 2**24
-"""Constants of up to this size are computed when the file is written: the draws of the seeding, above all."""
+OUTPUTS = ("image_features", "indices", "sizes")  # the first, like `pixel_values`, is onnxruntime-genai's default
+FOLDED_BYTES = 2**24  # larger constants are not computed when the file is written: the draws of the seeding, above all
 LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir")  # they remark on unused operators, and on folding
 
 
 @dataclass(frozen=True)
 class GraphInfo:
-    """Contents of the JSON file beside a graph.
-
-    `tokens` is N, how many tokens the graph chooses from, `kept` is k. `inputs` and `outputs` have the shape of each,
-    as strings for JSON: "batch" stands for any number of images.
-    """
+    """Contents of the JSON file beside a graph that keeps k (`kept`) of N `tokens`; "batch" is any number of images."""
 
     method: dict[str, Any]
     tokens: int
@@ -110,10 +104,11 @@ def _convert(module: PrunedVision | TokenSelection) -> Any:
         size = op.Gather(op.Shape(self), op.Constant(value_ints=[dim]))
         return op.TopK(self, size, axis=dim, largest=int(descending), sorted=1)
 
-    levels = {name: logging.getLogger(name).level for name in LOGGERS}
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    levels = [logger.level for logger in loggers]
     try:
-        for name in LOGGERS:
-            logging.getLogger(name).setLevel(logging.ERROR)
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
         program: Any = torch.onnx.export(
             trace(module),
             (),
@@ -127,8 +122,8 @@ def _convert(module: PrunedVision | TokenSelection) -> Any:
         )
         optimizer.optimize_ir(program.model, input_size_limit=FOLDED_BYTES, output_size_limit=FOLDED_BYTES)
     finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
     model, graph = program.model, program.model.graph
     symbol, nodes = graph.inputs[0].shape[0], list(graph)
     values = [*graph.inputs, *graph.initializers.values(), *(out for node in nodes for out in node.outputs)]

@@ -44,10 +44,7 @@ def encode_internvl(adapter: Any, pixels: Tensor) -> PrunerInputs:
 
 
 def encode_idefics3(adapter: Any, pixels: Tensor, position_ids: Tensor) -> PrunerInputs:
-    """A crop of SmolVLM or Idefics3 that fills its square.
-
-    The model's own code looks for padding in the pixels; such a crop has none.
-    """
+    """A crop of SmolVLM or Idefics3 that fills its square: no padding, which the model's own code looks for."""
     tower, timer = adapter.inner.vision_model, StageTimer(pixels.device)
     with scoring.record_scores(adapter.scoring_layer(), adapter.reduction, timer) as recorder:
         patches = tower.embeddings.patch_embedding(pixels).flatten(2).mT
@@ -58,10 +55,7 @@ def encode_idefics3(adapter: Any, pixels: Tensor, position_ids: Tensor) -> Prune
 
 
 def full_positions(adapter: Any) -> Tensor:
-    """Return the position ids [P] that the model's own code assigns to the patches of a crop without padding.
-
-    They are not always 0 .. P-1: it computes them from fractions of the side, with rounding.
-    """
+    """Return the position ids [P] that the model's own code, with its rounding, gives a crop without padding."""
     embeddings = adapter.inner.vision_model.embeddings
     weight, side = embeddings.patch_embedding.weight, embeddings.num_patches_per_side
     seen: list[Tensor] = []
@@ -75,13 +69,12 @@ def full_positions(adapter: Any) -> Tensor:
     return seen[0]
 
 
-ENCODERS: dict[str, Callable[..., PrunerInputs]] = {
+ENCODERS: dict[str, Callable[..., PrunerInputs]] = {  # by model type: the families whose crops have one fixed size
     **dict.fromkeys(("llava", "llava_next", "llava_onevision"), encode_llava),
     **dict.fromkeys(("gemma3", "paligemma"), encode_gemma),
     "internvl": encode_internvl,
     **dict.fromkeys(("idefics3", "smolvlm"), encode_idefics3),
 }
-"""By `config.model_type`: the families whose crops have one fixed size, and what encodes these."""
 
 
 def encoder_of(adapter: Adapter) -> Callable[..., PrunerInputs]:
@@ -98,6 +91,8 @@ class PrunedGraph(nn.Module):
 
     def __init__(self, method: Pruner) -> None:
         super().__init__()
+        if method.where != "encoder":
+            raise ValueError(f"method {method.name!r} cannot be exported: it prunes inside the language model")
         if not method.exportable:
             exportable = ", ".join(name for name in list_methods() if method_class(name).exportable)
             raise ValueError(f"method {method.name!r} cannot be exported (exportable: {exportable})")
@@ -112,11 +107,7 @@ class PrunedGraph(nn.Module):
 
 class PrunedVision(PrunedGraph):
     """Vision tower, scoring, projector and selection of a model: pixels [B, 3, H, W] to tokens [B, k, D], their indices
-    [B, k] among the N tokens of a crop, and how many of these [B, k] each stands for.
-
-    The image is one crop of the model's fixed size: the whole image for LLaVA-1.5, Gemma 3 and PaliGemma, the base crop
-    of LLaVA-NeXT and LLaVA-OneVision, a tile of InternVL, a crop of SmolVLM and Idefics3.
-    """
+    [B, k] among the N tokens of a crop, and how many of these [B, k] each stands for."""
 
     def __init__(self, model: Any, method: Pruner) -> None:
         super().__init__(method)
@@ -133,7 +124,6 @@ class PrunedVision(PrunedGraph):
         self.register_buffer("position_ids", full_positions(self.adapter) if own_positions else None, persistent=False)
 
     def encode(self, pixel_values: Tensor) -> PrunerInputs:
-        """Encode crops: all their tokens, and the scores."""
         constants = () if self.position_ids is None else (self.position_ids,)
         return self.encoder(self.adapter, pixel_values, *constants)
 
@@ -141,7 +131,6 @@ class PrunedVision(PrunedGraph):
         return self.prune(self.encode(pixel_values))
 
     def example_inputs(self, batch: int = EXAMPLES) -> dict[str, Tensor]:
-        """Return black images to trace with."""
         size = self.adapter.config.vision_config.image_size
         sides = (size, size) if isinstance(size, int) else size
         return {"pixel_values": torch.zeros(batch, 3, *sides, dtype=next(self.parts.parameters()).dtype)}
@@ -179,7 +168,6 @@ class TokenSelection(PrunedGraph):
         return self.prune(PrunerInputs(tokens, attention, hidden=hidden, cls=self.cls))
 
     def example_inputs(self, batch: int = EXAMPLES) -> dict[str, Tensor]:
-        """Return zeros in the shapes of the inputs that the method needs."""
         inputs = {"tokens": torch.zeros(batch, self.tokens, self.dim)}
         if "scores" in self.method.requirements():
             inputs["attention"] = torch.zeros(batch, self.tokens)
@@ -191,8 +179,7 @@ class TokenSelection(PrunedGraph):
 def trace(module: PrunedVision | TokenSelection) -> ExportedProgram:
     """Export a module with `torch.export` for batches of any size, for ONNX and ExecuTorch."""
     inputs, batch = module.example_inputs(), Dim("batch")
+    shapes = {name: {0: batch} for name in inputs}
     hooks = scoring.hooked(module.adapter.scoring_layer()) if isinstance(module, PrunedVision) else nullcontext()
     with torch.no_grad(), hooks:
-        return torch.export.export(
-            module, (), kwargs=inputs, dynamic_shapes={name: {0: batch} for name in inputs}, strict=False
-        )
+        return torch.export.export(module, (), kwargs=inputs, dynamic_shapes=shapes, strict=False)

@@ -1,7 +1,4 @@
-"""Ask one question about one image (prompt templates, unknown words, timing), or many with images encoded once.
-
-The vision tower is most of the cost of an evaluation: `encode` runs it once, `reply` prunes its tokens by any method.
-"""
+"""Ask one question about one image (prompt templates, unknown words, timing), or many with images encoded once."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,30 +15,25 @@ from clustrs.models.adapters.base import VisualTokens, get_adapter
 from clustrs.models.scoring import StageTimer, now, timing
 from clustrs.models.select import ImageSelection
 from clustrs.pruners import Pruner
+from clustrs.pruners.inputs import FURTHER
 from clustrs.validation import Crops, PromptTemplate
 
 
 @dataclass(frozen=True)
 class Seconds:
-    """Wall seconds of one answer. `prefill` and `decode` are the language model's; `decode` is its sum over tokens.
-
-    `decode_per_token` is None when a single token was made, which is the prefill's work.
-    """
+    """Wall seconds of one answer. `prefill` and `decode` (its sum over tokens) are the language model's."""
 
     vision: float
     scoring: float
     selection: float
     prefill: float
     decode: float
-    decode_per_token: float | None
+    decode_per_token: float | None  # None when a single token was made, which is the prefill's work
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer of a model, the visual tokens it would have read and did read, and how long it took.
-
-    `unknown_words` are those of the question that a word-level tokenizer does not have: the model was not asked them.
-    """
+    """Answer of a model, the visual tokens it would have read and did read, and how long it took."""
 
     text: str
     unpruned_tokens: int
@@ -50,6 +42,7 @@ class Answer:
     seconds: Seconds
     image: ImageSelection
     unknown_words: tuple[str, ...] = ()
+    """Words of the question that a word-level tokenizer does not have: the model was not asked them."""
 
 
 def as_seen(processor: Any, image: Image.Image) -> Image.Image:
@@ -99,7 +92,6 @@ def ask(
         ValueError: For an empty question, or a model that is not supported.
 
     Examples:
-        >>> from clustrs import ClustRS, ask, image_path, load_model, open_image
         >>> model, processor = load_model("mini-llava")
         >>> image = open_image(image_path("sample:scene-1"))
         >>> answer = ask(model, processor, image, "How many objects are there?", ClustRS(keep=16))
@@ -110,7 +102,7 @@ def ask(
     text = chat_prompt(processor, question, prompt_template)
     inputs = processor(images=[image], text=[text], return_tensors="pt").to(model.device, model.dtype)
     with (
-        method(model, **options) as handle,
+        method(model, processor=processor, **options) as handle,
         call_seconds(model.get_decoder()) as calls,
         timing(),
         torch.inference_mode(),
@@ -154,10 +146,8 @@ SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
 )
-PLAIN_PROMPT = "USER: {image}\n{question} ASSISTANT:"
-"""For processors without a chat template: the turns of LLaVA-1.5 without its system line."""
-PLAIN_PROMPTS = {"PaliGemmaProcessor": "{image}{question}"}
-"""By processor, where these turns would be wrong: PaliGemma's image comes first, then the beginning of the text."""
+PLAIN_PROMPT = "USER: {image}\n{question} ASSISTANT:"  # without a chat template: LLaVA-1.5's, without its system line
+PLAIN_PROMPTS = {"PaliGemmaProcessor": "{image}{question}"}  # by processor, where these turns would be wrong
 VICUNA_V1 = f"{SYSTEM} {PLAIN_PROMPT}"
 
 
@@ -174,11 +164,8 @@ def chat_prompt(processor: Any, question: str, template: PromptTemplate = "check
 def messages_prompt(
     processor: Any, messages: Sequence[Mapping[str, Any]], template: PromptTemplate = "checkpoint"
 ) -> str:
-    """Return a conversation with any number of images in the words that the template has around it.
-
-    `messages` are those of chat templates: a role, and parts of type "image" or "text". LLaVA-1.5's words, and those
-    for processors without a template, are for one turn of a user whose images come before the text.
-    """
+    """Return a conversation in the words of the template; `messages` have a role, and parts of type "image" or "text".
+    LLaVA-1.5's words, and those for processors without a template, are for one turn of a user, images first."""
     validation.choice("prompt_template", template, get_args(PromptTemplate))
     if template == "checkpoint" and getattr(processor, "chat_template", None):
         try:
@@ -189,10 +176,8 @@ def messages_prompt(
     words = VICUNA_V1 if template == "vicuna_v1" else plain
     roles = [message["role"] for message in messages]
     if roles != ["user"]:
-        raise ValueError(
-            f"messages of {', '.join(roles)}: prompt_template={template!r} has words for one turn of a user; give one, "
-            "or a model with a chat template and prompt_template='checkpoint'"
-        )
+        accepted = f"one turn of a user for prompt_template={template!r} without the model's chat template"
+        raise ValueError(f"messages must be {accepted}, got {', '.join(roles)}")
     parts = messages[0]["content"]
     text = "\n".join(part["text"] for part in parts if part["type"] == "text")
     images = sum(part["type"] == "image" for part in parts)
@@ -206,10 +191,7 @@ NEAR = 0.8  # similarity of a known word that is proposed: `colour` for `color`,
 
 
 def unknown_words(processor: Any, text: str) -> list[str]:
-    """Return the words of a text that the tokenizer maps to its unknown token, as they are written there, each once.
-
-    Only a word-level tokenizer can have some. Others spell a word out of pieces, and nothing is lost of it.
-    """
+    """Return the words of a text that a word-level tokenizer maps to its unknown token, as written there, each once."""
     from tokenizers.models import WordLevel
 
     core: Any = getattr(getattr(processor, "tokenizer", None), "backend_tokenizer", None)
@@ -242,15 +224,12 @@ ALONG = ("token_type_ids", "mm_token_type_ids")
 
 @dataclass(frozen=True)
 class Batch:
-    """Prompts with one image each; prompts about the same image share its `VisualTokens`.
-
-    `along` has further per-token arguments: token types, for the families that have some.
-    """
+    """Prompts with one image each; prompts about the same image share its `VisualTokens`."""
 
     input_ids: Tensor
     attention_mask: Tensor
     images: list[VisualTokens]
-    along: dict[str, Any] = field(default_factory=dict)
+    along: dict[str, Any] = field(default_factory=dict)  # further per-token arguments: token types
 
 
 @dataclass(frozen=True)
@@ -266,6 +245,7 @@ def encode(
 ) -> Batch:
     """Run the vision tower over `images`. A prompt is the index of its image and the text, with a placeholder."""
     adapter = get_adapter(model)
+    adapter.records = FURTHER  # whatever a method may need
     inputs = processor(
         images=adapter.batch_images([images[index] for index, _ in prompts]),
         text=[text for _, text in prompts],
@@ -282,9 +262,20 @@ def encode(
     return Batch(inputs["input_ids"], inputs["attention_mask"], shared, along)
 
 
+def questions(model: Any, processor: Any, batch: Batch, method: Pruner) -> list[Tensor] | None:
+    """Return the embeddings [T, D] of each prompt's question; None for a method that does not read them."""
+    if "question" not in method.requirements():
+        return None
+    from clustrs.models.question import QuestionReader
+
+    adapter = get_adapter(model)
+    reader = QuestionReader(model, processor, None, adapter.written_text)
+    return reader.read(adapter, batch.input_ids, batch.attention_mask, batch.images)
+
+
 def reply(model: Any, processor: Any, batch: Batch, method: Pruner, max_new_tokens: int, **options: Any) -> list[Reply]:
     """Greedy answers to all prompts of a batch, with the tokens that `method` leaves. Options are those of `attach`."""
-    with method(model, **options) as handle, torch.inference_mode():
+    with method(model, processor=processor, **options) as handle, torch.inference_mode():
         output = handle.generate(
             batch.images,
             input_ids=batch.input_ids,

@@ -10,17 +10,19 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from copy import copy, deepcopy
+from dataclasses import replace
 from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
 
 from clustrs import validation
+from clustrs.models import inside, scoring, turns
 from clustrs.models import prompt as prompts
-from clustrs.models import scoring, turns
 from clustrs.models.adapters.base import Adapter, Modality, VisualTokens, get_adapter
+from clustrs.models.inside import InsideCall
 from clustrs.models.prompt import CallerPrompt, PrunedImage, checked_ids, compact, compact_arguments
-from clustrs.models.select import ImageSelection, prune_images
+from clustrs.models.select import ImageSelection, prune_images, survivors
 from clustrs.models.turns import Turn
 from clustrs.pruners.base import Pruner
 from clustrs.validation import Attention, Crops, Deepstack, Positions, Scope
@@ -108,6 +110,8 @@ class Handle:
         positions: "compact" counts positions without gaps, "original" keeps each survivor's own, "auto" as it fits.
         attention: "proportional" lets a survivor count as the tokens it stands for, "auto" where that is possible.
         deepstack: "shrunk" shrinks further feature planes as the tokens are, where a family has them.
+        processor: The model's processor, for methods that read the question; by default its own is loaded.
+        question: A question for these methods in place of those in the prompts.
 
     Attributes:
         positions: Positions in use, "compact" or "original"; families that compute their own (M-RoPE) keep them.
@@ -136,6 +140,8 @@ class Handle:
         positions: Positions,
         attention: Attention,
         deepstack: Deepstack,
+        processor: Any = None,
+        question: Any = None,
     ) -> None:
         validation.choice("scope", scope, get_args(Scope))
         validation.choice("crops", crops, get_args(Crops))
@@ -149,26 +155,47 @@ class Handle:
         decoder = self.model.get_decoder()
         where = getattr(decoder.config, "_attn_implementation", None), next(decoder.parameters()).device.type
         self.positions, self.attention = resolve_auto(type(self.adapter), *where, positions, attention)
+        self._encoder_method, self._inside_method = method.parts()
+        if method.where == "language model":  # nothing is dropped before it, and what it keeps stands for itself
+            self.positions, self.attention = "original", "plain"
+        if getattr(self._inside_method, "compact", False) and type(self.adapter).positions is not Adapter.positions:
+            raise ValueError(
+                f"compact must be False for a {self.adapter.config.model_type} model, with M-RoPE positions"
+            )
         if deepstack == "shrunk" and not self.adapter.has_planes:
             family = self.adapter.config.model_type
             raise ValueError(
                 f"deepstack must be 'raw' for a {family} model, which has no deepstack features, got 'shrunk'"
             )
+        self._reader: Any = None
+        if "question" in method.requirements():
+            from clustrs.models.question import QuestionReader
+
+            self._reader = QuestionReader(self.model, processor, question, self.adapter.written_text)
+        elif question is not None:
+            raise ValueError(f"question must be None for {method.name}, which does not read it, got {question!r}")
         if MARK in self.model.__dict__ or MARK in self.inner.__dict__:
             raise ValueError("a method is attached to this model already: remove it first (handle.remove())")
-        self._hooks: list[Any] = scoring.hook_attention(decoder) if self.attention == "proportional" else []
+        self._decoder = decoder
+        self._hooks: list[Any] = [] if self._inside_method is None else inside.hook_layers(decoder, self._inside_method)
+        if self.attention == "proportional":
+            self._hooks += scoring.hook_attention(decoder)
         self.attached = True
         self._thread = threading.local()
         self._latest: tuple[list[ImageSelection], dict[str, float]] = [], {}
-        self._layer = self.adapter.scoring_layer()
-        scoring.hook(self._layer)
+        self.adapter.records = method.requirements()
+        self._layers = self.adapter.hooked_layers()
+        for layer in self._layers:
+            scoring.hook(layer)
         self._model_generate: Any = getattr(self.model, "generate", None)
         self._before: list[tuple[Any, str, Any, Any]] = []
         wrapped = [(self.inner, "forward")]
         if self.model is not self.inner:
             names = ("forward", "generate", "_get_logits_processor", "_get_stopping_criteria")
             wrapped += [(self.model, name) for name in names]
-        ours = [(module, name, Wrapper(self, module, name)) for module, name in wrapped]
+        ours: list[Any] = [(module, name, Wrapper(self, module, name)) for module, name in wrapped]
+        if self._inside_method is not None and hasattr(decoder, "_deepstack_process"):
+            ours.append((decoder, "_deepstack_process", inside.Deepstack(decoder._deepstack_process)))
         for module, name, value in (*ours, (self.model, MARK, self), (self.inner, MARK, self)):
             self._before.append((module, name, module.__dict__.get(name), value))
             module.__dict__[name] = value
@@ -177,7 +204,8 @@ class Handle:
         """Restore the model; what others have set meanwhile stays. Calling it twice does no harm."""
         if self.attached:
             self.attached = False
-            scoring.unhook(self._layer)
+            for layer in self._layers:
+                scoring.unhook(layer)
             for one in self._hooks:
                 one.remove()
         while self._before:
@@ -242,16 +270,21 @@ class Handle:
             if turn is None:
                 return wrapper.original(*args, **kwargs)
             turn.continue_forward(arguments, self.adapter.first_position)
-            with self._inside(), scoring.biased(turn.compaction.log_sizes):
+            with self._inside(), self._pruned(turn, self._continue(turn)):
                 return wrapper.original(**arguments)
+        return self.forward(None, wrapper.original, **arguments)
+
+    def forward(self, encoded: list[VisualTokens] | None, original: Any = None, **arguments: Any) -> Any:
+        """Call the model's `forward` with encoded images, one for each image of the prompts, in order."""
         prompt, mask = checked_ids(arguments), arguments.get("attention_mask")
         pad_left = mask is not None and not torch.compiler.is_compiling() and bool((mask[:, 0] == 0).any())
-        turn = self._first_turn(arguments, prompt, pad_left)
+        arguments = {**self.adapter.image_arguments(encoded or []), **arguments}
+        turn, call = self._first_turn(arguments, prompt, pad_left, encoded)
         if arguments.get("logits_to_keep") is not None:
             arguments["logits_to_keep"] = turns.moved_indices(arguments["logits_to_keep"], turn.compaction)
-        with self._inside(), scoring.biased(turn.compaction.log_sizes):
-            out = wrapper.original(**arguments)
-        turns.remember(getattr(out, "past_key_values", None), turn)
+        with self._inside(), self._pruned(turn, call):
+            out = (original or self.model)(**arguments)
+        turns.remember(getattr(out, "past_key_values", None), self._done(turn, call))
         return out
 
     def _generate(self, wrapper: Wrapper, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -296,11 +329,11 @@ class Handle:
         if turn is None:
             arguments = {**self.adapter.image_arguments(encoded or []), **arguments}
             counted = (mask.cumsum(-1) - 1).clamp(min=0) if self.positions == "original" else None
-            turn = self._first_turn(arguments, prompt, True, encoded, counted)
+            turn, call = self._first_turn(arguments, prompt, True, encoded, counted)
         else:
             known = [m for m in get_args(Modality) if hasattr(self.adapter.config, f"{m}_token_id")]
             placeholders = [self.adapter.placeholder(modality) for modality in known]
-            turn = turn.continue_prompt(prompt, mask, placeholders)
+            turn, call = turn.continue_prompt(prompt, mask, placeholders), self._continue(turn)
             for name in (*self.adapter.pixel_arguments, *self.adapter.vision_kwargs):
                 arguments.pop(name, None)
             compact_arguments(arguments, turn.compaction, prompts.pad_id(self.model, avoid=placeholders))
@@ -314,9 +347,9 @@ class Handle:
             arguments["streamer"] = prompts.Streamer(arguments["streamer"], prompt)
         cache = arguments.get("past_key_values")
         detached = nullcontext() if cache is None else turns.detached(cache)
-        with self._inside(caller), scoring.biased(turn.compaction.log_sizes), detached:
+        with self._inside(caller), self._pruned(turn, call), detached:
             out = self._model_generate(**arguments)
-        cache = getattr(out, "past_key_values", cache)
+        cache, turn = getattr(out, "past_key_values", cache), self._done(turn, call)
         if cache is not None:
             turns.remember(cache, turn)
         if isinstance(out, Tensor):
@@ -339,13 +372,15 @@ class Handle:
         pad_left: bool,
         encoded: list[VisualTokens] | None = None,
         counted: Tensor | None = None,
-    ) -> Turn:
+    ) -> tuple[Turn, InsideCall | None]:
         """Encode and prune the images; compact the prompt and all per-token arguments, in place.
 
         Position ids are set where the model would not count them right by itself; `counted` [B, S] are those that
         `generate` would count.
         """
         compiling = torch.compiler.is_compiling()
+        if compiling and self._inside_method is not None:
+            raise ValueError(f"torch.compile: a model can't be compiled while {self.method.name} is attached")
         given, family = arguments.pop("position_ids", None), self.adapter.positions(arguments)
         cache = arguments.get("past_key_values")
         if cache is not None and cache.get_seq_length() > 0:
@@ -357,8 +392,15 @@ class Handle:
         if encoded is None:
             encoded = self.adapter.encode(arguments, timer, self.crops)
         with timer.time("selection"):
-            sizes = self.attention == "proportional"
-            kept, last = prune_images(self.method, encoded, self.scope, self.deepstack, sizes)
+            sizes, questions = self.attention == "proportional", None
+            if self._reader is not None:
+                if compiling:
+                    raise ValueError(
+                        f"torch.compile: {self.method.name} reads the question in a prompt's ids, which "
+                        "are not known while compiling"
+                    )
+                questions = self._reader.read(self.adapter, prompt, arguments.get("attention_mask"), encoded)
+            kept, last = prune_images(self._encoder_method, encoded, self.scope, self.deepstack, sizes, questions)
         groups: dict[Modality, list[PrunedImage]] = {}
         for image, tokens in zip(encoded, kept, strict=True):
             groups.setdefault(image.modality, []).append(tokens)
@@ -398,7 +440,44 @@ class Handle:
             moved = compaction.gather(given.expand(*given.shape[:-2], *prompt.shape), 0)
             arguments["position_ids"] = moved - compaction.dropped
         self.adapter.set_position_ids(arguments, compaction, positions)
-        return Turn(prompt, compaction, positions, compact_positions=self.positions == "compact")
+        turn = Turn(prompt, compaction, positions, compact_positions=self.positions == "compact")
+        method, call = self._inside_method, None
+        if method is not None:
+            counts = [(token, [len(tokens.features) for tokens in group]) for token, group in images]
+            call = inside.start(method, self._decoder, arguments["input_ids"], compaction.mask, counts)
+        if call is not None:
+            call.sources = list(zip(encoded, kept, last, strict=True))
+        return turn, call
+
+    def _continue(self, turn: Turn) -> InsideCall | None:
+        """Return what fits a later call to a cache whose layers hold different columns."""
+        if not turn.columns:
+            return None
+        if self._inside_method is None:
+            raise ValueError(
+                "past_key_values needs a method inside the language model, with which its prompt was read, got "
+                f"{self.method.name}"
+            )
+        return InsideCall(self._inside_method, self._decoder, turn.columns)
+
+    @contextmanager
+    def _pruned(self, turn: Turn, call: InsideCall | None) -> Iterator[None]:
+        """Let keys count for what they stand for, and prune inside the language model."""
+        columns = None if call is None else call.key_columns
+        with scoring.biased(turn.compaction.log_sizes, columns), inside.pruned_inside(call):
+            yield
+
+    def _done(self, turn: Turn, call: InsideCall | None) -> Turn:
+        """Note what a call kept inside the language model."""
+        if call is None or not call.images:
+            return turn
+        layers = len(self._decoder.layers)
+        last = [
+            survivors(encoded, pruned, before, image.left(), call.method.average_tokens(image.total, layers))
+            for (encoded, pruned, before), image in zip(call.sources, call.images, strict=True)
+        ]
+        self._latest = self._thread.results = last, self.seconds
+        return replace(turn, columns=tuple(call.columns))
 
     def _turn(self, arguments: dict[str, Any]) -> Turn | None:
         """Return what the cache of a call holds, on the device of the new tokens; None if its prompt was not pruned."""

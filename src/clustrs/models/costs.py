@@ -1,11 +1,9 @@
 """Count what a model call costs: FLOPs of every part, bytes of the KV cache.
 
-The model is built from its config on the meta device, where tensors have shapes and no values, and torch's
-`FlopCounterMode` counts the matrix products and convolutions of its own code; a multiply-add is 2 FLOPs. Norms,
-activations and softmax do not count. Attention counts in full, as eager and SDPA kernels with a mask compute it:
-nothing is saved for the causal half, nor in prefill for what lies outside a sliding window. Experts count as far as
-they are active, linear attention as transformers' own PyTorch code computes it: the update of its state by one token
-is written as elementwise products there, which do not count.
+The model is built from its config on the meta device, and torch's `FlopCounterMode` counts the matrix products and
+convolutions of its own code; a multiply-add is 2 FLOPs. Norms, activations and softmax do not count. Attention counts
+in full, also its causal half and what lies outside a sliding window in prefill. Experts count as far as they are
+active, linear attention as transformers' own PyTorch code computes it, whose update by one token is elementwise.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,6 +20,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from clustrs import validation
 from clustrs.models.adapters.base import PatchGrid, adapter_class, get_adapter
+from clustrs.models.inside import Columns, InsideCall, hook_layers, pruned_inside
+from clustrs.pruners.base import Pruner
+from clustrs.pruners.inside import InsidePruner
 
 CACHED = ("keys", "values", "conv_states", "recurrent_states")  # tensors of a cache's layers, under transformers' names
 
@@ -57,16 +58,20 @@ def count_cost(
     crops: int = 1,
     dtype: torch.dtype = torch.float32,
     grid: PatchGrid | None = None,
+    method: Pruner | None = None,
 ) -> Cost:
     """Count the cost of a prompt with some visual tokens, before or after pruning.
+
+    The selection itself does not count.
 
     Args:
         config: The model's config. No weights are loaded.
         text_tokens: Tokens of the prompt that are text.
-        visual_tokens: Visual tokens that the language model reads.
+        visual_tokens: Visual tokens that the language model reads; with a method, those that it would read unpruned.
         crops: Crops that go through the vision tower.
         dtype: Type of the weights and of the KV cache.
         grid: Size of the image in patches, for families that take images of any size.
+        method: A method that prunes; needed for one inside the language model, whose layers read different numbers.
 
     Returns:
         FLOPs of each part and bytes of the cache.
@@ -79,6 +84,9 @@ def count_cost(
         >>> cost = count_cost(LlavaConfig(), text_tokens=35, visual_tokens=576)
         >>> f"{cost.prefill / 1e12:.2f} TFLOP, {cost.kv_bytes / 2**20:.0f} MiB"
         '8.11 TFLOP, 611 MiB'
+        >>> cost = count_cost(LlavaConfig(), text_tokens=35, visual_tokens=576, method=FastV(keep=64, layer=2))
+        >>> f"{cost.prefill / 1e12:.2f} TFLOP, {cost.kv_bytes / 2**20:.0f} MiB"
+        '1.71 TFLOP, 131 MiB'
     """
     validation.integer("text_tokens", text_tokens, 0)
     validation.integer("visual_tokens", visual_tokens, 0)
@@ -90,7 +98,11 @@ def count_cost(
         raise ValueError(f"grid must be None for a {config.model_type} model, whose crops have one size, got {grid!r}")
     model = meta_model(config, dtype)
     tower, projector = count_vision(model, grid)
-    prefill, decode, kv_bytes = count_text(model, text_tokens + visual_tokens)
+    inside: InsidePruner | None = None
+    if method is not None:
+        first, inside = method.parts()
+        visual_tokens = first.count(visual_tokens)
+    prefill, decode, kv_bytes = count_text(model, text_tokens + visual_tokens, visual_tokens, inside)
     return Cost(crops * tower, crops * projector, prefill, decode, kv_bytes)
 
 
@@ -115,11 +127,24 @@ def count_vision(model: Any, grid: PatchGrid | None = None) -> tuple[int, int]:
     return total(counter) - sum(projected), sum(projected)
 
 
-def count_text(model: Any, tokens: int) -> tuple[int, int, int]:
-    """Count the FLOPs of prefill and of the token after it, and the bytes of the cache between the two."""
-    cache, counts, held = None, [], 0
+def count_text(
+    model: Any, tokens: int, visual_tokens: int = 0, inside: InsidePruner | None = None
+) -> tuple[int, int, int]:
+    """Count the FLOPs of prefill and of the token after it, and the bytes of the cache between the two.
+
+    A method inside the language model drops the last of the visual tokens, which come first.
+    """
+    cache, counts, held, call = None, [], 0, None
+    if inside is not None:
+        decoder = model.get_decoder()
+        hook_layers(decoder, inside)  # the model is thrown away, hooks and all
+        columns = []
+        for layer, left in inside.schedule(visual_tokens, len(decoder.layers)).items():
+            index = torch.cat([torch.arange(left), torch.arange(visual_tokens, tokens)])[None]
+            columns.append(Columns(layer, index, torch.ones_like(index, dtype=torch.bool), tokens))
+        call = InsideCall(inside, decoder, columns)
     for new in (tokens, 1):
-        with counting() as counter:
+        with counting() as counter, pruned_inside(call):
             ids = torch.zeros(1, new, dtype=torch.long, device="meta")
             out = model(input_ids=ids, use_cache=True, past_key_values=cache, logits_to_keep=1)
         counts.append(total(counter))
@@ -136,7 +161,7 @@ def count_text(model: Any, tokens: int) -> tuple[int, int, int]:
 
 @contextmanager
 def counting() -> Iterator[FlopCounterMode]:
-    """Count the FLOPs of a block, with the triangular systems of linear attention, which torch has no formula for."""
+    """Count the FLOPs of a block, with triangular systems (of linear attention), which torch has no formula for."""
     mapping = {torch.ops.aten.linalg_solve_triangular: _triangular_flops}
     with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=mapping) as counter, _HelpersToMeta():
         yield counter
@@ -155,11 +180,8 @@ def _triangular_flops(matrix: Any, columns: Any, *_: Any, **__: Any) -> int:
 
 
 class _HelpersToMeta(TorchDispatchMode):
-    """Positions and masks have values, on the CPU; they move to the meta device where they meet a tensor that is there.
-
-    Values are needed as long as shapes depend on them: of masks that select rows, and of lengths to split by. A flag
-    that is read from the meta device ("is anything masked?") is true; no count depends on it.
-    """
+    """Positions and masks have values, on the CPU, for shapes may depend on them; they move to the meta device where
+    they meet a tensor that is there. A flag that is read from it ("is anything masked?") is true; no count cares."""
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -169,11 +191,10 @@ class _HelpersToMeta(TorchDispatchMode):
             if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype == torch.bool:
                 return True
             if func is torch.ops.aten.index.Tensor:  # row numbers in place of a mask, whose values are known on the CPU
-                args = (args[0], [part for index in args[1] for part in _as_indices(index)])
+                indices: list[Any] = []
+                for index in args[1]:
+                    is_mask = index is not None and index.dtype == torch.bool and not index.is_meta
+                    indices += index.nonzero().unbind(1) if is_mask else [index]
+                args = (args[0], indices)
             args, kwargs = tree_map_only(Tensor, lambda value: value.to("meta"), (args, kwargs))
         return func(*args, **kwargs)
-
-
-def _as_indices(given: Tensor | None) -> list[Tensor | None]:
-    is_mask = given is not None and given.dtype == torch.bool and not given.is_meta
-    return list(given.nonzero().unbind(1)) if is_mask and given is not None else [given]

@@ -13,16 +13,12 @@ from clustrs import validation
 if TYPE_CHECKING:
     from clustrs.models.select import ImageSelection
 
-Cell = tuple[int, int]
-"""Y and x of a token in a grid."""
-Box = tuple[int, int, int, int]
-"""Left, top, right and bottom in pixels; right and bottom are outside."""
+Box = tuple[int, int, int, int]  # left, top, right and bottom in pixels; right and bottom are outside
+Pair = tuple[int, int]
 
 FORMATS = (".png", ".pdf", ".svg")
-OKABE_ITO = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7")
-"""Colors for clusters, which color-blind people can tell apart."""
-SHADES = (0.0, 0.45, -0.35)
-"""After seven clusters the colors come again, lighter; after fourteen, darker; after 21 they repeat."""
+OKABE_ITO = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7")  # of clusters
+SHADES = (0.0, 0.45, -0.35)  # after seven clusters the colors come again, lighter; after fourteen, darker
 BRIGHTNESS, SATURATION = 0.6, 0.5  # brightness and saturation of dropped tokens, as fractions
 DEFAULT_SIZE = 640
 CELL = 16  # pixels of a token's cell that drawings have room for, unless told otherwise
@@ -37,10 +33,13 @@ def overlay_kept(
     """Draw what was kept of `image`, as the base crop shows it: dropped tokens dimmed, kept ones lit and outlined.
 
     An image in several tiles is drawn twice: with the cells of the base crop, and below (a tall one: at the right) with
-    those of the tiles. Of a video the first frame is drawn. A dashed outline marks a token that other tokens were
-    merged into. `clusters` adds a thin outline around each cluster's cells, in the color of its kept token's outline.
-    `size` is the longer side of the image in the drawing, in pixels; by default every token has room. Where nothing was
-    dropped, the image is shown as it is. All methods look alike, so that drawings of several can be compared.
+    those of the tiles. Of a video the first frame is drawn. A dashed outline marks a merged token.
+
+    Args:
+        image: The image as the base crop shows it.
+        result: Kept tokens, an entry of `handle.last`.
+        clusters: Outline each cluster's cells as well, in the color of its kept token's outline.
+        size: Longer side of the image in the drawing, in pixels; by default every token has room.
     """
     if size is not None:
         validation.integer("size", size, 1)
@@ -74,7 +73,7 @@ def overlay_kept(
     return whole
 
 
-def cell_box(size: tuple[int, int], grid: tuple[int, int], y: int, x: int) -> Box:
+def cell_box(size: Pair, grid: Pair, y: int, x: int) -> Box:
     """Return the pixels of one token's cell in a drawing of that width and height; cells meet without gaps."""
     (width, height), (rows, columns) = size, grid
     left, right = (round(i * width / columns) for i in (x, x + 1))
@@ -102,7 +101,6 @@ def draw_kept(image: Image.Image, result: "ImageSelection", path: str | os.PathL
 
     Examples:
         >>> import tempfile
-        >>> from clustrs import ClustRS, ask, draw_kept, image_path, load_model, open_image
         >>> model, processor = load_model("mini-llava")
         >>> image = open_image(image_path("sample:scene-1"))
         >>> answer = ask(model, processor, image, "How many objects are there?", ClustRS(keep=16))
@@ -165,7 +163,7 @@ def draw_comparison(
     _save(fig, path)
 
 
-def _tile_columns(size: tuple[int, int], tiles: int) -> int:
+def _tile_columns(size: Pair, tiles: int) -> int:
     """Return how many tiles lie side by side where the family does not say: the number that fits the image best."""
     shape = math.log(size[0] / size[1])
     fitting = [columns for columns in range(1, tiles + 1) if tiles % columns == 0]
@@ -173,14 +171,9 @@ def _tile_columns(size: tuple[int, int], tiles: int) -> int:
 
 
 def _draw_view(
-    image: Image.Image,
-    grid: tuple[int, int],
-    cells: dict[Cell, int],
-    kept: dict[int, bool],
-    labels: list[int],
-    size: int,
+    image: Image.Image, grid: Pair, cells: dict[Pair, int], kept: dict[int, bool], labels: list[int], size: int
 ) -> Image.Image:
-    """Draw the cells of one grid over the image: `kept` says of a token's index if others were merged into it."""
+    """Draw the `cells` (y, x: token) of one grid over the image; `kept` is True where others were merged in."""
     width, height = _scaled(image, size)
     room = math.ceil(max(1.0, SMALLEST_CELL / min(width / grid[1], height / grid[0])))
     drawing = image.convert("RGB").resize((room * width, room * height), Image.Resampling.LANCZOS)
@@ -212,7 +205,7 @@ def _draw_view(
     return drawing.reduce(room) if room > 1 else drawing
 
 
-def _scaled(image: Image.Image, size: int) -> tuple[int, int]:
+def _scaled(image: Image.Image, size: int) -> Pair:
     """Return width and height of the image when its longer side has `size` pixels."""
     scale = size / max(image.size)
     width, height = (max(1, round(side * scale)) for side in image.size)
@@ -230,10 +223,8 @@ def _outline(pen: ImageDraw.ImageDraw, box: Box, line: int, edge: str, dashed: b
         ends = [round(i * length / count) for i in range(count + 1)]
         for start, end in zip(ends[1:-1:2], ends[2::2], strict=False) if dashed else ():
             for near in (top, bottom - line) if across else (left, right - line):
-                if across:
-                    pen.rectangle((left + start, near, left + end - 1, near + line - 1), fill="black")
-                else:
-                    pen.rectangle((near, top + start, near + line - 1, top + end - 1), fill="black")
+                dash = (left + start, near, left + end - 1, near + line - 1)
+                pen.rectangle(dash if across else (near, top + start, near + line - 1, top + end - 1), fill="black")
 
 
 def _cluster_color(cluster: int) -> str:
@@ -301,7 +292,7 @@ def _crops(result: "ImageSelection") -> str:
         return ""
     kept = result.selection.indices
     crops = result.layout.tile[kept[kept >= 0]].tolist()
-    counts = ", ".join(str(crops.count(crop)) for crop in range(1, len(result.grids)))
-    if result.modality == "video":
-        return f"kept in the first frame: {crops.count(0)}; in the frames not drawn: {counts}"
-    return f"kept in the base crop: {crops.count(0)}; in the others: {counts}"
+    first, *others = (crops.count(crop) for crop in range(len(result.grids)))
+    video = result.modality == "video"
+    base, rest = ("first frame", "frames not drawn") if video else ("base crop", "others")
+    return f"kept in the {base}: {first}; in the {rest}: {', '.join(map(str, others))}"

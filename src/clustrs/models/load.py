@@ -55,7 +55,6 @@ def load_model(model_id: str, options: LoadOptions = DEFAULTS) -> tuple[Any, Any
         ValueError: If there is no such model, or it cannot be loaded with these options.
 
     Examples:
-        >>> from clustrs import load_model
         >>> model, processor = load_model("mini-llava")
         >>> model.config.model_type
         'llava'
@@ -85,10 +84,7 @@ def describe(options: LoadOptions) -> str:
 
 
 def load_arguments(options: LoadOptions) -> tuple[torch.device, dict[str, Any]]:
-    """Return the device of a model, and what `from_pretrained` is given.
-
-    Weights are float32 on a CPU and of the checkpoint's own type elsewhere, unless the options say otherwise.
-    """
+    """Return the device of a model, and what `from_pretrained` is given."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
     from transformers.utils import is_flash_attn_2_available
 
@@ -119,16 +115,12 @@ def resolve_device(name: str | None) -> torch.device:
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if name is None:
         return accelerator or torch.device("cpu")
-    kind, here = accelerator.type if accelerator else "cpu", ["cpu"]
+    here = ["cpu"]
     if accelerator:
-        here += [f"{kind}:{i}" for i in range(torch.accelerator.device_count())]
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"device must be one of {', '.join(here)}, got {name!r}") from None
-    if name not in (kind, *here):
-        raise ValueError(f"device={name!r}: this machine has {', '.join(here)}")
-    return device
+        here += [f"{accelerator.type}:{i}" for i in range(torch.accelerator.device_count())]
+    if name not in here and not (accelerator and name == accelerator.type):
+        raise ValueError(f"device must be one of {', '.join(here)}, got {name!r}")
+    return torch.device(name)
 
 
 def quantization(options: LoadOptions) -> Any:
@@ -144,23 +136,23 @@ def quantization(options: LoadOptions) -> Any:
         from transformers import TorchAoConfig
 
         return TorchAoConfig(Int8WeightOnlyConfig() if options.load_in_8bit else Int4WeightOnlyConfig())
-    raise ValueError(
-        f"{describe(options)}: neither bitsandbytes nor torchao is installed: pip install bitsandbytes accelerate"
-    )
+    wanted = "neither bitsandbytes nor torchao is installed: pip install bitsandbytes accelerate"
+    raise ValueError(f"{describe(options)}: {wanted}")
 
 
-def load_processor(source: str) -> Any:
-    """Load a folder's or a hub id's processor; for images only where what its video half needs is missing."""
+def load_processor(source: str, **options: Any) -> Any:
+    """Load a folder's or a hub id's processor; for images only where what its video half needs is missing. `options`
+    are those of `from_pretrained`."""
     from transformers import AutoConfig, AutoProcessor
 
     from clustrs.models.processors import IMAGE_ONLY
 
     torchvision = find_spec("torchvision") is not None
     if not torchvision or find_spec("num2words") is None:
-        kind = AutoConfig.from_pretrained(source, trust_remote_code=False).model_type
+        kind = AutoConfig.from_pretrained(source, trust_remote_code=False, **options).model_type
         if kind in IMAGE_ONLY and (not torchvision or kind == "smolvlm"):
-            return IMAGE_ONLY[kind].from_pretrained(source, trust_remote_code=False)
-    return AutoProcessor.from_pretrained(source, trust_remote_code=False)
+            return IMAGE_ONLY[kind].from_pretrained(source, trust_remote_code=False, **options)
+    return AutoProcessor.from_pretrained(source, trust_remote_code=False, **options)
 
 
 CARRIED_OVER = ("size", "crop_size", "resample", "rescale_factor", "image_mean", "image_std")
@@ -177,10 +169,8 @@ def apply_image_padding(processor: Any, padding: ImagePadding = "checkpoint") ->
     from clustrs.models.processors import SquareImageProcessor
 
     if not isinstance(processor, LlavaProcessor):
-        raise ValueError(
-            f"image_padding='square': {type(processor).__name__} fits images in a way of its own, only that of "
-            "LLaVA-1.5 (LlavaProcessor) can be replaced: give 'checkpoint'"
-        )
+        kind = type(processor).__name__
+        raise ValueError(f"image_padding must be 'checkpoint' for {kind}: 'square' is for LLaVA-1.5 (LlavaProcessor)")
     original = processor.image_processor
     settings = {name: value for name in CARRIED_OVER if (value := getattr(original, name, None)) is not None}
     steps = {name: bool(getattr(original, name, None)) for name in STEPS}

@@ -39,14 +39,11 @@ class SmolVLMProcessor(tf.SmolVLMProcessor):  # type: ignore[misc]
         self.image_seq_len = image_seq_len
         ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
 
-    def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any:
-        """As all processors do it: SmolVLM's own asks its video half for numbers of frames."""
+    def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any:  # SmolVLM's own asks its video half
         return ProcessorMixin.apply_chat_template(self, *args, **kwargs)
 
 
 class Gemma4ProcessorKwargs(ProcessingKwargs, total=False):  # type: ignore[call-arg, misc]
-    """Options of a call: prompts are padded, and token types come along."""
-
     _defaults = {  # noqa: RUF012
         "text_kwargs": {"padding": True, "return_mm_token_type_ids": True},
         "images_kwargs": {"do_convert_rgb": True},
@@ -55,11 +52,8 @@ class Gemma4ProcessorKwargs(ProcessingKwargs, total=False):  # type: ignore[call
 
 
 class Gemma4Processor(ProcessorMixin):  # type: ignore[misc]
-    """Puts placeholders into prompts, one for each visual token of an image and for each piece of sound.
-
-    It has the name of transformers' own, so that what it saves reads as that. That one cannot be extended here: in
-    transformers 5.18 it cannot even be imported without torchvision.
-    """
+    """Gemma 4's processor for images and sound, under the name of transformers' own, so that what it saves reads as
+    that. That one cannot be extended: in transformers 5.18 it cannot even be imported without torchvision."""
 
     valid_processor_kwargs = Gemma4ProcessorKwargs
 
@@ -86,12 +80,10 @@ class Gemma4Processor(ProcessorMixin):  # type: ignore[misc]
         super().__init__(feature_extractor, image_processor, tokenizer, chat_template=chat_template)
 
     def prepare_inputs_layout(self, images: Any = None, text: Any = None, **inputs: Any) -> tuple[Any, ...]:
-        """A list of images for each prompt."""
         images, text, videos, audio = super().prepare_inputs_layout(images=images, text=text, **inputs)
         return None if images is None else make_nested_list_of_images(images), text, videos, audio
 
     def validate_inputs(self, images: Any = None, text: Any = None, videos: Any = None, **inputs: Any) -> None:
-        """Check that every image has its place in a prompt."""
         if videos is not None:
             raise ValueError("videos: they need torchvision, which is not installed")
         if text is None:
@@ -99,63 +91,46 @@ class Gemma4Processor(ProcessorMixin):  # type: ignore[misc]
         places = [prompt.count(self.image_token) for prompt in text]
         given = [len(row) for row in images] if images is not None else [0] * len(text)
         if places != given:
-            raise ValueError(
-                f"images: the prompts have {places} times {self.image_token}, but {given} images were given"
-            )
+            raise ValueError(f"images: the prompts have {places} times {self.image_token}, got {given} images")
         super().validate_inputs(images=images, text=text, videos=videos, **inputs)
 
     def replace_image_token(self, image_inputs: Any, image_idx: int, **_: Any) -> str:
-        """Return the text that stands for one image in the prompt."""
         count = int(image_inputs["num_soft_tokens_per_image"][image_idx])
         return f"{self.boi_token}{self.image_token * count}{self.eoi_token}"
 
     def replace_audio_token(self, audio_inputs: Any, audio_idx: int, **_: Any) -> str:
-        """Return the text that stands for one recording: two convolutions leave every fourth of its frames."""
-        count = int(audio_inputs["input_features_mask"][audio_idx][::4].sum())
+        count = int(audio_inputs["input_features_mask"][audio_idx][::4].sum())  # two convolutions leave every fourth
         return f"{self.boa_token}{self.audio_token * count}{self.eoa_token}"
 
     @property
     def model_input_names(self) -> list[str]:
-        """The names of what a call returns."""
         return [*super().model_input_names, "mm_token_type_ids"]
 
     @property
     def unused_input_names(self) -> list[str]:
-        """Names that the parts return and the model does not take."""
         return ["num_soft_tokens_per_image"]
 
 
 LlavaOnevisionProcessor: Any = image_only(tf.LlavaOnevisionProcessor)
 InternVLProcessor: Any = image_only(tf.InternVLProcessor)
-QWEN3_VL = image_only(tf.Qwen3VLProcessor)
-IMAGE_ONLY: dict[str, Any] = {
+IMAGE_ONLY: dict[str, Any] = {  # by model type: what stands in for the processor where torchvision is missing
     "llava_onevision": LlavaOnevisionProcessor,
     "internvl": InternVLProcessor,
     "smolvlm": SmolVLMProcessor,
     "gemma4": Gemma4Processor,
     "qwen2_vl": image_only(tf.Qwen2VLProcessor),
     "qwen2_5_vl": image_only(tf.Qwen2_5_VLProcessor),
-    "qwen3_vl": QWEN3_VL,
-    "qwen3_vl_moe": QWEN3_VL,
-    "qwen3_5": QWEN3_VL,
-    "qwen3_5_moe": QWEN3_VL,
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), image_only(tf.Qwen3VLProcessor)),
 }
-"""By model type: what stands in for the processor where torchvision is missing."""
-
-
-MAX_PADDED_PIXELS = 100_000_000
-"""Of a padded square: 10,000 pixels a side. A strip of 65,500 x 2 pixels would need 12 GB."""
+MAX_PADDED_SIDE = 10_000  # pixels: a strip of 65,500 x 2 pixels would need 12 GB as a square
 
 
 class SquareImageProcessor(LlavaImageProcessorPil):  # type: ignore[misc]
-    """Pads images to a square with the mean colour before they are resized."""
+    """Pads images to a square with the mean color before they are resized."""
 
     def pad_to_square(self, image: Any, background_color: Any = 0) -> Any:
-        """Pad an image [channels, height, width], unless the square would be too large to hold."""
         height, width = image.shape[1:]
-        if max(height, width) ** 2 > MAX_PADDED_PIXELS:
-            raise ValueError(
-                f"image of {width} x {height} pixels: padded to a square it would have {max(height, width) ** 2}, "
-                f"give one with sides of at most {int(MAX_PADDED_PIXELS**0.5)}"
-            )
+        if max(height, width) > MAX_PADDED_SIDE:
+            wanted = f"image must have sides of at most {MAX_PADDED_SIDE} pixels to be padded to a square"
+            raise ValueError(f"{wanted}, got {width} x {height}")
         return super().pad_to_square(image, background_color)

@@ -1,8 +1,8 @@
 """Attention: scores of a vision tower, recorded at transformers' attention interface; proportional attention; timers.
 
-The one attention layer whose output the projector reads has a recording attention function: it hands queries and keys
-to the recorder of this thread, then calls the model's own implementation. So the tower may run on SDPA or
-FlashAttention, and no attention matrix is held whole.
+The one attention layer whose output the projector reads has a recording attention function, and so have others that a
+method needs: it hands queries and keys to the recorder of this thread, then calls the model's own implementation. So
+the tower may run on SDPA or FlashAttention, and no attention matrix is held whole.
 
 Proportional attention is the other hook: a survivor that stands for n tokens counts as n keys in the language model.
 Softmax attention over n equal keys with equal values is attention over one of them with log n added to its logit. So
@@ -12,12 +12,13 @@ added in front of the layer, in this thread and for the length of a call; linear
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from math import nan
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -78,15 +79,17 @@ class StageTimer:
 
 PREFIX = "clustrs|"  # before the name of the implementation that the recording function calls
 QUERY_BLOCK = 64  # queries that are scored together when the attention of all of them counts
-Reduction = Literal["cls", "received"]
-"""Score of a token: the attention of the CLS token, or the mean of what it receives from all tokens."""
+Reduction = Literal["cls", "received", "joint", "keys"]
+"""Score of a token: the attention of the CLS token, or the mean of what it receives from all tokens; "joint" is that of
+the CLS token with all heads taken as one. "keys" are no scores but the keys of all heads side by side."""
 
 
 @dataclass
 class ScoreRecorder:
     """Scores [B, N] and head-averaged keys [B, N, K] of every call of one attention layer; a packed sequence is a call.
 
-    `valid` [B, N] is False for padding, which neither attends nor is attended to; None where there is none.
+    `valid` [B, N] is False for padding, which neither attends nor is attended to; None where there is none. `further`
+    names more to record, each with its layer and reduction; `more` has it.
     """
 
     layer: nn.Module
@@ -95,11 +98,23 @@ class ScoreRecorder:
     valid: Tensor | None = None
     scores: list[Tensor] = field(default_factory=list)
     keys: list[Tensor] = field(default_factory=list)
+    further: Mapping[str, tuple[nn.Module, Reduction]] = field(default_factory=dict)
+    more: dict[str, list[Tensor]] = field(default_factory=dict)
 
-    def record(self, query: Tensor, key: Tensor, scaling: float, mask: Tensor | None) -> None:
+    def layers(self) -> list[nn.Module]:
+        return list(dict.fromkeys([self.layer, *(layer for layer, _ in self.further.values())]))
+
+    def record(self, layer: nn.Module, query: Tensor, key: Tensor, scaling: float, mask: Tensor | None) -> None:
         with self.timer.time("scoring"):
-            self.scores.append(attention_scores(query, key, scaling, self.reduction, mask, self.valid))
-            self.keys.append(key.detach().float().mean(1))
+            if layer is self.layer:
+                self.scores.append(attention_scores(query, key, scaling, self.reduction, mask, self.valid))
+                self.keys.append(key.detach().float().mean(1))
+            for name, (own, kind) in self.further.items():
+                if own is layer and kind == "keys":
+                    self.more.setdefault(name, []).append(key.detach().float().transpose(1, 2).flatten(2))
+                elif own is layer:
+                    scores = attention_scores(query, key, scaling, kind, mask, self.valid)
+                    self.more.setdefault(name, []).append(scores)
 
 
 class _Tracing:
@@ -124,7 +139,8 @@ def attention_scores(
 ) -> Tensor:
     """Scores [B, N] of softmax attention with queries and keys [B, heads, N, d], in float32, mean over heads.
 
-    "cls": the first token's attention to the others (not renormalized). "received": what each token receives, mean over
+    "cls": the first token's attention to the others (not renormalized); "joint": with one head of all widths, scaled by
+    the root of its width. "received": what each token receives, mean over
     all queries, in blocks of queries. Where `valid` [B, N] is False there is padding: its scores are 0, and as a query
     it does not count. The mask is [B or 1, 1, N or 1, N].
     """
@@ -142,7 +158,10 @@ def attention_scores(
         keys = key.float()
         if keys.shape[1] != query.shape[1]:
             keys = keys.repeat_interleave(query.shape[1] // keys.shape[1], 1)
-        if reduction == "cls":
+        if reduction == "joint":
+            query, keys = (part.transpose(1, 2).flatten(2).unsqueeze(1) for part in (query, keys))
+            scaling = query.shape[-1] ** -0.5
+        if reduction in ("cls", "joint"):
             return attend(0, 1)[:, :, 0, 1:].mean(1)
         n = query.shape[2]
         step = max(1, min(QUERY_BLOCK, n // 8))
@@ -159,10 +178,15 @@ def attention_scores(
 
 @contextmanager
 def record_scores(
-    layer: nn.Module, reduction: Reduction, timer: StageTimer, valid: Tensor | None = None
+    layer: nn.Module,
+    reduction: Reduction,
+    timer: StageTimer,
+    valid: Tensor | None = None,
+    further: Mapping[str, tuple[nn.Module, Reduction]] = MappingProxyType({}),
 ) -> Iterator[ScoreRecorder]:
-    """Record the scores of one attention layer in this thread until the block ends; `valid` [B, N]: no padding."""
-    recorder = ScoreRecorder(layer, reduction, timer, valid)
+    """Record the scores of one attention layer, and `further` ones, in this thread until the block ends; `valid`
+    [B, N]: no padding."""
+    recorder = ScoreRecorder(layer, reduction, timer, valid, further=further)
     if torch.compiler.is_compiling():
         _Tracing.recorder = recorder
         yield recorder
@@ -170,8 +194,20 @@ def record_scores(
         return
     token = _recorder.set(recorder)
     try:
-        with hooked(layer):
+        with ExitStack() as hooks:
+            for one in recorder.layers():
+                hooks.enter_context(hooked(one))
             yield recorder
+    finally:
+        _recorder.reset(token)
+
+
+@contextmanager
+def recorded_by(recorder: Any) -> Iterator[None]:
+    """Let a recorder, with the methods `layers` and `record`, record hooked layers in this thread."""
+    token = _recorder.set(recorder)
+    try:
+        yield
     finally:
         _recorder.reset(token)
 
@@ -233,16 +269,16 @@ def _recording_function(implementation: str) -> Callable[..., Any]:
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> Any:
         recorder = _Tracing.recorder if torch.compiler.is_compiling() else _recorder.get()
-        if recorder is not None and recorder.layer is module:
+        if recorder is not None and any(layer is module for layer in recorder.layers()):
             scaling = kwargs.get("scaling")
             scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
             starts = kwargs.get("cu_seq_lens_k")
             if starts is None:
-                recorder.record(query, key, scaling, None if flash else attention_mask)
+                recorder.record(module, query, key, scaling, None if flash else attention_mask)
             else:  # where each of the packed sequences begins, and the end of the last
                 lengths = starts.diff().tolist()
                 for one_query, one_key in zip(query.split(lengths, 2), key.split(lengths, 2), strict=True):
-                    recorder.record(one_query, one_key, scaling, None)
+                    recorder.record(module, one_query, one_key, scaling, None)
         seen: Any = _PlainView(module) if flash else module  # it looks the kernel up by the name in the module's config
         return _original(implementation, module)(seen, query, key, value, attention_mask, **kwargs)
 
@@ -279,9 +315,13 @@ CACHED_MASKS = 4  # masks kept during a forward pass: layers of one kind share o
 
 @dataclass
 class KeyBias:
-    """Bias of the attention logits for the keys of a prompt, `log_sizes` [B, W]; later tokens have none."""
+    """Bias of the attention logits for the keys of a prompt, `log_sizes` [B, W]; later tokens have none.
+
+    `columns` returns those [B, K] that a layer has keys of, where it has not all.
+    """
 
     log_sizes: Tensor
+    columns: Callable[[int], Tensor | None]
     _masks: list[tuple[Any, tuple[Any, ...], Tensor]] = field(default_factory=list)
     _ranges: dict[Any, tuple[int, int]] = field(default_factory=dict)
 
@@ -302,7 +342,11 @@ class KeyBias:
         for known, known_key, result in self._masks:
             if known is mask and known_key == key:
                 return result
-        rows = self.log_sizes.repeat_interleave(batch // len(self.log_sizes), 0)[:, offset : offset + length]  # beams
+        sizes, columns = self.log_sizes, self.columns(module.layer_idx)
+        if columns is not None:
+            missing = int(columns.max()) + 1 - sizes.shape[1]
+            sizes = nn.functional.pad(sizes, (0, max(0, missing))).gather(1, columns)
+        rows = sizes.repeat_interleave(batch // len(sizes), 0)[:, offset : offset + length]  # beams
         bias = nn.functional.pad(rows, (0, length - rows.shape[1])).to(hidden.device, hidden.dtype)[:, None, None]
         allowed = mask
         if mask is None and queries > 1:
@@ -325,9 +369,9 @@ _bias: ContextVar[KeyBias | None] = ContextVar("clustrs_key_bias", default=None)
 
 
 @contextmanager
-def biased(log_sizes: Tensor | None) -> Iterator[None]:
+def biased(log_sizes: Tensor | None, columns: Callable[[int], Tensor | None] | None = None) -> Iterator[None]:
     """Add a bias to the attention of hooked layers in this thread, if there is one."""
-    bias = None if log_sizes is None else KeyBias(log_sizes)
+    bias = None if log_sizes is None else KeyBias(log_sizes, columns or (lambda _: None))
     if torch.compiler.is_compiling():
         _Tracing.bias = bias
         yield

@@ -1,16 +1,16 @@
 """Select the tokens of a call's images: one budget for each image or crop, batched where sizes agree."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clustrs.models.adapters.base import Modality, VisualTokens
 from clustrs.models.prompt import PrunedImage, take_slots
 from clustrs.pruners.base import Pruner
-from clustrs.pruners.inputs import Layout, PrunerInputs, Selection
+from clustrs.pruners.inputs import FURTHER, Layout, PrunerInputs, Selection
 from clustrs.validation import Deepstack, Scope
 
 
@@ -27,6 +27,9 @@ class ImageSelection:
         kept: Number of visual tokens that the language model read.
         columns: How many of the tiles after the first lie side by side, where the family says so.
         modality: "image" or "video".
+        average: Visual tokens as a mean over the layers of the language model, where a method prunes inside it; `kept`
+            and `selection` are then those of its last layer.
+        entered: Number of visual tokens in the prompt that it read, if not `kept`.
     """
 
     selection: Selection
@@ -37,19 +40,27 @@ class ImageSelection:
     kept: int
     columns: int | None = None
     modality: Modality = "image"
+    average: float | None = None
+    entered: int | None = None
 
 
 def prune_images(
-    method: Pruner, encoded: Sequence[VisualTokens], scope: Scope, deepstack: Deepstack, sizes: bool = False
+    method: Pruner,
+    encoded: Sequence[VisualTokens],
+    scope: Scope,
+    deepstack: Deepstack,
+    sizes: bool = False,
+    questions: Sequence[Tensor] | None = None,
 ) -> tuple[list[PrunedImage], list[ImageSelection]]:
-    """Prune each image; one that several prompts share is selected from once. `sizes`: count what tokens stand for.
-
-    Returns:
-        What each image feeds to the language model, and what was kept of it.
-    """
-    different = list({id(image): image for image in encoded}.values())
+    """Return what each image feeds to the language model, and what was kept of it; an image that several prompts share
+    is selected from once, or once for each of their `questions`. `sizes`: count what tokens stand for."""
+    asked = [None] * len(encoded) if questions is None else questions
+    pairs = {(id(image), id(one)): (image, one) for image, one in zip(encoded, asked, strict=True)}
+    different = [image for image, _ in pairs.values()]
+    given = None if questions is None else [one for _, one in pairs.values() if one is not None]
     results = {}
-    for image, (selection, everything) in zip(different, select_tokens(method, different, scope, sizes), strict=True):
+    selections = select_tokens(method, different, scope, sizes, given)
+    for key, image, (selection, everything) in zip(pairs, different, selections, strict=True):
         if everything:
             slots = image.first_slot + torch.arange(len(image.features), device=image.features.device)
             pruned = PrunedImage(image.features, slots, slots, image.slots, image.planes)
@@ -63,30 +74,37 @@ def prune_images(
             if planes is not None:
                 planes = plane_rows(planes[:, image.candidates], selection, deepstack)
             pruned = PrunedImage(tokens, slots, own, image.slots, planes, counts)
-        last = ImageSelection(
-            selection=selection.map(torch.Tensor.detach),
-            scores=image.scores,
-            layout=image.layout,
-            grids=image.grids,
-            placeholders=image.slots,
-            kept=len(pruned.features),
-            columns=image.columns,
-            modality=image.modality,
-        )
-        results[id(image)] = pruned, last
-    return [results[id(image)][0] for image in encoded], [results[id(image)][1] for image in encoded]
+        same = {name: getattr(image, name) for name in ("scores", "layout", "grids", "columns", "modality")}
+        kept = ImageSelection(selection.map(Tensor.detach), placeholders=image.slots, kept=len(pruned.features), **same)
+        results[key] = pruned, kept
+    every = [results[id(image), id(one)] for image, one in zip(encoded, asked, strict=True)]
+    return [pruned for pruned, _ in every], [kept for _, kept in every]
+
+
+def survivors(
+    image: VisualTokens, pruned: PrunedImage, last: ImageSelection, left: Tensor, average: float
+) -> ImageSelection:
+    """Narrow what was kept of an image to the tokens `left` of those that the language model read first."""
+    candidate = torch.full((image.slots,), -1, device=left.device)
+    candidate[image.candidates + image.first_slot] = torch.arange(len(image.candidates), device=left.device)
+    indices = candidate[pruned.own[left]]
+    known = indices >= 0  # the others end lines, or stand for the whole image
+    selection = Selection(pruned.features[left[known]].detach(), indices[known])
+    return replace(last, selection=selection, kept=len(left), average=average, entered=last.kept)
 
 
 def select_tokens(
-    method: Pruner, images: Sequence[VisualTokens], scope: Scope, sizes: bool = False
+    method: Pruner,
+    images: Sequence[VisualTokens],
+    scope: Scope,
+    sizes: bool = False,
+    questions: Sequence[Tensor] | None = None,
 ) -> list[tuple[Selection, bool]]:
-    """A selection for each image, and whether nothing had to go.
-
-    With scope "image" one budget covers all crops of an image, with "crop" each crop has its own. A video has one.
-    """
-    for need, words in (("hidden", "hidden states"), ("keys", "keys")):
+    """Return a selection for each image, and whether nothing had to go. A video has one budget in any scope.
+    `questions` [T, D] are those of the images, for a method that reads them."""
+    for need, words in {"hidden": "hidden states", "keys": "keys", **{name: name for name in FURTHER}}.items():
         for image in images:
-            if need in method.requirements() and getattr(image, need) is None:
+            if need in method.requirements() and getattr(image, need, image.more.get(need)) is None:
                 raise ValueError(
                     f"{method.name} needs the {words} of the vision tower's tokens: {image.missing_states_reason}"
                 )
@@ -103,13 +121,20 @@ def select_tokens(
         alike.setdefault(len(images[i].candidates if members is None else members), []).append(g)
     selected: dict[int, Selection] = {}
     for batch in alike.values():
-        parts = [_inputs(images[groups[g][0]], *groups[g][1:]) for g in batch]
+        further = [name for name in FURTHER if name in images[groups[batch[0]][0]].more]
+        parts = [_inputs(images[groups[g][0]], *groups[g][1:], further) for g in batch]
         stacked = [None if part[0] is None else torch.stack(part) for part in zip(*parts, strict=True)]
         tokens, tile, y, x = [part for part in stacked[:4] if part is not None]
-        scores, hidden, keys = stacked[4:]
+        scores, hidden, keys, *more = stacked[4:]
         cls = any(part is not None and part.shape[1] > tokens.shape[1] for part in (hidden, keys))
         project = images[groups[batch[0]][0]].project
-        inputs = PrunerInputs(tokens, scores, Layout(tile, y, x), hidden, keys, project, cls)
+        others: dict[str, Any] = dict(zip(further, more, strict=True))
+        if questions is not None:
+            asked = [questions[groups[g][0]] for g in batch]
+            others["question"] = nn.utils.rnn.pad_sequence(asked, batch_first=True)
+            real = [torch.ones_like(one[:, 0], dtype=torch.bool) for one in asked]
+            others["question_mask"] = nn.utils.rnn.pad_sequence(real, True)
+        inputs = PrunerInputs(tokens, scores, Layout(tile, y, x), hidden, keys, project, cls, **others)
         selection = method.select(inputs, sizes=sizes)
         selected.update({g: selection.image(b) for b, g in enumerate(batch)})
     results = []
@@ -121,12 +146,14 @@ def select_tokens(
     return results
 
 
-def _inputs(image: VisualTokens, members: Tensor | None, tile: int) -> tuple[Tensor | None, ...]:
-    """Tokens, layout, scores, hidden states and keys of some candidates, with the CLS token of one tile in front."""
+def _inputs(image: VisualTokens, members: Tensor | None, tile: int, further: list[str]) -> tuple[Tensor | None, ...]:
+    """Tokens, layout, scores, hidden states and keys of some candidates, with the CLS token of one tile in front, and
+    further inputs."""
     layout = image.layout
-    parts = (image.tokens, layout.tile, layout.y, layout.x, image.scores, image.hidden, image.keys)
+    parts = [image.tokens, layout.tile, layout.y, layout.x, image.scores, image.hidden, image.keys]
+    parts += [image.more[name] for name in further]
     some = [part if part is None or members is None else part[members] for part in parts]
-    for index, cls in ((-2, image.cls_hidden), (-1, image.cls_keys)):
+    for index, cls in ((5, image.cls_hidden), (6, image.cls_keys)):
         part = some[index]
         some[index] = part if part is None or cls is None else torch.cat([cls[tile], part])
     return tuple(some)
@@ -156,11 +183,8 @@ def _joined(parts: list[tuple[Tensor | None, Selection]], n: int) -> Selection:
 
 
 def plane_rows(planes: Tensor, selection: Selection, deepstack: Deepstack = "raw") -> Tensor:
-    """Return the rows [L, k, D] of the kept tokens in further planes [L, N, D] of features.
-
-    Where a method says how its means are weighted, a token that is a mean has the mean of its members' rows, with the
-    same weights. "shrunk": other rows are shrunk as the tokens were, with their factors towards those means.
-    """
+    """Return the rows [L, k, D] of the kept tokens in further planes [L, N, D] of features: of a merged token the mean
+    of its members' rows, weighted as in the token; with "shrunk", of others a row shrunk as the token was."""
     kept, alpha = planes[:, selection.indices.clamp(min=0)], selection.alpha if deepstack == "shrunk" else None
     if selection.merged is not None and selection.shares is not None:
         alpha = (~selection.merged).float()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, modeling_utils
 
+from clustrs.models.inside import Columns
 from clustrs.models.prompt import Compaction
 
 TURN = "_clustrs_turn"  # the attribute of a cache that holds its `Turn`: copies and pickles of the cache have it, too
@@ -20,13 +21,15 @@ class Turn:
     """Contents of a KV cache: the prompt that was given [B, S], and how it was compacted.
 
     `positions` [..., B, W] are those of the compacted prompt, for families that compute their own.
-    `compact_positions` says whether the positions run on without gaps.
+    `compact_positions` says whether the positions run on without gaps. `columns` are those that later layers of the
+    language model read, where a method prunes inside it.
     """
 
     input_ids: Tensor
     compaction: Compaction
     positions: Tensor | None = None
     compact_positions: bool = True
+    columns: tuple[Columns, ...] = ()
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Turn":
         """Apply a function to every tensor: prompts and masks are [B, ...], positions [..., B, W]."""
@@ -36,7 +39,10 @@ class Turn:
         if positions is not None:
             positions = change(positions.movedim(-2, 0)).movedim(0, -2)
         compaction = replace(self.compaction, **changed)
-        return replace(self, input_ids=change(self.input_ids), compaction=compaction, positions=positions)
+        columns = tuple(one.map(change) for one in self.columns)
+        return replace(
+            self, input_ids=change(self.input_ids), compaction=compaction, positions=positions, columns=columns
+        )
 
     def crop(self, length: int) -> "Turn":
         """Follow a cache that was cropped to its first `length` columns."""
@@ -52,8 +58,8 @@ class Turn:
                 "prompt to remove: generate from the shorter prompt without a cache"
             )
         shorter = self.map(lambda tensor: tensor[..., :length])
-        compaction = replace(shorter.compaction, width=width)
-        return replace(shorter, input_ids=self.input_ids[:, :width], compaction=compaction)
+        compaction, columns = replace(shorter.compaction, width=width), tuple(one.crop(length) for one in self.columns)
+        return replace(shorter, input_ids=self.input_ids[:, :width], compaction=compaction, columns=columns)
 
     def continue_forward(self, arguments: dict[str, Any], first_position: int = 0) -> None:
         """Make the caller's mask and positions, which count the whole prompt, fit the cache of the compacted one."""

@@ -2,8 +2,7 @@
 
 There the time of a selection is the number of launches, and every seed costs several. The kernels choose what the plain
 operations choose. They are used on CUDA and ROCm when Triton is installed, for float32 and half precision and up to
-`LARGEST` tokens; `CLUSTRS_FUSED=0` in the environment, or `with dispatch.switch("off")`, turns them off. Matrix
-products are made image by image: batched ones may round differently from one batch size to another.
+`LARGEST` tokens; `CLUSTRS_FUSED=0` in the environment, or `with dispatch.switch("off")`, turns them off.
 """
 
 import math
@@ -24,7 +23,6 @@ from clustrs.ops.distances import (
     center,
     deterministic_matmul,
     exponential_noise,
-    gather_tokens,
     is_ordinary,
     map_images,
     squared_distances,
@@ -103,14 +101,7 @@ def fused_seeding(distances: Tensor, scale: Tensor, weight: Tensor, k: int, *, t
 
 
 def fused_refine(
-    distances: Tensor,
-    scale: Tensor,
-    weight: Tensor,
-    seeds: Tensor,
-    *,
-    iterations: int,
-    tolerance: float,
-    tau: float | None,
+    distances: Tensor, scale: Tensor, weight: Tensor, seeds: Tensor, *, rounds: int, tolerance: float, tau: float | None
 ) -> tuple[Tensor, Tensor]:
     batch, n = weight.shape
     k = seeds.shape[1]
@@ -119,13 +110,12 @@ def fused_refine(
     own = torch.empty_like(weight)
     tail = (scale, labels, own, done, n, k, math.ceil(tolerance * n))
     assign = _kernels().assign_kernel[(batch,)]
-    assign(distances, seeds, own, *tail, FIRST=True, BLOCK=block(n))
-    if iterations == 1:
-        return labels, gather_tokens(distances, seeds)
-    for _ in range(iterations - 1):
+    to_centers = distances.gather(1, seeds.unsqueeze(-1).expand(batch, k, n))
+    assign(to_centers, own, *tail, FIRST=True, BLOCK=block(n))
+    for _ in range(rounds - 1):
         share = _shares(labels, weight, k, own, tau)
         to_centers = map_images(deterministic_matmul, share, distances)
-        assign(to_centers, seeds, share, *tail, FIRST=False, BLOCK=block(n))
+        assign(to_centers, share, *tail, FIRST=False, BLOCK=block(n))
     return labels, to_centers
 
 

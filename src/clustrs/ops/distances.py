@@ -1,14 +1,10 @@
 """Squared distances between the tokens of an image, from matrix products whose bits depend on the operands alone.
 
 A selection compares numbers that come out of matrix products. The usual product divides the work by the number of
-threads, and its kernels round differently along the cuts, so the same image could lose other tokens on another
-machine. The inner product of oneDNN does not do that on a CPU. Batches are multiplied image by image, so that an image
-does not depend on the others.
-
-Small tools for batches of tokens come first: precision, gathering, image by image, reproducible random numbers.
+threads and rounds differently along the cuts, so the same image could lose other tokens on another machine. The inner
+product of oneDNN does not do that. Batches are multiplied image by image: no image depends on the others.
 """
 
-import math
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import pairwise
@@ -17,13 +13,10 @@ import torch
 from torch import Tensor
 
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-BLOCK = 192
-"""Rows of a symmetric product computed together; smaller blocks skip more of the mirrored half."""
-ROUNDING = 2.0**-18
-"""Relative size below which a difference of squared distances is taken for rounding."""
+BLOCK = 192  # rows of a symmetric product computed together; smaller blocks skip more of the mirrored half
+ROUNDING = 2.0**-18  # relative size below which a difference of squared distances is taken for rounding
 CENTER_SAMPLE = 16
-CHUNK = 16384
-"""Elements that torch never shares between threads: half of its grain size."""
+CHUNK = 16384  # elements that torch never shares between threads: half of its grain size
 MASK = 0xFFFFFFFF
 
 
@@ -86,10 +79,8 @@ def uniform(seed: int, steps: int, tokens: int, like: Tensor) -> Tensor:
 
 
 def exponential_noise(seed: int, steps: int, tokens: int, like: Tensor) -> Tensor:
-    """Return exponential waiting times t [steps, tokens]; those of the last few sizes are kept: do not write to them.
-
-    The argmax of w / t falls on token i with probability w_i / sum(w): it is the first to arrive, at rate w_i.
-    """
+    """Return exponential waiting times t [steps, tokens], not to be written to: they are cached. The argmax of w / t
+    falls on token i with probability w_i / sum(w)."""
     if is_ordinary(like):
         return _cached_noise(seed, steps, tokens, like.dtype, like.device)
     return uniform(seed, steps, tokens, like).log_().neg_()
@@ -121,8 +112,7 @@ def deterministic_matmul(left: Tensor, right: Tensor) -> Tensor:
     """Return `left @ right.T` for one image: [M, K] and [N, K] give [M, N]."""
     onednn = ONEDNN and left.device.type == "cpu" and left.dtype == torch.float32
     if onednn and not torch.compiler.is_compiling():  # compilers cannot lower the operator, which is private
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(left, right, None, "none", [], "")
-        return out
+        return torch.ops.mkldnn._linear_pointwise(left, right, None, "none", [], "")
     return left @ right.mT
 
 
@@ -148,10 +138,8 @@ def gram(rows: Tensor) -> Tensor:
 
 
 def center(tokens: Tensor) -> Tensor:
-    """Return the mean of a few evenly spaced tokens of an image, [N, D] to [1, D], as the origin: rounding is smaller.
-
-    It is a tree of elementwise sums: a reduction over N may round differently from one thread count to another.
-    """
+    """Return the mean [1, D] of a few evenly spaced tokens [N, D] of an image, as the origin: it rounds less. It is a
+    tree of elementwise sums: a reduction over N may round differently from one thread count to another."""
     step = max(1, tokens.shape[-2] // CENTER_SAMPLE)
     sums = tokens[..., : CENTER_SAMPLE * step : step, :]
     count = sums.shape[-2]
@@ -174,18 +162,6 @@ def squared_distances(tokens: Tensor) -> tuple[Tensor, Tensor]:
 
     distances = map_images(of_image, tokens)
     return distances, map_images(lambda matrix: matrix.mean(-1), distances)
-
-
-def tiny_images(scale: Tensor) -> list[int]:
-    """Return the images whose squared distances, of which `scale` [B, N] has the means, lose bits or vanish."""
-    largest = scale.amax(-1)
-    values = [largest.item()] if len(largest) == 1 else largest.tolist()
-    return [image for image, value in enumerate(values) if value < torch.finfo(scale.dtype).tiny * 2.0**46]
-
-
-def spread_exponent(tokens: Tensor) -> int:
-    """Return the exponent of the power of two that distances between tokens [N, D] are about; 0 if they are 0."""
-    return math.frexp((tokens - center(tokens)).abs().amax().item())[1]
 
 
 def multiply_power(tensor: Tensor, exponent: int) -> Tensor:

@@ -7,8 +7,6 @@ roots are the correctly rounded ones, and ties go to the first token: so they ch
 import triton
 import triton.language as tl
 
-# ruff: noqa: SIM108 - the compiler of kernels takes branches on constants as statements
-
 ROUNDING: tl.constexpr = tl.constexpr(2.0**-18)
 """`distances.ROUNDING`, for the compiler: a power of two, so that a product with it is exact."""
 
@@ -87,21 +85,15 @@ def shares_kernel(labels, weight, own, shares, n, k, tau, least_sum, HUBER: tl.c
 
 
 @triton.jit
-def assign_kernel(rows, seeds, shares, scale, labels, own, done, n, k, few, FIRST: tl.constexpr, BLOCK: tl.constexpr):
-    """One program per image: the nearest center of every token, and whether the image is done.
-
-    First the centers are seeds, and `rows` the distances of all tokens; later shares times distances, which become
-    squared distances to the centers.
-    """
+def assign_kernel(rows, shares, scale, labels, own, done, n, k, few, FIRST: tl.constexpr, BLOCK: tl.constexpr):
+    """One program per image: the nearest center of every token, and whether the image is done. At first `rows` has the
+    squared distances to the centers; later shares times distances, which become these."""
     image = tl.program_id(0).to(tl.int64)
     token = tl.arange(0, BLOCK)
     inside = token < n
     limit = tl.full([BLOCK], float("inf"), dtype=tl.float32)
     for j in range(0, k):
-        if FIRST:
-            line = rows + (image * n + tl.load(seeds + image * k + j)) * n
-        else:
-            line = rows + (image * k + j) * n
+        line = rows + (image * k + j) * n
         far = tl.load(line + token, mask=inside, other=0)
         if not FIRST:
             share = tl.load(shares + (image * k + j) * n + token, mask=inside, other=0)
@@ -114,11 +106,7 @@ def assign_kernel(rows, seeds, shares, scale, labels, own, done, n, k, few, FIRS
     tl.debug_barrier()
     update = tl.full([BLOCK], -1, dtype=tl.int64)
     for j in range(0, k):
-        if FIRST:
-            line = rows + (image * n + tl.load(seeds + image * k + j)) * n
-        else:
-            line = rows + (image * k + j) * n
-        far = tl.load(line + token, mask=inside, other=0)
+        far = tl.load(rows + (image * k + j) * n + token, mask=inside, other=0)
         update = tl.where((update < 0) & (far <= limit), j, update)
     if not FIRST:
         before = tl.load(labels + image * n + token, mask=inside, other=-1)
@@ -127,11 +115,8 @@ def assign_kernel(rows, seeds, shares, scale, labels, own, done, n, k, few, FIRS
         update = tl.where(finished != 0, before, update)
         tl.store(done + image, tl.where(changed < few, 1, finished))
     tl.store(labels + image * n + token, update, mask=inside)
-    if FIRST:
-        line_of = image * n + tl.load(seeds + image * k + update, mask=inside, other=0)
-    else:
-        line_of = image * k + update
-    tl.store(own + image * n + token, tl.load(rows + line_of * n + token, mask=inside, other=0), mask=inside)
+    nearest = tl.load(rows + (image * k + update) * n + token, mask=inside, other=0)
+    tl.store(own + image * n + token, nearest, mask=inside)
 
 
 @triton.jit
@@ -170,8 +155,7 @@ def representatives_kernel(labels, score, kept, numbered, slots, n, k, BLOCK: tl
 
 @triton.jit
 def _median(value, member, size):
-    """The median of values >= 0, whose bits are in the same order as they are: the lower middle one is found bit by
-    bit, from the highest; a bit is set if no more than half come before."""
+    """The median of values >= 0, which are ordered as their bits: found bit by bit, set if at most half come before."""
     bits = tl.where(member, value.to(tl.int32, bitcast=True), 0x7FFFFFFF)
     low = size * 0
     for shift in range(0, 31):

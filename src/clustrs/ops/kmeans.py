@@ -35,10 +35,8 @@ def salience(tokens: Tensor, attention: Tensor) -> Tensor:
 
 
 def unit_scale(weight: Tensor) -> Tensor:
-    """Scale weights [B, N] by a power of two (so exactly) to a largest one near 1, and none below `LIGHTEST`.
-
-    So sums neither overflow nor vanish, and tokens without weight count for nothing, but equally among themselves.
-    """
+    """Scale weights [B, N] by a power of two (so exactly) to a largest one near 1, and none below `LIGHTEST`: sums
+    neither overflow nor vanish, and tokens without weight are equal among themselves."""
     # From the logarithm, because frexp does not export. Where it rounds at a power of two, either is right.
     exponent = weight.amax(-1, keepdim=True).log2().floor().clamp(-127, 125)
     return (weight * torch.exp2(-1 - exponent)).clamp_(min=LIGHTEST)
@@ -55,7 +53,7 @@ def seeding(distances: Tensor, scale: Tensor, weight: Tensor, k: int, *, tau: fl
     """Draw k-means++ seeds [B, k]: first the heaviest token, then in proportion to weight times cost.
 
     The cost is h_tau of the distance to the nearest seed, or the squared distance if tau is None; 0 for a token that
-    repeats a seed, up to rounding. Once all that is left weighs or costs nothing, the heaviest tokens follow.
+    repeats a seed, up to rounding. Where all that is left weighs or costs nothing, the heaviest tokens follow.
     """
     batch, n, _ = distances.shape
     rows = distances.reshape(batch * n, n)
@@ -144,25 +142,16 @@ def centers(labels: Tensor, to_centers: Tensor, weight: Tensor, huber_tau: float
 
 
 def refine(
-    distances: Tensor,
-    scale: Tensor,
-    weight: Tensor,
-    seeds: Tensor,
-    *,
-    iterations: int,
-    tolerance: float,
-    tau: float | None,
+    distances: Tensor, scale: Tensor, weight: Tensor, seeds: Tensor, *, rounds: int, tolerance: float, tau: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Run Lloyd rounds from `seeds`; return labels [B, N] and the squared distances [B, k, N] to their centers.
-
-    An image whose labels changed for fewer than tolerance * N tokens is done. An empty cluster stays empty.
-    """
+    """Run Lloyd rounds from `seeds`; return labels [B, N] and the squared distances [B, k, N] to the centers. An image
+    whose labels changed for fewer than tolerance * N tokens is done. An empty cluster stays empty."""
     slack = (ROUNDING * scale).unsqueeze(1)
     few = math.ceil(tolerance * distances.shape[-1])
     to_centers = gather_tokens(distances, seeds)
     labels = nearest(to_centers, slack)
     done = labels.new_zeros(labels.shape[0], 1, dtype=torch.bool)
-    for _ in range(iterations - 1):
+    for _ in range(rounds - 1):
         to_centers = to_means(distances, centers(labels, to_centers, weight, tau))
         update = nearest(to_centers, slack)
         changed = (update != labels).sum(-1, keepdim=True)
@@ -172,10 +161,7 @@ def refine(
 
 
 def representatives(labels: Tensor, score: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the best-scored member [B, k] of each cluster, and labels with clusters numbered in their raster order.
-
-    An empty cluster gives its slot to the best token not kept yet, which leaves its old cluster for one of its own.
-    """
+    """Return the best-scored member [B, k] of each cluster, and labels with clusters numbered in their raster order."""
     best = torch.where(membership(labels, k), score.unsqueeze(1), -1).max(-1)
     return renumber(labels, best.indices, best.values >= 0, score)
 
@@ -202,11 +188,8 @@ def renumber(labels: Tensor, kept: Tensor, alive: Tensor, score: Tensor) -> tupl
 
 
 def shrink_factors(residuals: Tensor, kept: Tensor, labels: Tensor, sizes: Tensor, clip: Clip) -> Tensor:
-    """Return how much of each kept token stays [B, k]: alpha = delta^2 / (r^2 + delta^2), within `clip`.
-
-    `residuals` [B, N] are the distances r of all tokens to the centers of their clusters, delta is their median over
-    a cluster (for an even count the mean of the middle two). A cluster of one has alpha 1: its token is its center.
-    """
+    """Return how much of each kept token stays [B, k]: alpha = delta^2 / (r^2 + delta^2), within `clip`. `residuals`
+    [B, N] are the distances r of all tokens to their centers, delta is their median over a cluster."""
     by_value = residuals.argsort(-1)
     key = labels.gather(-1, by_value)
     if exporting():  # no two keys are equal then, so that a runtime whose sort is not stable gets the same order
@@ -226,7 +209,6 @@ def weighted_means(
     """Return the weighted means [B, k, D] of the clusters, alpha [B, k], and each token's share [B, N] in its mean.
 
     Alpha is how much of the tokens `kept` [B, k] stays when they move towards the means (RRS): all without `clip`.
-    `distances` and `scale` are as `squared_distances` returns them.
     """
     with torch.no_grad():
         sizes = cluster_sizes(labels, kept.shape[-1])

@@ -1,53 +1,41 @@
 """Pruning methods, one file each, and the registry that names them."""
 
-from clustrs.pruners.base import Pruner
-from clustrs.pruners.baselines import Grid, NoPruning, Random
-from clustrs.pruners.clustermeans import ClusterMeans
-from clustrs.pruners.clustrs import ClustRS
-from clustrs.pruners.denoise import Denoise
-from clustrs.pruners.divprune import DivPrune
-from clustrs.pruners.fastervlm import FasterVLM
-from clustrs.pruners.inputs import Layout, PrunerInputs, Selection
-from clustrs.pruners.registry import (
-    attach,
-    from_dict,
-    get_method,
-    list_methods,
-    list_presets,
-    method_class,
-    parse_method,
-    register,
-    split_methods,
-    variant_labels,
-)
-from clustrs.pruners.tome import ToMe
-from clustrs.pruners.visionzip import VisionZip
-from clustrs.pruners.vispruner import VisPruner
-
-__all__ = [
-    "ClustRS",
-    "ClusterMeans",
-    "Denoise",
-    "DivPrune",
-    "FasterVLM",
-    "Grid",
-    "Layout",
-    "NoPruning",
-    "Pruner",
-    "PrunerInputs",
-    "Random",
-    "Selection",
-    "ToMe",
-    "VisPruner",
-    "VisionZip",
-    "attach",
-    "from_dict",
-    "get_method",
-    "list_methods",
-    "list_presets",
-    "method_class",
-    "parse_method",
-    "register",
-    "split_methods",
-    "variant_labels",
-]
+from clustrs.pruners.base import Pruner as Pruner
+from clustrs.pruners.baselines import Grid as Grid
+from clustrs.pruners.baselines import NoPruning as NoPruning
+from clustrs.pruners.baselines import Random as Random
+from clustrs.pruners.cdpruner import CDPruner as CDPruner
+from clustrs.pruners.clustermeans import ClusterMeans as ClusterMeans
+from clustrs.pruners.clustrs import ClustRS as ClustRS
+from clustrs.pruners.dart import DART as DART
+from clustrs.pruners.denoise import Denoise as Denoise
+from clustrs.pruners.divprune import DivPrune as DivPrune
+from clustrs.pruners.downsample import Downsample as Downsample
+from clustrs.pruners.fastervlm import FasterVLM as FasterVLM
+from clustrs.pruners.fastv import FastV as FastV
+from clustrs.pruners.hiprune import HiPrune as HiPrune
+from clustrs.pruners.holov import HoloV as HoloV
+from clustrs.pruners.inputs import Layout as Layout
+from clustrs.pruners.inputs import PrunerInputs as PrunerInputs
+from clustrs.pruners.inputs import Selection as Selection
+from clustrs.pruners.inside import Compose as Compose
+from clustrs.pruners.inside import InsidePruner as InsidePruner
+from clustrs.pruners.inside import LayerState as LayerState
+from clustrs.pruners.mmr import MMR as MMR
+from clustrs.pruners.prumerge import PruMergePlus as PruMergePlus
+from clustrs.pruners.pyramiddrop import PyramidDrop as PyramidDrop
+from clustrs.pruners.registry import attach as attach
+from clustrs.pruners.registry import from_dict as from_dict
+from clustrs.pruners.registry import get_method as get_method
+from clustrs.pruners.registry import list_methods as list_methods
+from clustrs.pruners.registry import list_presets as list_presets
+from clustrs.pruners.registry import method_class as method_class
+from clustrs.pruners.registry import parse_method as parse_method
+from clustrs.pruners.registry import register as register
+from clustrs.pruners.registry import split_methods as split_methods
+from clustrs.pruners.registry import variant_labels as variant_labels
+from clustrs.pruners.scope import SCOPE as SCOPE
+from clustrs.pruners.tome import ToMe as ToMe
+from clustrs.pruners.visionzip import VisionZip as VisionZip
+from clustrs.pruners.vispruner import VisPruner as VisPruner
+from clustrs.pruners.vscan import VScan as VScan

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from clustrs.validation import Attention, Crops, Deepstack, Positions, Scope
 
 if TYPE_CHECKING:
     from clustrs.models.attach import Handle
+    from clustrs.pruners.inside import InsidePruner
 
 SERVED = ("scores", "layout")
 """Inputs besides the tokens that are there in vLLM, also when a tower's heads are split over ranks."""
@@ -25,16 +26,13 @@ SERVED = ("scores", "layout")
 class Pruner:
     """Base class for visual-token pruning methods.
 
-    A method is a frozen dataclass. It defines `name`, and either `_choose`, which returns the indices to keep, or
-    `_select`, which returns a whole `Selection`. `register` makes it known by its name. Bad parameters are ValueErrors.
+    A method is a frozen dataclass with a `name` and either `_choose`, which returns the indices to keep, or `_select`,
+    which returns a whole `Selection`. `register` makes it known by its name. Bad parameters are ValueErrors.
 
     Args:
         keep: Budget: a count of tokens (int of at least 1), or a fraction of them (float in (0, 1]).
 
     Examples:
-        >>> from dataclasses import dataclass
-        >>> import torch
-        >>> from clustrs import Pruner
         >>> @dataclass(frozen=True)
         ... class Loudest(Pruner):
         ...     name = "loudest"
@@ -64,12 +62,15 @@ class Pruner:
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Parameters that have a name of their own: "no-rrs" of the method "clustrs" is known as "clustrs-no-rrs"."""
 
+    where: ClassVar[Literal["encoder", "language model", "both"]] = "encoder"
+    """Place of pruning: at the encoder's output, or inside the language model."""
+
     keep: int | float
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.label = cls.__dict__.get("label", cls.__name__)
-        cls.servable = cls.__dict__.get("servable", set(cls.needs) <= set(SERVED))
+        cls.servable = cls.__dict__.get("servable", cls.where == "encoder" and set(cls.needs) <= set(SERVED))
 
     def __post_init__(self) -> None:
         validation.keep(self.keep)
@@ -81,6 +82,26 @@ class Pruner:
     def requirements(self) -> tuple[str, ...]:
         """Return what this method `needs`; a method that wraps another adds what that one needs."""
         return self.needs
+
+    def parts(self) -> "tuple[Pruner, InsidePruner | None]":
+        """Return the method that prunes at the encoder's output, and the one inside the language model."""
+        return self, None
+
+    def average_tokens(self, n: int, layers: int) -> float:
+        """Return the visual tokens of an image of n, as a mean over the layers of a language model.
+
+        Examples:
+            >>> from clustrs import FastV
+            >>> FastV(keep=64, layer=2).average_tokens(n=576, layers=32)
+            96.0
+        """
+        first, inside = self.parts()
+        left, total = first.count(n), 0
+        schedule = {} if inside is None else inside.schedule(left, layers)
+        for layer in range(layers):
+            left = schedule.get(layer, left)
+            total += left
+        return total / layers
 
     def to_dict(self) -> dict[str, Any]:
         """Return the method's name and all parameters, ready for JSON; the inverse of `from_dict`."""
@@ -109,8 +130,6 @@ class Pruner:
             ValueError: An input that the method needs is missing, or one has a wrong shape or bad values.
 
         Examples:
-            >>> import torch
-            >>> from clustrs import ClustRS
             >>> selection = ClustRS(keep=16).select(torch.rand(576, 64), scores=torch.rand(576))
             >>> selection.tokens.shape
             torch.Size([16, 64])
@@ -136,12 +155,10 @@ class Pruner:
         return selection if given.tokens.dim() == 3 else selection.image(0)
 
     def compile(self, **options: Any) -> Self:
-        """Return a copy of the method with `select` compiled by `torch.compile`, for images of one size.
+        """Return a copy whose `select` is compiled by `torch.compile` with these options; values are not checked.
 
-        Attached to a model it selects compiled as well. On CUDA it uses CUDA graphs (mode "reduce-overhead") and copies
-        what they return. Values are not checked. Every further size of image, batch and budget compiles anew. Beyond
-        torch's `recompile_limit` (8, for all compiled methods together) that is an error; with `fullgraph=False`,
-        selecting continues uncompiled. `options` are those of `torch.compile`.
+        On CUDA it uses CUDA graphs and copies what they return. Every size of image, batch and budget compiles anew;
+        beyond torch's `recompile_limit` that is an error, or with `fullgraph=False` selecting continues uncompiled.
         """
         graphs = torch.cuda.is_available() and not {"mode", "options", "backend"} & options.keys()
         defaults = {"fullgraph": True, "dynamic": False} | ({"mode": "reduce-overhead"} if graphs else {})
@@ -164,6 +181,8 @@ class Pruner:
         positions: Positions = "auto",
         attention: Attention = "auto",
         deepstack: Deepstack = "raw",
+        processor: Any = None,
+        question: Any = None,
     ) -> "Handle":
         """Prune in a transformers model from now on.
 
@@ -171,11 +190,13 @@ class Pruner:
             model: A vision-language model of a supported family.
             scope: One budget for a whole "image", or one for each "crop".
             crops: "all" crops of an image, or the "base" crop alone.
-            positions: "compact" (without gaps), "original" (each survivor keeps its own), or "auto": what fits the
-                family (`Adapter.auto_positions`).
-            attention: "plain", "proportional" (a survivor that stands for n tokens counts as n keys), or "auto":
-                proportional unless the attention implementation has no bias (FlashAttention).
+            positions: "compact" (without gaps), "original" (each keeps its own), or "auto": `Adapter.auto_positions`.
+            attention: "plain", "proportional" (a survivor of n tokens counts as n keys), or "auto": if possible.
             deepstack: Features that a family feeds into later layers: "raw", or "shrunk" as the tokens are.
+            processor: The model's processor, for methods that read the question: by its chat template they find it in
+                a prompt. By default it is loaded from where the model was, without downloads.
+            question: For these methods, what they read in place of the text of an image's turn: a text or token ids
+                [T] for all images of a call, or a list with one for each.
 
         Returns:
             A handle; its `remove()`, or leaving a `with` block, restores the model. It says what "auto" chose.
@@ -185,8 +206,8 @@ class Pruner:
         """
         from clustrs.models.attach import Handle
 
-        placed: dict[str, Any] = {"positions": positions, "attention": attention}
-        return Handle(self, model, scope=scope, crops=crops, deepstack=deepstack, **placed)
+        options: dict[str, Any] = {"scope": scope, "crops": crops, "positions": positions, "attention": attention}
+        return Handle(self, model, **options, deepstack=deepstack, processor=processor, question=question)
 
     def __call__(self, model: Any, **options: Any) -> "Handle":
         """Attach to a model for a `with` block; see `attach`."""

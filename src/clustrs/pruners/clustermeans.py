@@ -20,10 +20,8 @@ from clustrs.pruners.registry import register
 class ClusterMeans(Pruner):
     """Cluster the tokens as ClustRS does, and replace each cluster by its weighted mean.
 
-    Weights are w_i = (s_i / max s)^power, s the attention (with salience where there is no CLS token). A mean takes the
-    slot of the member nearest to the weighted mean place of its cluster on the grid. Meant for
-    `attach(positions="original", attention="proportional")`: with both, the means are the k-means approximation of
-    attention over all tokens. Ours, not the paper's.
+    A mean takes the slot of the member nearest to the mean place of its cluster. Meant for
+    `attach(positions="original", attention="proportional")`. Ours, not the paper's.
 
     Args:
         keep: Budget, a count (int) or a fraction (float).
@@ -35,8 +33,6 @@ class ClusterMeans(Pruner):
         seed: Seed of the draws in the seeding.
 
     Examples:
-        >>> import torch
-        >>> from clustrs import ClusterMeans
         >>> selection = ClusterMeans(keep=4).select(torch.rand(9, 8), torch.rand(9), sizes=True)
         >>> int(selection.sizes.sum())
         9

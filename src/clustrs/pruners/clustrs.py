@@ -11,20 +11,12 @@ from torch import Tensor
 from clustrs import validation
 from clustrs.ops import kmeans
 from clustrs.ops.dispatch import PLAIN, Steps, steps
-from clustrs.ops.distances import (
-    can_read_without_sync,
-    gather_tokens,
-    multiply_power,
-    spread_exponent,
-    tiny_images,
-    upcast_half,
-)
+from clustrs.ops.distances import can_read_without_sync, center, gather_tokens, multiply_power, upcast_half
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.inputs import PrunerInputs, Selection, check_finite
 from clustrs.pruners.registry import register
 
-SWITCHES = ("representative", "attention_power")
-"""Parameters beyond the paper, off at their defaults."""
+SWITCHES = ("representative", "attention_power")  # parameters beyond the paper, off at their defaults
 Chosen = tuple[Tensor, Tensor]
 
 
@@ -33,9 +25,7 @@ Chosen = tuple[Tensor, Tensor]
 class ClustRS(Pruner):
     """Cluster the tokens, keep the most attended of each cluster, and pull it towards the cluster's center.
 
-    The paper's method: attention-weighted Huber k-means++ (C+H), then residual shrinkage (RRS). Seeds are drawn with
-    probability ~ a_i min_j h_tau(|v_i - c_j|). A kept token v of a cluster with center c becomes alpha v + (1 - alpha)
-    c, alpha = delta^2 / (|v - c|^2 + delta^2), delta the median distance to the center in the cluster.
+    The paper's method: attention-weighted Huber k-means++ (C+H), then residual shrinkage (RRS).
 
     Args:
         keep: Budget, a count (int) or a fraction (float).
@@ -52,8 +42,6 @@ class ClustRS(Pruner):
         attention_power: Weight of a token: its attention to this power (ours).
 
     Examples:
-        >>> import torch
-        >>> from clustrs import ClustRS
         >>> selection = ClustRS(keep=16).select(torch.rand(2, 576, 64), torch.rand(2, 576))
         >>> selection.tokens.shape, selection.alpha.shape
         (torch.Size([2, 16, 64]), torch.Size([2, 16]))
@@ -64,11 +52,10 @@ class ClustRS(Pruner):
     needs = ("scores",)
     clusters = True
     exportable = True
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {  # the paper's ablation: "C+H" and "Clustering"
         "no-rrs": {"shrink": False},
         "clustering": {"distance": "euclidean", "shrink": False},
     }
-    """The paper's ablation: "C+H" and "Clustering"."""
 
     tau: float = 1.0
     iterations: int = 3
@@ -114,8 +101,8 @@ class ClustRS(Pruner):
             tau = math.ldexp(min(self.tau, math.ldexp(1.0, exponent + 60)), -exponent) if exponent else self.tau
             cost, estimate = (tau if kind == "huber" else None for kind in (self.distance, self.centroid))
             seeds = step.seeding(distances, scale, weight, k, tau=cost, seed=self.seed)
-            rounds = {"iterations": self.iterations, "tolerance": self.tolerance, "tau": estimate}
-            labels, _ = step.refine(distances, scale, weight, seeds, **rounds)
+            limits = {"rounds": self.iterations, "tolerance": self.tolerance, "tau": estimate}
+            labels, _ = step.refine(distances, scale, weight, seeds, **limits)
             if medoid:
                 return kmeans.medoids(labels, distances, scale, weight, k)
             return step.representatives(labels, weight, k)
@@ -137,17 +124,22 @@ def select_clusters(
     """Choose tokens of [B, N, D] and their clusters, and pull them towards the weighted means of these (RRS).
 
     `choose` gets squared distances, their means, weights, the images that these are of, and an exponent; it returns
-    indices [B, k] and labels [B, N]. An image whose distances are too small to be squared is divided by 2 ** exponent,
-    and its output multiplied by it, which is exact.
+    indices [B, k] and labels [B, N]. An image with distances too small to be squared is divided by 2 ** exponent first.
     """
     with torch.no_grad():
         distances, scale = step.squared_distances(upcast_half(tokens))
         if check:
             check_finite("tokens", tokens, norms=scale.sqrt())
-    if images is None and step is PLAIN and can_read_without_sync(scale) and (tiny := tiny_images(scale)):
+    least = torch.finfo(scale.dtype).tiny * 2.0**46  # smaller squares lose bits or vanish
+    largest = []
+    if images is None and step is PLAIN and can_read_without_sync(scale):
+        largest = [scale.amax().item()] if len(scale) == 1 else scale.amax(-1).tolist()
+    if any(value < least for value in largest):
         parts = []
         for i, image in enumerate(tokens.split(1)):
-            exponent = spread_exponent(upcast_half(image[0].detach())) if i in tiny else 0
+            features = upcast_half(image[0].detach())
+            spread = (features - center(features)).abs().amax().item()
+            exponent = math.frexp(spread)[1] if scale[i].amax() < least else 0
             own, scaled = slice(i, i + 1), multiply_power(image, -exponent)
             part = select_clusters(step, scaled, weight[own], clip, choose, images=own, exponent=exponent)
             assert part.centroids is not None

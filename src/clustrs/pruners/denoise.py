@@ -1,8 +1,6 @@
 """Denoise: residual shrinkage (RRS) around any method that keeps tokens."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -14,7 +12,7 @@ from clustrs.ops.kmeans import nearest
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.clustrs import Chosen, select_clusters, token_weights
 from clustrs.pruners.inputs import PrunerInputs, Selection
-from clustrs.pruners.registry import from_dict, parse_method, register
+from clustrs.pruners.registry import as_method, register
 
 
 @register
@@ -22,21 +20,18 @@ from clustrs.pruners.registry import from_dict, parse_method, register
 class Denoise(Pruner):
     """Keep what another method keeps, and pull each kept token towards the center of its cluster.
 
-    Residual shrinkage (RRS) of ClustRS around any method that drops tokens: alpha v + (1 - alpha) c. The clusters are
-    those of the inner method; where it has none, each token belongs to the nearest kept one.
+    Residual shrinkage (RRS) of ClustRS; where the method has no clusters, a token belongs to the nearest kept one.
 
     Args:
         inner: The method that chooses, its name, or what its `to_dict` returned.
         keep: Budget, if not the one that `inner` has.
         clip: Bounds of the shrink factor alpha.
-        salience: As in ClustRS; None means as `inner` has it. The power of the attention is that of `inner`, too.
+        salience: As in ClustRS; None means as `inner` has it.
 
     Raises:
         ValueError: `inner` merges tokens, or a parameter has a bad value.
 
     Examples:
-        >>> import torch
-        >>> from clustrs import Denoise, DivPrune
         >>> Denoise(DivPrune(keep=4)).select(torch.rand(9, 8), torch.rand(9)).alpha.shape
         torch.Size([4])
     """
@@ -53,21 +48,10 @@ class Denoise(Pruner):
     salience: bool | None = None
 
     def __post_init__(self) -> None:
-        inner: Any = self.inner
-        budget = {} if self.keep is None else {"keep": self.keep}
-        if isinstance(inner, Pruner):
-            inner = replace(inner, **budget)
-        else:
-            described = parse_method(inner) if isinstance(inner, str) else inner
-            if not isinstance(described, Mapping):
-                accepted = "a method, its name, or a dict with its name and parameters"
-                raise ValueError(f"inner must be {accepted}, got {inner!r}")
-            inner = from_dict({**described, **budget})
+        inner = as_method("inner", self.inner, {}, {} if self.keep is None else {"keep": self.keep})
+        validation.check(inner.where == "encoder", "inner", "a method that prunes in the encoder", inner.name)
         if inner.merges:
-            raise ValueError(
-                f"inner must be a method that only drops tokens, got {inner.name!r}, which merges tokens "
-                "(shrinkage moves tokens that were kept)"
-            )
+            raise ValueError(f"inner must be a method that only drops tokens, got {inner.name!r}, which merges tokens")
         own = {"inner": inner, "keep": inner.keep, "clip": validation.interval("clip", self.clip, 0, 1)}
         for name in ("exportable", "servable"):  # what the inner method cannot do, neither can this one
             own[name] = getattr(type(self), name) and getattr(inner, name)

@@ -13,13 +13,9 @@ from clustrs.pruners.registry import register
 @register
 @dataclass(frozen=True)
 class FasterVLM(Pruner):
-    """Keep the k tokens with the largest attention.
-
-    FasterVLM (https://arxiv.org/abs/2412.01818): the top k of the scores a_i, in raster order.
+    """Keep the k tokens with the largest attention: FasterVLM (https://arxiv.org/abs/2412.01818).
 
     Examples:
-        >>> import torch
-        >>> from clustrs import FasterVLM
         >>> FasterVLM(keep=2).select(torch.rand(4, 8), torch.tensor([0.1, 0.4, 0.2, 0.3])).indices
         tensor([1, 3])
     """

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+KINDS = ("floating-point tensor", "tensor of integers", "tensor of booleans")
+FURTHER = ("received", "object_scores", "early_scores", "joint_scores", "joint_keys")
+"""Inputs of single methods, recorded in a model only if its method needs them; each [B, N], the last [B, N, H]."""
 LARGEST = 1e15  # magnitude accepted: the squares of much larger numbers leave float32
 
 
@@ -21,8 +24,6 @@ class Layout:
         x: Its column there.
 
     Examples:
-        >>> import torch
-        >>> from clustrs import Grid, Layout
         >>> n = torch.arange(16)
         >>> layout = Layout(tile=torch.zeros_like(n), y=n // 4, x=n % 4)
         >>> Grid(keep=4).select(torch.rand(16, 8), layout=layout).indices
@@ -58,11 +59,17 @@ class PrunerInputs:
         keys: Keys [B, N, K], or [B, 1 + N, K] with a CLS token.
         projector: Maps hidden states [B, k, H] to tokens [B, k, D].
         cls: True if the encoder has a CLS token: the first of `hidden` and `keys`.
-        question: Embeddings [B, T, D] of the question's tokens.
+        question: Embeddings [B, T, D] of the question's tokens, by the language model's own table.
+        question_mask: False [B, T] where a question is shorter than others of the batch; None if all are alike.
+        clip_tokens: Embeddings [B, N, C] of the tokens by a CLIP model, projected; no supported family has them.
+        clip_question: Embeddings [B, T, C] of the question by its text tower.
+        received: Attention [B, N] that each token receives from all tokens, in the layer of `scores`.
+        object_scores: The same in a middle layer, that of objects (HiPrune).
+        early_scores: `scores` of an early layer (VScan).
+        joint_scores: `scores` with all heads taken as one (PruMerge+).
+        joint_keys: Keys [B, N, H] of all heads side by side.
 
     Examples:
-        >>> import torch
-        >>> from clustrs import FasterVLM, PrunerInputs
         >>> inputs = PrunerInputs(tokens=torch.rand(1, 4, 8), scores=torch.tensor([[0.1, 0.4, 0.2, 0.3]]))
         >>> FasterVLM(keep=2).select(inputs).indices
         tensor([[1, 3]])
@@ -76,6 +83,14 @@ class PrunerInputs:
     projector: Callable[[Tensor], Tensor] | None = None
     cls: bool = True
     question: Tensor | None = None
+    question_mask: Tensor | None = None
+    clip_tokens: Tensor | None = None
+    clip_question: Tensor | None = None
+    received: Tensor | None = None
+    object_scores: Tensor | None = None
+    early_scores: Tensor | None = None
+    joint_scores: Tensor | None = None
+    joint_keys: Tensor | None = None
 
     @property
     def patch_hidden(self) -> Tensor | None:
@@ -100,12 +115,9 @@ class Selection:
         alpha: Shrink factors [B, k]; 1 means unchanged.
         merged: True [B, k] for output tokens that are a mixture of input tokens.
         shares: Contribution [B, N] of each input token to the center of its cluster; a cluster's sum to 1.
-        sizes: Number of input tokens [B, k] that each output token stands for, if `select` was asked for it: members of
-            its cluster, or itself and the dropped tokens nearest to it. A CLS token stands for itself.
+        sizes: Input tokens [B, k] that each stands for, on demand: its cluster, or itself and the dropped ones nearest.
 
     Examples:
-        >>> import torch
-        >>> from clustrs import ClustRS
         >>> selection = ClustRS(keep=4).select(torch.rand(2, 9, 8), torch.rand(2, 9))
         >>> selection.tokens.shape, selection.labels.shape, selection.image(0).tokens.shape
         (torch.Size([2, 4, 8]), torch.Size([2, 9]), torch.Size([4, 8]))
@@ -135,16 +147,22 @@ def check_shapes(inputs: PrunerInputs) -> PrunerInputs:
     tokens, layout = inputs.tokens, inputs.layout
     _check_tensor("tokens", tokens, tokens)
     if tokens.dim() not in (2, 3):
-        raise ValueError(f"tokens must have shape [N, D], or [B, N, D] for a batch, got {_shape(tokens)}")
+        raise ValueError(f"tokens must have shape [N, D], or [B, N, D] for a batch, got {[*tokens.shape]}")
     if tokens.numel() == 0:
-        raise ValueError(f"tokens must have at least one image of at least one token, got shape {_shape(tokens)}")
-    *batch, n, _ = tokens.shape
+        raise ValueError(f"tokens must have at least one image of at least one token, got shape {[*tokens.shape]}")
+    *batch, n, width = tokens.shape
     states = (*batch, n + inputs.cls, -1)
     shapes = {"tokens": tokens.shape, "scores": (*batch, n), "hidden": states, "keys": states}
+    shapes |= dict.fromkeys(FURTHER, (*batch, n)) | {"joint_keys": (*batch, n, -1)}
+    shapes |= {"question": (*batch, -1, width), "clip_tokens": (*batch, n, -1)}
+    if inputs.question is not None:
+        shapes["question_mask"] = inputs.question.shape[:-1]
+    if inputs.clip_tokens is not None:
+        shapes["clip_question"] = (*batch, -1, inputs.clip_tokens.shape[-1])
     ready: dict[str, Any] = {}
-    for name, shape in {**shapes, "question": (*batch, -1, -1)}.items():
+    for name, shape in shapes.items():
         if (value := getattr(inputs, name)) is not None:
-            _check_tensor(name, value, tokens, shape)
+            _check_tensor(name, value, tokens, shape, KINDS[2 if name == "question_mask" else 0])
             value = value if batch else value[None]
             # Kernels add in another order along other strides: one memory layout gives one result.
             ready[name] = value.contiguous() if name in ("tokens", "scores") else value
@@ -152,29 +170,28 @@ def check_shapes(inputs: PrunerInputs) -> PrunerInputs:
         for name in ("tile", "y", "x"):
             value = getattr(layout, name)
             shape = (n,) if getattr(value, "ndim", 1) == 1 else (*batch, n)
-            _check_tensor(f"layout.{name}", value, tokens, shape, integers=True)
+            _check_tensor(f"layout.{name}", value, tokens, shape, KINDS[1])
         parts = (part.long().expand(ready["tokens"].shape[:2]) for part in (layout.tile, layout.y, layout.x))
         ready["layout"] = Layout(*parts)
     return replace(inputs, **ready)
 
 
 def _check_tensor(
-    name: str, value: Any, tokens: Tensor, shape: tuple[int, ...] | None = None, integers: bool = False
+    name: str, value: Any, tokens: Tensor, shape: tuple[int, ...] | None = None, kind: str = KINDS[0]
 ) -> None:
-    """Check for a tensor of numbers on the device of the tokens, of the given shape (-1: any size)."""
-    if not isinstance(value, Tensor) or value.is_floating_point() == integers or value.dtype == torch.bool:
-        accepted = "tensor of integers" if integers else "floating-point tensor"
-        raise ValueError(f"{name} must be a {accepted}, got {getattr(value, 'dtype', type(value).__name__)}")
+    """Check for a tensor of a kind on the device of the tokens, of the given shape (-1: any size)."""
+    found = None
+    if isinstance(value, Tensor):
+        found = KINDS[0 if value.is_floating_point() else 2 if value.dtype == torch.bool else 1]
+    if found != kind:
+        raise ValueError(f"{name} must be a {kind}, got {getattr(value, 'dtype', type(value).__name__)}")
     if value.device != tokens.device:
         raise ValueError(f"{name} must be on {tokens.device}, the device of the tokens, got {value.device}")
     sizes = value.shape if shape is None else shape
     if len(sizes) != value.dim() or any(e not in (-1, s) for e, s in zip(sizes, value.shape, strict=True)):
         wanted = ", ".join("any" if size == -1 else str(size) for size in sizes)
-        raise ValueError(f"{name} must have shape [{wanted}] for tokens of shape {_shape(tokens)}, got {_shape(value)}")
-
-
-def _shape(tensor: Tensor) -> str:
-    return f"[{', '.join(map(str, tensor.shape))}]"
+        shapes = f"for tokens of shape {[*tokens.shape]}, got {[*value.shape]}"
+        raise ValueError(f"{name} must have shape [{wanted}] {shapes}")
 
 
 def check_inputs(method: str, needs: tuple[str, ...], inputs: PrunerInputs, values: bool) -> None:
@@ -183,12 +200,17 @@ def check_inputs(method: str, needs: tuple[str, ...], inputs: PrunerInputs, valu
         if getattr(inputs, need) is None:
             form = "Layout(...)" if need == "layout" else "..."
             raise ValueError(f"{need} is missing: {method} needs it (write select(tokens, {need}={form}))")
+        if need.endswith("question") and (value := getattr(inputs, need)).shape[-2] == 0:
+            raise ValueError(f"{need} must have at least one token, got shape {[*value.shape]}")
     if values:
-        if inputs.scores is not None:
-            check_values("scores", inputs.scores, 0, LARGEST)
-        for name in ("hidden", "keys"):
+        for name in ("scores", *FURTHER[:-1]):
+            if (value := getattr(inputs, name)) is not None and (name == "scores" or name in needs):
+                check_values(name, value, 0, LARGEST)
+        for name in ("hidden", "keys", "joint_keys", "question", "clip_tokens", "clip_question"):
             if name in needs:
                 check_finite(name, getattr(inputs, name))
+        if inputs.question_mask is not None and not inputs.question_mask.any(-1).all():
+            raise ValueError("question_mask must have a True for each image, got a row without one")
 
 
 def check_values(name: str, value: Tensor, low: float, high: float) -> None:

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from clustrs import validation
@@ -15,13 +15,12 @@ if TYPE_CHECKING:
 
 Method = TypeVar("Method", bound=type[Pruner])
 EVERY = "all"  # stands for every method in a list of methods
+PLUS = re.compile(r"\s*\+\s*(?=[A-Za-z])")  # between two methods that are composed; 1e+5 has none
 _methods: dict[str, type[Pruner]] = {}
 
 
 def register(method: Method) -> Method:
-    """Make a `Pruner` known under its `name`; a class decorator.
-
-    The same module may register a name again, as a notebook cell that runs twice does.
+    """Make a `Pruner` known under its `name`; a class decorator. The same module may register a name again.
 
     Args:
         method: A subclass of `Pruner` with a `name`. Its `presets` get names, too: "name-preset".
@@ -30,8 +29,6 @@ def register(method: Method) -> Method:
         ValueError: Not a `Pruner` subclass with a name, or another module registered that name.
 
     Examples:
-        >>> import torch
-        >>> from clustrs import Pruner, get_method, register
         >>> @register
         ... class FirstK(Pruner):
         ...     name = "first-k"
@@ -58,24 +55,23 @@ def registered_methods() -> dict[str, type[Pruner]]:
     return dict(sorted(_methods.items()))
 
 
-def list_methods() -> list[str]:
+def list_methods(where: str | None = None) -> list[str]:
     """Return the names of all methods, those of other packages included.
 
+    Args:
+        where: Only those that prune there: "encoder", "language model", or "both".
+
     Examples:
-        >>> from clustrs import list_methods
         >>> "clustrs" in list_methods()
         True
     """
-    return list(registered_methods())
+    return [name for name, method in registered_methods().items() if where in (None, method.where)]
 
 
 def list_presets() -> dict[str, dict[str, Any]]:
-    """Return the presets by name: each is a method's name and some of its parameters, as `from_dict` takes them.
-
-    Wherever a method is named, a preset can be named as well.
+    """Return the presets by name: each is a method's name and some parameters, and can be named wherever a method can.
 
     Examples:
-        >>> from clustrs import list_presets
         >>> list_presets()["clustrs-no-rrs"]
         {'name': 'clustrs', 'shrink': False}
     """
@@ -88,14 +84,19 @@ def list_presets() -> dict[str, dict[str, Any]]:
     }
 
 
-def method_class(name: str) -> type[Pruner]:
-    """Return the class of a method; a preset has the class of its method."""
-    known, presets = registered_methods(), list_presets()
-    if name not in known and name not in presets:
-        names = [*known, *presets]
+def resolve_preset(name: str) -> dict[str, Any]:
+    """Return a method's name and parameters: those of a preset, or none."""
+    presets = list_presets()
+    names = [*registered_methods(), *presets]
+    if name not in names:
         near = validation.nearest(name, names)
         raise ValueError(f"unknown method {name!r}{near}, expected one of {', '.join(names)}")
-    return known[presets.get(name, {"name": name})["name"]]
+    return presets.get(name, {"name": name})
+
+
+def method_class(name: str) -> type[Pruner]:
+    """Return the class of a method; a preset has the class of its method."""
+    return registered_methods()[resolve_preset(name)["name"]]
 
 
 def get_method(name: str, /, **parameters: Any) -> Pruner:
@@ -109,13 +110,12 @@ def get_method(name: str, /, **parameters: Any) -> Pruner:
         ValueError: Unknown name or parameter, a missing or a bad value.
 
     Examples:
-        >>> from clustrs import get_method
         >>> get_method("vispruner", keep=0.25, important=0.4)
         VisPruner(keep=0.25, important=0.4)
     """
-    method = method_class(name)
-    parameters = {**list_presets().get(name, {}), **parameters}
-    name = parameters.pop("name", name)
+    parameters = {**resolve_preset(name), **parameters}
+    name = parameters.pop("name")
+    method = registered_methods()[name]
     known = {field.name: field for field in fields(method)}
     for parameter in parameters:
         if parameter not in known:
@@ -134,8 +134,7 @@ def from_dict(data: Mapping[str, Any]) -> Pruner:
         ValueError: No name, or what `get_method` raises.
 
     Examples:
-        >>> from clustrs import DivPrune, from_dict
-        >>> from_dict(DivPrune(keep=16).to_dict())
+        >>> from_dict({"name": "divprune", "keep": 16})
         DivPrune(keep=16)
     """
     if not isinstance(data, Mapping) or not isinstance(data.get("name"), str):
@@ -143,26 +142,40 @@ def from_dict(data: Mapping[str, Any]) -> Pruner:
     return get_method(data["name"], **{key: value for key, value in data.items() if key != "name"})
 
 
+def as_method(name: str, given: Any, defaults: Mapping[str, Any], fixed: Mapping[str, Any] | None = None) -> Pruner:
+    """Build the method that a parameter `name` of another one holds: a method, its name, or a dict.
+
+    `defaults` are parameters where it has none, `fixed` replace those it has.
+    """
+    if isinstance(given, Pruner):
+        return replace(given, **fixed or {})
+    described = parse_method(given) if isinstance(given, str) else given
+    accepted = "a method, its name, or a dict with its name and parameters"
+    validation.check(isinstance(described, Mapping), name, accepted, given)
+    return from_dict({**defaults, **described, **(fixed or {})})
+
+
 def parse_method(spec: str) -> dict[str, Any]:
     """Parse a method as the command line has it into what `from_dict` takes; a preset becomes its method.
 
     Args:
-        spec: A name, then parameters KEY=VALUE: "clustrs tau=2 shrink=false", "denoise inner=divprune". Values are
-            JSON, numbers with commas between them, or words.
+        spec: A name, then parameters KEY=VALUE; values are JSON, numbers with commas between them, or words. "A + B" is
+            `Compose` of two methods.
 
     Raises:
         ValueError: An unknown name, or something else than KEY=VALUE after it.
 
     Examples:
-        >>> from clustrs import parse_method
         >>> parse_method("clustrs clip=0,0.5")
         {'name': 'clustrs', 'clip': [0, 0.5]}
     """
+    first, plus, second = PLUS.sub("\0", spec, count=1).partition("\0")
+    if plus:
+        return {"name": "compose", "first": parse_method(first), "second": parse_method(second)}
     name, *settings = spec.split() or [""]
-    method_class(name)
+    method = resolve_preset(name)
     error = f"method {spec!r} must be a name and parameters KEY=VALUE (write clustrs tau=2)"
-    given = dict(validation.key_value(setting, error) for setting in settings)
-    return {**list_presets().get(name, {"name": name}), **given}
+    return method | dict(validation.key_value(setting, error) for setting in settings)
 
 
 def attach(model: Any, method: Pruner | str | Mapping[str, Any], **options: Any) -> "Handle":
@@ -171,7 +184,7 @@ def attach(model: Any, method: Pruner | str | Mapping[str, Any], **options: Any)
     Args:
         model: A vision-language model of a supported family; see `list_model_types`.
         method: A method, or its name and parameters: "clustrs keep=16", {"name": "clustrs", "keep": 16}.
-        **options: scope, crops, positions, attention, deepstack.
+        **options: scope, crops, positions, attention, deepstack, processor, question.
     """
     if not isinstance(method, Pruner):
         method = from_dict(parse_method(method) if isinstance(method, str) else method)
@@ -184,7 +197,6 @@ def split_methods(text: str) -> list[str]:
     A comma inside brackets belongs to a value; so does one after KEY=VALUE, unless (nearly) a method's name follows.
 
     Examples:
-        >>> from clustrs import split_methods
         >>> split_methods("none,clustrs clip=0,0,divprune")
         ['none', 'clustrs clip=0,0', 'divprune']
     """
@@ -216,22 +228,27 @@ def variant_labels(methods: Sequence[Pruner | Mapping[str, Any]], *, with_keep: 
         with_keep: Mention budgets, too, where those of one method differ.
 
     Examples:
-        >>> from clustrs import ClustRS, DivPrune, variant_labels
-        >>> variant_labels([ClustRS(keep=16), ClustRS(keep=16, clip=(0, 0)), DivPrune(keep=16)])
+        >>> variant_labels([{"name": "clustrs"}, {"name": "clustrs", "clip": [0, 0]}, {"name": "divprune"}])
         ['clustrs', 'clustrs clip=[0,0]', 'divprune']
     """
     described = [{"name": "", **(one.to_dict() if isinstance(one, Pruner) else one)} for one in methods]
     presets = list_presets()
+    defaults = {name: _defaults(name) for name in {own["name"] for own in described}}
+    variants: dict[str, list[dict[str, str]]] = {name: [] for name in defaults}
+    for own in described:
+        variants[own["name"]].append(
+            {key: _text(value, key) for key, value in {**defaults[own["name"]], **own}.items()}
+        )
+    varied = {
+        name: {key for key in set().union(*same) if len({one.get(key, "null") for one in same}) > 1}
+        for name, same in variants.items()
+    }
     labels = []
     for own in described:
-        name, defaults = own["name"], _defaults(own["name"])
-        same = [{**defaults, **other} for other in described if other["name"] == name]
-        differing = {
-            key: _text(value)
-            for key, value in own.items()
-            if len({_text(other.get(key)) for other in same}) > 1
-            and not (key in defaults and _text(defaults[key]) == _text(value))
-        }
+        name = own["name"]
+        usual = {key: _text(value, key) for key, value in defaults[name].items() if key in varied[name]}
+        texts = {key: _text(value, key) for key, value in own.items() if key in varied[name]}
+        differing = {key: text for key, text in texts.items() if usual.get(key) != text}
         budget = differing.pop("keep", None)
         for preset, known in presets.items():
             if {"name": name, **differing} == {key: _text(value) for key, value in known.items()}:
@@ -248,14 +265,16 @@ def _defaults(name: str) -> dict[str, Any]:
     return {} if method is None else {one.name: one.default for one in fields(method) if one.default is not MISSING}
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, parameter: str = "") -> str:
     """Write a parameter as the command line takes it: 2.0 as 2, words without quotes, no spaces."""
     if isinstance(value, str):
         return value
     if isinstance(value, Pruner):
         value = value.to_dict()
-    if isinstance(value, Mapping) and "name" in value:  # a wrapped method has the budget of its wrapper
-        rest = {key: one for key, one in value.items() if key not in ("name", "keep")}
+    if (
+        isinstance(value, Mapping) and "name" in value
+    ):  # a wrapped method has the budget of its wrapper; not so the first of two
+        rest = {key: one for key, one in value.items() if key != "name" and (key != "keep" or parameter == "first")}
         own = {key: one for key, one in rest.items() if _text(_defaults(value["name"]).get(key)) != _text(one)}
         return json.dumps({"name": value["name"], **own}, separators=(",", ":")) if own else str(value["name"])
     if isinstance(value, list | tuple):

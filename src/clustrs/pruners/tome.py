@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clustrs.ops.distances import stable_topk, upcast_half
-from clustrs.ops.diversity import cosines
+from clustrs.ops.distances import map_images, stable_topk, upcast_half
+from clustrs.ops.diversity import nearest_cosines, paired_cosines
 from clustrs.ops.kmeans import cluster_sizes, weighted_sums
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.inputs import PrunerInputs, Selection, check_finite
@@ -60,12 +60,18 @@ def merge_round(features: Tensor, labels: Tensor, first: Tensor, count: int) -> 
     are compared by the sums of their tokens' features.
     """
     left = first.shape[1]
-    ones = torch.ones_like(labels, dtype=features.dtype)
-    sums = weighted_sums(features, labels, ones, cluster_sizes(labels, left))
-    links = cosines(sums[:, ::2], sums[:, 1::2]).max(-1)
-    source = stable_topk(links.values, count)
+    sums = features
+    if left < labels.shape[1]:
+        ones = torch.ones_like(labels, dtype=features.dtype)
+        sums = weighted_sums(features, labels, ones, cluster_sizes(labels, left))
+    even, odd = sums[:, ::2], sums[:, 1::2]
+    links = nearest_cosines(even, odd)
+    source = torch.arange(count, device=labels.device).expand(len(labels), -1)
+    if count < even.shape[1]:
+        alike = map_images(lambda one, other, link: paired_cosines(one, other.index_select(0, link)), even, odd, links)
+        source = stable_topk(alike, count)
     group = torch.arange(left, device=labels.device).repeat(len(labels), 1)
-    parent = group.scatter(-1, source * 2, links.indices.gather(-1, source) * 2 + 1)
+    parent = group.scatter(-1, source * 2, links.gather(-1, source) * 2 + 1)
     first = first.scatter_reduce(-1, parent, first, "amin").masked_fill(parent != group, labels.shape[1])
     first, order = first.sort(-1)
     rank = torch.empty_like(order).scatter_(-1, order, group)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from clustrs.ops.distances import gather_tokens, stable_topk, upcast_half
-from clustrs.ops.diversity import cosines
+from clustrs.ops.diversity import nearest_cosines
 from clustrs.ops.kmeans import membership
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.inputs import PrunerInputs, Selection, check_finite
@@ -18,13 +18,10 @@ from clustrs.pruners.registry import register
 class VisionZip(Pruner):
     """Keep the CLS token and the most attended patches; add the others up around evenly spaced targets.
 
-    VisionZip (https://arxiv.org/abs/2412.04467). Works before the projector. Of k tokens, 10 in 64 are contextual: a
-    target plus the mean of the remaining tokens whose keys have the largest cosine with the target's. The tokens come
-    in the order [CLS,] dominant, contextual.
+    VisionZip (https://arxiv.org/abs/2412.04467). Works before the projector. The tokens come in the order [CLS,]
+    dominant, contextual: 10 in 64 are contextual.
 
     Examples:
-        >>> import torch
-        >>> from clustrs import VisionZip
         >>> states = {"hidden": torch.rand(1 + 9, 4), "keys": torch.rand(1 + 9, 2), "projector": torch.nn.Linear(4, 8)}
         >>> VisionZip(keep=4).select(torch.rand(9, 8), torch.rand(9), **states).indices[0]  # the CLS token
         tensor(-1)
@@ -56,7 +53,7 @@ class VisionZip(Pruner):
         labels = torch.full_like(rank, -1).scatter(-1, indices[:, first:], outputs[:, first:])
         if contextual:
             with torch.no_grad():
-                goal = cosines(gather_tokens(keys, others), gather_tokens(keys, targets)).argmax(-1)
+                goal = nearest_cosines(gather_tokens(keys, others), gather_tokens(keys, targets))
             labels = labels.scatter(-1, others, goal + dominant)
             parts.append(add_means(gather_tokens(hidden, targets), gather_tokens(hidden, others), goal))
         kept = inputs.projector(torch.cat(parts, 1)).to(inputs.tokens.dtype)

@@ -18,16 +18,13 @@ from clustrs.pruners.registry import register
 class VisPruner(Pruner):
     """Keep the most attended tokens, and of the others those that resemble each other least.
 
-    VisPruner (https://arxiv.org/abs/2412.01818), the successor of FasterVLM: int(k r) tokens by attention; the rest is
-    thinned, at most 8 tokens a round, by the cosines of the hidden states.
+    VisPruner (https://arxiv.org/abs/2412.01818), the successor of FasterVLM.
 
     Args:
         keep: Budget, a count (int) or a fraction (float).
-        important: Share r of the budget that goes by attention.
+        important: Share of the budget that goes by attention.
 
     Examples:
-        >>> import torch
-        >>> from clustrs import VisPruner
         >>> VisPruner(keep=4).select(torch.rand(9, 8), torch.rand(9), hidden=torch.rand(1 + 9, 4)).indices.shape
         torch.Size([4])
     """

@@ -1,7 +1,6 @@
 """Encode and prune images on one machine for a vLLM server on another, which needs no plugin.
 
-`vllm serve ... --enable-mm-embeds` takes ready embeddings [1, k, D] in the place of an image. k tokens are much less to
-send than an image's features, and the server runs no vision tower for them.
+`vllm serve ... --enable-mm-embeds` takes ready embeddings [1, k, D] in the place of an image.
 """
 
 import base64
@@ -23,8 +22,7 @@ from clustrs.models.select import select_tokens
 from clustrs.pruners.base import Pruner
 from clustrs.serving.plugin import LLAVA
 
-NAME = "image_embeds"
-"""Name of the tensor in a file, and of the chat message part that carries it."""
+NAME = "image_embeds"  # name of the tensor in a file, and of the chat message part that carries it
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -35,6 +33,7 @@ def encode_image(model: Any, processor: Any, image: Image.Image, method: Pruner)
     if name not in LLAVA:  # vLLM wants more than [1, k, D] of others
         raise ValueError(f"model must be {' or '.join(LLAVA)}, got {name}: vLLM takes its images as pixels only")
     adapter = get_adapter(model)
+    adapter.records = method.requirements()
     inputs = processor(images=adapter.batch_images([image]), text=[processor.image_token], return_tensors="pt")
     (encoded,) = adapter.encode(dict(inputs.to(model.device, model.dtype)), StageTimer(model.device))
     ((selection, everything),) = select_tokens(method, [encoded], "image")
@@ -51,11 +50,10 @@ def save_embeddings(path: Path, embeddings: Tensor, dtype: str, **facts: Any) ->
 
 
 def message_part(path: str | os.PathLike[str]) -> dict[str, str]:
-    """The part of a chat message that carries the embeddings in a file, in the place of an image."""
+    """Return the part of a chat message that carries the embeddings in a file, in the place of an image."""
     from safetensors.torch import load_file
 
-    tensor = load_file(path)[NAME]
-    written = io.BytesIO()
-    # NumPy has no bfloat16.
-    np.save(written, (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy(), allow_pickle=False)
+    tensor, written = load_file(path)[NAME], io.BytesIO()
+    tensor = tensor.float() if tensor.dtype == torch.bfloat16 else tensor  # which NumPy does not have
+    np.save(written, tensor.numpy(), allow_pickle=False)
     return {"type": NAME, NAME: base64.b64encode(written.getvalue()).decode()}

@@ -27,8 +27,7 @@ class PrunedLlavaProcessor(pruning.PrunedProcessor):
 
 
 def tower_scores(layer: Any, query: Tensor, key: Tensor, cls: bool) -> tuple[Tensor, Tensor]:
-    """Scores [B, N] and keys [B, N or N + 1, K] over all heads: a CLS token has a key and no score. `layer` is an
-    attention layer of vLLM's CLIP or SigLIP, query and key [B, N or N + 1, heads * d] are those of one rank."""
+    """Scores [B, N] and keys [B, N or N + 1, K] from one rank's query and key [B, N or N + 1, heads * d] of a layer."""
     query, key = (part.unflatten(-1, (layer.num_heads_per_partition, -1)).transpose(1, 2) for part in (query, key))
     scores = attention_scores(query, key, layer.scale, "cls" if cls else "received")
     return mean_over_ranks(scores, layer.tp_size), mean_over_ranks(key.float().mean(1), layer.tp_size)
@@ -43,8 +42,7 @@ class PrunedTower(pruning.PrunedModel):
     _image_pixels_to_features: Any
     _merge_image_patch_embeddings: Callable[..., Tensor]
     image_newline: Any
-    prune: Callable[[Any], Any]
-    """Encodes and prunes the images of a step."""
+    prune: Callable[[Any], Any]  # encodes and prunes the images of a step
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
@@ -58,12 +56,11 @@ class PrunedTower(pruning.PrunedModel):
         return self.vision_tower.vision_model.encoder.layers[-1].self_attn.attn
 
     def extent(self, feature: Any) -> int:
-        """Return how many positions an image spans; embeddings, of which nothing else is known, take one each."""
-        ready = "image_embeds" in feature.data
-        return int(feature.mm_position.length) if ready else self.count_unpruned(feature.data)
+        if "image_embeds" in feature.data:  # nothing else is known of them: they take one each
+            return int(feature.mm_position.length)
+        return self.count_unpruned(feature.data)
 
     def count_unpruned(self, data: Any) -> int:
-        """Return the number of tokens of an image before pruning."""
         return int(self.side**2)
 
     def encode_crops(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,8 +69,7 @@ class PrunedTower(pruning.PrunedModel):
         for some in pixels.split(self.crops_at_once):
             hidden, query, key = self.run_tower(self._image_pixels_to_features, self.vision_tower, some)
             parts.append((self.multi_modal_projector(hidden), *tower_scores(layer, query, key, self.cls)))
-        features, scores, keys = (torch.cat(part) for part in zip(*parts, strict=True))
-        return features, scores, keys
+        return tuple(torch.cat(part) for part in zip(*parts, strict=True))  # type: ignore[return-value]
 
     def keep(self, tokens: Tensor, scores: Tensor, keys: Tensor, layout: Layout) -> Selection:
         """Prune one image or a batch. Values are not checked: an error would end the server."""
@@ -130,7 +126,7 @@ class PrunedOnevision(PrunedTower, llava_onevision.LlavaOnevisionForConditionalG
         """The tokens that stay of one image, from its crops [C, P, D], their scores [C, P] and keys."""
         columns = self.grid(size)[1]
         nothing, first = features.new_empty(*scores.shape, 0), int(self.cls)
-        encoded = EncodedCrops(scores, nothing, keys[:, first:], nothing, keys[:, :first], self.side)
+        encoded = EncodedCrops(scores, nothing, keys[:, first:], nothing, keys[:, :first], self.side, {})
         channels = channel_map(encoded, len(features), columns, 0)
         packed = self.pack(channels, size, channels.new_full((channels.shape[-1],), -1))
         candidates, layout, some = unpack_channels(packed, self.side, columns)
@@ -143,8 +139,8 @@ class PrunedOnevision(PrunedTower, llava_onevision.LlavaOnevisionForConditionalG
 
     def grid(self, size: Tensor) -> tuple[int, int]:
         """Return how many crops an image of some height and width has below each other, and side by side."""
-        pinpoints, crop = self.config.image_grid_pinpoints, self.config.vision_config.image_size
-        rows, columns = get_anyres_image_grid_shape(size.tolist(), pinpoints, crop)
+        crop = self.config.vision_config.image_size
+        rows, columns = get_anyres_image_grid_shape(size.tolist(), self.config.image_grid_pinpoints, crop)
         return int(rows), int(columns)
 
     def count_unpruned(self, data: Any) -> int:

@@ -11,22 +11,18 @@ from clustrs.pruners.registry import get_method
 
 KEY = "clustrs"
 DEFAULT_METHOD = "clustrs"
-PREFIX = "Clustrs"
-"""Before the name of vLLM's architecture in that of the pruned one."""
+PREFIX = "Clustrs"  # before the name of vLLM's architecture in that of the pruned one
 LLAVA = ("LlavaForConditionalGeneration", "LlavaOnevisionForConditionalGeneration")
-ARCHITECTURES = {
+ARCHITECTURES = {  # those that can be served, and where vLLM finds the pruned one
     LLAVA[0]: "clustrs.serving.llava:PrunedLlava",
     LLAVA[1]: "clustrs.serving.llava:PrunedOnevision",
     "Qwen2_5_VLForConditionalGeneration": "clustrs.serving.qwen_vl:PrunedQwen25VL",
     "Qwen3VLForConditionalGeneration": "clustrs.serving.qwen_vl:PrunedQwen3VL",
 }
-"""The architectures that can be served, and where vLLM finds the pruned one."""
+# Vision towers of LLaVA that have scores, and the `vision_feature_select_strategy` that suits them.
 TOWERS = {"clip_vision_model": "default", "siglip_vision_model": "full"}
-"""Vision towers of LLaVA that have scores, and the `vision_feature_select_strategy` that suits them."""
-TESTED = (0, 32)
-"""Major and minor number of the vLLM releases that are tested."""
-MARK = "_clustrs"
-"""On a function of vLLM's that is wrapped already."""
+TESTED = (0, 32)  # major and minor number of the vLLM releases that are tested
+MARK = "_clustrs"  # on a function of vLLM's that is wrapped already
 
 
 def read_method(settings: Any) -> Pruner:
@@ -47,6 +43,13 @@ def read_method(settings: Any) -> Pruner:
         raise ValueError("keep is missing (a count such as 64, or a fraction such as 0.25 of the visual tokens)")
     validation.keep(parameters["keep"])
     method = get_method(name, **parameters)
+    if method.where != "encoder":
+        raise ValueError(
+            f"method {name!r} cannot be served: it prunes inside the language model, which vLLM runs itself"
+        )
+    if "question" in method.requirements():
+        reason = "vLLM keeps an image's features for every request that shows it, whatever it asks"
+        raise ValueError(f"method {name!r} cannot be served: it selects by the question, but {reason}")
     if not method.servable:
         missing = [need for need in method.requirements() if need not in SERVED]
         raise ValueError(
@@ -58,19 +61,17 @@ def read_method(settings: Any) -> Pruner:
 
 def read_positions(config: Any) -> Literal["compact", "original"]:
     """Return the positions of kept tokens that a model's config asks for, by default what suits its family."""
+    from clustrs.models.adapters.base import adapter_class
+
     positions = getattr(config, KEY).get("positions", "auto")
     validation.choice("positions", positions, get_args(validation.Positions))
     if positions == "compact" and check_architectures(config.architectures) not in LLAVA:
         raise ValueError("positions must be 'auto' or 'original' for a Qwen model, which has M-RoPE, got 'compact'")
-    if positions != "auto":
-        return "compact" if positions == "compact" else "original"
-    from clustrs.models.adapters.base import adapter_class
-
-    return adapter_class(config.model_type).auto_positions
+    chosen: Literal["compact", "original"] = positions
+    return adapter_class(config.model_type).auto_positions if positions == "auto" else chosen
 
 
 def read_settings(config: Any) -> tuple[Pruner, Literal["compact", "original"]]:
-    """Return the method and the positions that a model's config asks for."""
     return read_method(getattr(config, KEY)), read_positions(config)
 
 
@@ -99,7 +100,6 @@ def check_architectures(architectures: Sequence[str] | None) -> str:
 
 
 def check_version(version: str) -> None:
-    """Raise ValueError for a vLLM release that is not tested."""
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None or tuple(map(int, found.groups())) != TESTED:
         tested = ".".join(map(str, TESTED))
@@ -107,7 +107,6 @@ def check_version(version: str) -> None:
 
 
 def describe(config: Any, method: Pruner) -> str:
-    """Describe the pruning in one line."""
     keep, of_each = method.keep, ""
     share = f"{keep} visual tokens" if isinstance(keep, int) else f"{keep:.4g} of the visual tokens"
     if check_architectures(config.architectures) in LLAVA:
@@ -119,10 +118,7 @@ def describe(config: Any, method: Pruner) -> str:
 
 
 def register() -> None:
-    """Make the pruned models known to vLLM; it may call this several times in a process.
-
-    Wraps the method by which vLLM first looks at a config: later, it remembers the class by the architecture's name.
-    """
+    """Make the pruned models known to vLLM; it may call this several times in a process."""
     from vllm import ModelRegistry
     from vllm.config import ModelConfig
 
@@ -130,7 +126,7 @@ def register() -> None:
     for architecture, location in ARCHITECTURES.items():
         if PREFIX + architecture not in known:
             ModelRegistry.register_model(PREFIX + architecture, location)
-    resolve = ModelConfig.get_model_arch_config
+    resolve = ModelConfig.get_model_arch_config  # vLLM's first look at a config; later it remembers the class
     if hasattr(resolve, MARK):
         return
 

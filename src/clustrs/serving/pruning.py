@@ -11,12 +11,9 @@ from torch import Tensor, nn
 from clustrs.pruners.base import Pruner
 from clustrs.serving import plugin
 
-ANGLES = 4
-"""Length of the rotary table, in multiples of the model's own: as vLLM has it for videos."""
-BASE = 256
-"""Every whole number up to this one is exact in bfloat16 and float16, so offsets travel as two digits each."""
-CHANNELS = 6
-"""Channels behind the features of a kept token: its offsets from its image's first position, in three rows."""
+ANGLES = 4  # length of the rotary table, in multiples of the model's own: as vLLM has it for videos
+BASE = 256  # every whole number up to this one is exact in bfloat16 and float16, so offsets travel as two digits each
+CHANNELS = 6  # channels behind the features of a kept token: its offsets from its image's first position, in three rows
 
 
 class PrunedInfo:
@@ -27,7 +24,6 @@ class PrunedInfo:
 
     @cached_property
     def settings(self) -> tuple[Pruner, str]:
-        """The method, and the positions of kept tokens."""
         return plugin.read_settings(self.get_hf_config())
 
     @property
@@ -37,18 +33,15 @@ class PrunedInfo:
         return f"{super().model_id}|{json.dumps(method.to_dict(), sort_keys=True)}|{positions}"  # type: ignore[misc]
 
     def get_supported_mm_limits(self) -> dict[str, int | None]:
-        """Images only: a video would not be pruned."""
         limits = super().get_supported_mm_limits()  # type: ignore[misc]
-        return {modality: limit for modality, limit in limits.items() if modality == "image"}
+        return {"image": limits["image"]}  # a video would not be pruned
 
     def get_num_image_tokens(self, **size: Any) -> int:
-        """Return the number of placeholders of an image of this width and height."""
         candidates = self.count_candidates(**size)
         kept = self.settings[0].count(candidates)
         return self.count_unpruned(**size) if kept == candidates else kept
 
     def count_unpruned(self, **size: Any) -> int:
-        """Return the number of placeholders without pruning."""
         return int(super().get_num_image_tokens(**size))  # type: ignore[misc]
 
     def count_candidates(self, **size: Any) -> int:
@@ -56,7 +49,6 @@ class PrunedInfo:
         return self.count_unpruned(**size)
 
     def extent(self, mm_kwargs: Any, **size: int) -> int:
-        """Return how many positions an image spans."""
         return self.count_unpruned(**size)
 
     def check_extent(self, images: Any, mm_kwargs: Any) -> None:
@@ -81,11 +73,7 @@ def counter(when: str) -> Any:
 
 
 class PrunedProcessor:
-    """Mixin for a family's multimodal processor: counts visual tokens, those of dummy inputs left out.
-
-    An image is None where the client sent the key of one that it sent before. Embeddings have no size, and stay as they
-    are.
-    """
+    """Mixin for a family's multimodal processor: counts visual tokens, those of dummy inputs left out."""
 
     info: Any
     counting = True
@@ -99,18 +87,18 @@ class PrunedProcessor:
 
     def apply(self, inputs: Any, timing_ctx: Any) -> Any:
         images = inputs.mm_data_items.get("image", ())
-        sized = hasattr(images, "get_image_size")
+        sized = hasattr(images, "get_image_size")  # embeddings have no size, and stay as they are
         if sized and self.info.settings[1] == "original":
             self.info.check_extent(images, inputs.hf_processor_mm_kwargs)
         result = super().apply(inputs, timing_ctx)  # type: ignore[misc]
         for i, placeholder in enumerate(result["mm_placeholders"].get("image", ()) if self.counting else ()):
-            if images.get(i) is not None:
-                before = kept = placeholder.length
+            if images.get(i) is not None:  # None: the client sent the key of an image that it sent before
+                before = placeholder.length
                 if sized:
                     size = images.get_image_size(i)
                     before = self.info.count_unpruned(image_width=size.width, image_height=size.height)
                 counter("before").inc(before)
-                counter("after").inc(kept)
+                counter("after").inc(placeholder.length)
         return result
 
 
@@ -127,21 +115,17 @@ def register_processor(info: type, processor: type, module: Any, family: str) ->
 class PrunedModel(nn.Module):
     """Mixin for a model of vLLM that keeps k tokens of each image, if asked at the positions they had.
 
-    vLLM's machinery for M-RoPE then counts the positions. A kept token carries its offset from the first position of
-    its image in channels behind its features, until it is fed to the language model.
+    vLLM's M-RoPE then counts positions; a kept token carries its offset in channels behind its features.
     """
 
     supports_mrope = True
     supports_tower_connector_lora = False
-    has_mrope = True
-    """False for a language model whose positions have one row."""
+    has_mrope = True  # false for a language model whose positions have one row
     config: Any
     language_model: Any
     offsets: Tensor
-    scoring_attention: Callable[[], Any]
-    """Returns the module, called with query and key, whose attention scores the tokens."""
-    extent: Callable[[Any], int]
-    """Returns how many positions an image of a prompt spans."""
+    scoring_attention: Callable[[], Any]  # returns the module, called with query and key, that scores the tokens
+    extent: Callable[[Any], int]  # returns how many positions an image of a prompt spans
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         config = vllm_config.model_config.hf_config
@@ -178,7 +162,6 @@ class PrunedModel(nn.Module):
         self.recorded.append((query, key))
 
     def run_tower(self, tower: Callable[..., Tensor], *inputs: Any, **arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the output of a tower with the query and key of the scoring attention."""
         self.recorded.clear()
         output = tower(*inputs, **arguments)
         if len(self.recorded) != 1:

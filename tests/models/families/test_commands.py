@@ -71,7 +71,7 @@ def test_eval(folder: Callable[[str], Path], data: Path, run: Run, tmp_path: Pat
     )
     assert code == 0, out + err
     records = [json.loads(line) for line in (tmp_path / "run" / "answers.jsonl").read_text().splitlines()]
-    assert len(records) == 3 * len(GAUSSIAN) * len(list_methods())
+    assert len(records) == 3 * len(GAUSSIAN) * len(list_methods("encoder"))
     for record in records:
         whole = record["method"]["name"] == "none"
         assert record["error"] is None

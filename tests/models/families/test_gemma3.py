@@ -95,7 +95,7 @@ def test_each_crop_is_an_image_when_nobody_says_otherwise() -> None:
     assert [(last.placeholders, last.kept, len(last.grids)) for last in handle.last] == [(CELLS, 4, 1)] * CROPS
 
 
-@pytest.mark.parametrize("name", [name for name in list_methods() if name != "none"])
+@pytest.mark.parametrize("name", [name for name in list_methods("encoder") if name != "none"])
 def test_a_budget_for_each_crop(name: str) -> None:
     """As if each crop were an image."""
     model, processor = load("gemma3")

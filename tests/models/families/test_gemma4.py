@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("as_published")
 
 Load = Callable[..., tuple[Any, Any]]
 VARIANTS = list(gemma4.VARIANTS)
-PRUNING = [name for name in list_methods() if name != "none"]
+PRUNING = [name for name in list_methods("encoder") if name != "none"]
 KEEP = 9
 GREEDY: dict[str, Any] = {"do_sample": False, "suppress_tokens": list(range(len(gemma4.SPECIAL)))}
 """Untrained models like to say <image>, which nobody could ask about afterwards."""
@@ -87,7 +88,7 @@ def test_keeping_everything_changes_nothing(load: Load, variant: str) -> None:
     inputs = gemma4.prepare(processor, ["<bos>a <image> b <image> c"], [[make_image(), make_image(70, 30, 1)]])
     with torch.no_grad():
         expected = model(**inputs).logits
-        for name in list_methods():
+        for name in list_methods("encoder"):
             method = get_method(name) if name == "none" else get_method(name, keep=1.0)
             with method(model):
                 assert torch.equal(model(**inputs).logits, expected), name
@@ -321,7 +322,7 @@ def test_the_model_is_put_back(load: Load, variant: str) -> None:
     with torch.no_grad():
         expected = model(**inputs).logits
     before = {name: dict(module.__dict__) for name, module in model.named_modules()}
-    for name in list_methods():
+    for name in list_methods("encoder"):
         method = get_method(name) if name == "none" else get_method(name, keep=3)
         with method(model), torch.no_grad():
             model(**inputs)
@@ -376,7 +377,9 @@ def test_a_video_has_one_budget_for_all_frames(load: Load, variant: str) -> None
     ids = inputs["input_ids"][0]
     images = {"pixel_values": inputs["pixel_values_videos"], "image_position_ids": inputs["video_position_ids"]}
     seen = [gemma4.look(model, *gemma4.patches(images, i)) for i in range(3)]
-    video = gemma4.Seen(*(torch.cat([getattr(s, n) for s in seen]) for n in ("features", "scores", "hidden", "keys")))
+    video = gemma4.Seen(
+        **{field.name: torch.cat([getattr(s, field.name) for s in seen]) for field in fields(gemma4.Seen)}
+    )
     for keep in (KEEP, 180):
         with torch.no_grad(), ClustRS(keep=keep)(model) as handle:
             logits = model(**inputs).logits
@@ -609,9 +612,9 @@ def gemma4_init(self: Any, ours: Any) -> None:
     [
         (
             {"text": ["<bos>a"], "images": [[make_image()]]},
-            r"images: the prompts have \[0\] times <image>, but \[1\] images",
+            r"images: the prompts have \[0\] times <image>, got \[1\] images",
         ),
-        ({"text": ["<bos><image>"]}, r"the prompts have \[1\] times <image>, but \[0\] images were given"),
+        ({"text": ["<bos><image>"]}, r"the prompts have \[1\] times <image>, got \[0\] images"),
         ({"text": ["<bos><|video|>"], "videos": [[make_image()]]}, "videos: they need torchvision"),
         ({"images": [[make_image()]]}, "text is missing"),
     ],

@@ -26,7 +26,7 @@ from clustrs import ClustRS, FasterVLM, NoPruning, Pruner, VisionZip, get_method
 from clustrs.models import ask as sharing
 from clustrs.models.ask import as_seen, ask, chat_prompt
 
-PRUNING = [name for name in list_methods() if name != "none"]
+PRUNING = [name for name in list_methods("encoder") if name != "none"]
 CLOSE: dict[str, Any] = {"atol": 3e-5, "rtol": 0.0}
 WAYS: list[dict[str, Any]] = [
     {"num_beams": 3},
@@ -71,7 +71,7 @@ def test_keeping_everything_is_bit_identical(kind: str) -> None:
     with torch.no_grad():
         expected = model(**inputs).logits
         told = new_tokens(model, inputs)
-        for name in list_methods():
+        for name in list_methods("encoder"):
             method = get_method(name) if name == "none" else get_method(name, keep=1000)
             with method(model):
                 assert torch.equal(model(**inputs).logits, expected), name

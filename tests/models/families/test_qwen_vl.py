@@ -22,7 +22,7 @@ from clustrs.models.load import load_model
 
 pytestmark = pytest.mark.usefixtures("as_published")
 
-PRUNING = [name for name in list_methods() if name != "none"]
+PRUNING = [name for name in list_methods("encoder") if name != "none"]
 TEXTS = ["<s>user: <image> what?", "<s>no image here, only words", "<s><image> and <image> differ how?"]
 WAYS: list[dict[str, Any]] = [
     {"do_sample": False},
@@ -99,7 +99,7 @@ def test_keeping_everything_changes_nothing(load: LoadQwen, family: str) -> None
     with torch.no_grad():
         expected = model(**inputs).logits
         model.model.rope_deltas = None
-        for name in list_methods():
+        for name in list_methods("encoder"):
             method = NoPruning() if name == "none" else get_method(name, keep=1000)
             with method(model):
                 assert torch.equal(model(**inputs).logits, expected), name
@@ -273,7 +273,7 @@ def test_videos_have_one_budget_each(load: LoadQwen, family: str) -> None:
     inputs = video_inputs(model.config, [(3, 2, 3), (2, 3, 2)], timestamps=family.startswith("qwen3"))
     if family == "qwen2_5_vl":
         inputs["second_per_grid_ts"] = torch.tensor([1.0, 2.5])
-    oracle = Oracle(model, inputs, "video")
+    oracle = Oracle(model, inputs, "video", None)
     with torch.no_grad():
         expected = model(**inputs).logits
         model.model.rope_deltas = None
@@ -319,7 +319,7 @@ def test_the_model_is_put_back(load: LoadQwen, family: str) -> None:
     model, processor = load(family)
     inputs = one(processor)
     before = {name: dict(module.__dict__) for name, module in model.named_modules()}
-    for name in list_methods():
+    for name in list_methods("encoder"):
         method = NoPruning() if name == "none" else get_method(name, keep=3)
         with method(model), torch.no_grad():
             model(**inputs)

@@ -24,7 +24,7 @@ from clustrs.models.load import load_model, load_processor
 pytestmark = pytest.mark.usefixtures("as_published")
 
 Load = Callable[..., Case]
-PRUNING = [name for name in list_methods() if name != "none"]
+PRUNING = [name for name in list_methods("encoder") if name != "none"]
 WIDE, SMALL = make_image(60, 120), make_image(30, 30, 1)
 """Three tiles in all families; one in InternVL, five in the others."""
 each_family = pytest.mark.parametrize("family", FAMILIES)
@@ -60,10 +60,10 @@ def generate(model: Any, **arguments: Any) -> Tensor:
 @each_family
 def test_keeping_everything_is_bit_identical(load: Load, family: str) -> None:
     case = load(family)
-    inputs = case.prepare(["a IMAGE b IMAGE?", "only words", "IMAGE"], [[WIDE, SMALL], [], [make_image(70, 50, 2)]])
+    inputs = case.prepare(["a IMAGE b IMAGE?", "only words", "IMAGE!"], [[WIDE, SMALL], [], [make_image(70, 50, 2)]])
     with torch.no_grad():
         expected = case.model(**inputs).logits
-        for name in list_methods():
+        for name in list_methods("encoder"):
             method = get_method(name) if name == "none" else get_method(name, keep=1000)
             with method(case.model):
                 assert torch.equal(case.model(**inputs).logits, expected), name
@@ -79,7 +79,7 @@ def test_logits_are_those_of_pruning_by_hand(load: Load, family: str, crops: Any
     assert counts == ([3, 1] if family == "internvl" else [3, 5])
     for name in PRUNING:
         method = get_method(name, keep=7)
-        rows, _, kept = tiled_models.oracle(case, method, inputs, counts, base=crops == "base")
+        rows, _, kept = tiled_models.oracle(case, method, inputs, counts, crops == "base", "abwhat?")
         with torch.no_grad():
             expected = case.model(inputs_embeds=rows).logits
             with method(case.model, crops=crops) as handle:
@@ -128,7 +128,7 @@ def test_a_budget_for_each_crop(load: Load, family: str) -> None:
     inputs = case.prepare(["a IMAGE what?"], [[WIDE]])
     for name in PRUNING:
         method = get_method(name, keep=4)
-        rows, _, kept = tiled_models.oracle(case, method, inputs, [1, 1, 1])
+        rows, _, kept = tiled_models.oracle(case, method, inputs, [1, 1, 1], question="awhat?")
         with torch.no_grad():
             expected = case.model(inputs_embeds=rows).logits
             with method(case.model, scope="crop") as handle:
@@ -411,7 +411,7 @@ def test_the_model_is_put_back(load: Load, family: str) -> None:
     with torch.no_grad():
         expected = model(**inputs).logits
     before = state()
-    for name in list_methods():
+    for name in list_methods("encoder"):
         method = get_method(name) if name == "none" else get_method(name, keep=3)
         with method(model), torch.no_grad():
             model(**inputs)

@@ -1,7 +1,4 @@
-"""Tasks for models that answer in sentences: `photos` and `scenes` scored by the expected word, and `describe`.
-
-No entry point names them until a model that answers in sentences is among the embedded ones.
-"""
+"""Tasks for models that answer in sentences: `photos` and `scenes` scored by the expected word, and `describe`."""
 
 import re
 from dataclasses import replace

@@ -3,13 +3,14 @@
 import os
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from textwrap import wrap
 
 from clustrs.evaluation.report import charts, document, scores, summary
 from clustrs.evaluation.report.summary import STATES, Summary
 from clustrs.evaluation.results import Run, load_run
+from clustrs.evaluation.store import write_whole
 
 __all__ = ["replace_files", "terminal_table", "write_report"]
 
@@ -21,29 +22,28 @@ def write_report(folder: Path, judge: str | None = None, compare_with: str | Non
     earlier ones stay.
 
     Args:
-        folder: folder of the run.
-        judge: whose verdicts count, where several judges scored the run.
-        compare_with: model whose published numbers are shown next to the run's; by default the run's own, where there
-            are some.
+        folder: Folder of the run.
+        judge: Judge whose verdicts count, where several scored the run.
+        compare_with: Model whose published numbers are shown next to the run's; by default the run's own.
 
     Returns:
         Path of report.html.
 
     Raises:
-        ValueError: the run cannot be read, or a file cannot be written.
+        ValueError: The run cannot be read, or a file cannot be written.
     """
     folder = Path(folder)
     run = Summary(load_run(folder, judge), compare_with)
-    examples = summary.read_stored(folder / summary.EXAMPLES_FILE, tuple[document.DrawnExample, ...], ())
+    examples = summary.read_stored(folder / summary.EXAMPLES_FILE, tuple[document.DrawnExample, ...])
     curves = scores.figures(run)
     sections = (
         scores.conclusions(run),
         summary.overview(run),
-        summary.costs(run, summary.read_latency(folder)),
+        summary.costs(run, summary.read_stored(folder / summary.LATENCY_FILE, summary.Latency)),
         scores.scores(run),
         document.Section("Curves", tuple(curves)) if curves else None,
         scores.paired(run),
-        summary.disagreements(examples),
+        summary.disagreements(examples or ()),
         scores.robustness(run),
         scores.kinds(run),
         summary.failures(run),
@@ -81,30 +81,24 @@ def terminal_table(run: Run, compare_with: str | None = None, width: int | None 
 
 def replace_files(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Replace some files of a folder, all or none: first all new ones are written, then they take their names."""
-    partial = {name: folder / f".{name}.partial" for name in contents}
-    previous = {name: folder / f".{name}.previous" for name in contents}
-    replaced: list[str] = []
-    name = ""
+    name, replaced = "", []
     try:
-        for name, content in contents.items():
-            with partial[name].open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-        for name in contents:
-            if (folder / name).is_file():
-                shutil.copy2(folder / name, previous[name])
-        for name in contents:
-            os.replace(partial[name], folder / name)
-            replaced.append(name)
+        with TemporaryDirectory(prefix=".report-", dir=folder) as scratch:
+            try:
+                for name, content in contents.items():
+                    write_whole(Path(scratch, name), [content])
+                    if (folder / name).is_file():
+                        shutil.copy2(folder / name, Path(scratch, f"{name}.old"))
+                for name in contents:
+                    os.replace(Path(scratch, name), folder / name)
+                    replaced.append(name)
+            except OSError:
+                for earlier in replaced:
+                    saved = Path(scratch, f"{earlier}.old")
+                    if saved.exists():
+                        os.replace(saved, folder / earlier)
+                    else:
+                        (folder / earlier).unlink()
+                raise
     except OSError as error:
-        for earlier in replaced:
-            if previous[earlier].exists():
-                os.replace(previous[earlier], folder / earlier)
-            else:
-                (folder / earlier).unlink()
         raise ValueError(f"{str(folder / name)!r} could not be written: {error.strerror}") from None
-    finally:
-        for path in (*partial.values(), *previous.values()):
-            with suppress(OSError):
-                path.unlink()

@@ -2,8 +2,11 @@
 
 import io
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from clustrs.palette import color, marker
@@ -29,14 +32,6 @@ MARKERS = {
 OUTLINES = {"o": "M-4 0A4 4 0 1 1 4 0A4 4 0 1 1 -4 0Z", "x": "M-4 -4L4 4M-4 4L4 -4", "d": "M0 -5L3 0L0 5L-3 0Z"}
 INK = "#000000"  # stands for the page's own text color, which is light in the dark
 LINES = (("-", ""), ("--", "6 3"), (":", "2 3"))  # of the variants of a method, for matplotlib and for SVG
-STYLE: dict[str, Any] = {
-    "pdf.fonttype": 42,
-    "font.family": "sans-serif",
-    "font.size": 9,
-    "text.parse_math": False,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
 
 
 @dataclass(frozen=True)
@@ -62,10 +57,20 @@ class Curve:
         return [(p.x, p.low, p.high) for p in self.points if p.low is not None and p.high is not None]
 
 
+class Look(NamedTuple):
+    """Number, text, color, marker and line (for matplotlib and for SVG) of the curves of a label."""
+
+    key: int
+    label: str
+    color: str
+    marker: str
+    line: str
+    dashes: str
+
+
 @dataclass(frozen=True)
 class Figure:
-    """Panels, each with a title and curves, on the same axes. `ticks` label the horizontal axis; `decimals` are those
-    of the scores. `name` is that of a file."""
+    """Panels, each with a title and curves, on the same axes; `name` is that of a file."""
 
     title: str
     x_label: str
@@ -81,22 +86,23 @@ class Figure:
 
     @property
     def slanted(self) -> bool:
-        """True if the labels of the ticks must be written at an angle."""
         return len(self.ticks) > 6 or any(len(plain(tick)) > 6 for tick in self.ticks)
 
-    def looks(self) -> dict[str, tuple[str, str, tuple[str, str]]]:
-        """Return color, marker and line of each label: a method's color; variants of it differ in line and marker."""
-        looks: dict[str, tuple[str, str, tuple[str, str]]] = {}
-        variants: dict[str, int] = {}
+    @cached_property
+    def looks(self) -> dict[str, Look]:
+        """The look of each label: a method's color; variants of it differ in line and marker."""
+        looks: dict[str, Look] = {}
+        variants: Counter[str] = Counter()
         for curve in (curve for _, curves in self.panels for curve in curves):
             if curve.label not in looks:
-                number = variants.get(curve.method, 0)
-                variants[curve.method] = number + 1
+                number = variants[curve.method]
+                variants[curve.method] += 1
                 line = LINES[1 if curve.method == "none" else number % len(LINES)]
                 shape = marker(plain(curve.label if number else curve.method))
-                looks[curve.label] = color(plain(curve.method)), shape, line
+                looks[curve.label] = Look(len(looks), plain(curve.label), color(plain(curve.method)), shape, *line)
         return looks
 
+    @cached_property
     def limits(self) -> tuple[float, float]:
         """Return the vertical range of all panels, so that they can be compared."""
         points = [point for _, curves in self.panels for curve in curves for point in curve.points]
@@ -106,75 +112,34 @@ class Figure:
         margin = 0.05 * (max(values) - min(values)) or 0.05 * abs(values[0]) or 1.0
         return min(values) - margin, max(values) + margin
 
+    @property
+    def heights(self) -> list[float]:
+        """The round numbers at which the vertical axis has ticks."""
+        low, high = self.limits
+        rough = (high - low) / 6
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(factor * power for factor in (1, 2, 2.5, 5, 10, 20) if factor * power >= rough)
+        return [round(i * step, 12) + 0.0 for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
-@dataclass(frozen=True)
-class Trace:
-    """A curve in pixels, or its entry in the legend; `marks` are positions, indices of ticks, and numbers in words."""
+    def x(self, tick: int) -> str:
+        """Return the position of a tick in a panel, in pixels, for SVG."""
+        spread = 0.5 if len(self.ticks) == 1 else 0.06 + 0.88 * tick / (len(self.ticks) - 1)
+        return f"{LEFT + (WIDTH - LEFT - RIGHT) * spread:.1f}"
 
-    key: int
-    label: str
-    color: str
-    dashes: str
-    marker: str
-    line: str = ""
-    band: str = ""
-    marks: tuple[tuple[str, int, str], ...] = ()
+    def y(self, value: float) -> str:
+        low, high = self.limits
+        return f"{TOP + (HEIGHT - TOP - BOTTOM) * (high - value) / (high - low):.1f}"
 
+    def line(self, curve: Curve) -> str:
+        return _path(f"{self.x(p.x)} {self.y(p.mean)}" for p in curve.points)
 
-class Drawing(NamedTuple):
-    """A figure in pixels, ready for a template: titles and traces of its panels; ticks are positions and texts."""
+    def band(self, curve: Curve) -> str:
+        upper = [f"{self.x(tick)} {self.y(top)}" for tick, _, top in curve.bounds]
+        return _path([*upper, *(f"{self.x(tick)} {self.y(base)}" for tick, base, _ in reversed(curve.bounds))]) + "Z"
 
-    plots: list[tuple[str, list[Trace]]]
-    legend: list[Trace]
-    x_ticks: list[tuple[str, str]]
-    y_ticks: list[tuple[str, str]]
-
-
-def draw(figure: Figure) -> Drawing:
-    """Compute the positions of everything in a figure."""
-    (low, high), count = figure.limits(), len(figure.ticks)
-
-    def x(tick: int) -> float:
-        spread = 0.5 if count == 1 else 0.06 + 0.88 * tick / (count - 1)
-        return LEFT + (WIDTH - LEFT - RIGHT) * spread
-
-    def y(value: float) -> float:
-        return TOP + (HEIGHT - TOP - BOTTOM) * (high - value) / (high - low)
-
-    def at(tick: int, value: float) -> str:
-        return f"{x(tick):.1f} {y(value):.1f}"
-
-    def trace(curve: Curve) -> Trace:
-        entry, bounds, digits = legend[curve.label], curve.bounds, figure.decimals
-        marks = []
-        for p in curve.points:
-            interval = "" if p.low is None or p.high is None else f" [{p.low:.{digits}f}, {p.high:.{digits}f}]"
-            marks.append((at(p.x, p.mean), p.x, f"{entry.label}: {p.mean:.{digits}f}{interval}"))
-        upper, lower = [at(tick, top) for tick, _, top in bounds], [at(tick, base) for tick, base, _ in bounds]
-        band = _path([*upper, *reversed(lower)]) + "Z" if len(bounds) > 1 else ""
-        line = _path(place for place, *_ in marks) if marks else ""
-        return replace(entry, line=line, band=band, marks=tuple(marks))
-
-    legend = {
-        label: Trace(
-            key=key,
-            label=short(plain(label), 60),
-            color="currentColor" if own == INK else own,
-            dashes=line[1],
-            marker=marker_path(shape),
-        )
-        for key, (label, (own, shape, line)) in enumerate(figure.looks().items())
-    }
-    rough = (high - low) / 6
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 2.5, 5, 10, 20) if factor * power >= rough)
-    heights = [round(i * step, 12) + 0.0 for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
-    return Drawing(
-        plots=[(title, [trace(curve) for curve in curves]) for title, curves in figure.panels],
-        legend=list(legend.values()),
-        x_ticks=[(f"{x(i):.1f}", short(plain(tick), 12)) for i, tick in enumerate(figure.ticks)],
-        y_ticks=[(f"{y(value):.1f}", f"{value:g}") for value in heights],
-    )
+    def numbers(self, point: Point) -> str:
+        mean, low, high = (None if v is None else f"{v:.{self.decimals}f}" for v in (point.mean, point.low, point.high))
+        return f"{mean}" if low is None or high is None else f"{mean} [{low}, {high}]"
 
 
 def marker_path(name: str) -> str:
@@ -201,12 +166,9 @@ def pdf_figures(figures: Sequence[Figure]) -> dict[str, bytes]:
     from matplotlib.figure import Figure as Canvas
 
     files: dict[str, bytes] = {}
-    settings: Any = mpl.rcParams
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        settings.update(STYLE)
+    with mpl.rc_context(fname=Path(__file__).with_name("report.mplstyle")):
         for figure in figures:
-            looks, ticks = figure.looks(), [short(plain(tick), 12) for tick in figure.ticks]
+            ticks = [short(plain(tick), 12) for tick in figure.ticks]
             columns = min(3, len(figure.panels))
             rows = -(-len(figure.panels) // columns)
             canvas = Canvas(figsize=(max(4.2, 2.6 * columns), 2.3 * rows + 0.5), layout="constrained")
@@ -216,19 +178,19 @@ def pdf_figures(figures: Sequence[Figure]) -> dict[str, bytes]:
                 axis.set_axis_off()
             for axis, (title, curves) in zip(axes.flat, figure.panels, strict=False):
                 for curve in curves:
-                    own, shape, line = looks[curve.label]
+                    look = figure.looks[curve.label]
                     places, means = [point.x for point in curve.points], [point.mean for point in curve.points]
-                    style = {"linestyle": line[0], "color": own, "marker": shape, "linewidth": 1.3, "markersize": 4.5}
-                    axis.plot(places, means, **style, label=short(plain(curve.label), 40))
+                    style = {"linestyle": look.line, "color": look.color, "marker": look.marker}
+                    axis.plot(places, means, **style, linewidth=1.3, markersize=4.5, label=short(look.label, 40))
                     if curve.bounds:
-                        axis.fill_between(*zip(*curve.bounds, strict=True), color=own, alpha=0.12, linewidth=0)
+                        axis.fill_between(*zip(*curve.bounds, strict=True), color=look.color, alpha=0.12, linewidth=0)
                 axis.set_xticks(range(len(ticks)), ticks, rotation=45 if figure.slanted else 0)
                 axis.set_xlim(-0.4, len(ticks) - 0.6)
                 axis.set_xlabel(short(plain(figure.x_label), 40))
                 axis.set_title(title, fontsize=9)
                 axis.grid(axis="y", color="#dddddd", linewidth=0.7)
                 axis.set_axisbelow(True)
-                axis.set_ylim(*figure.limits())
+                axis.set_ylim(*figure.limits)
             for axis in axes[:, 0]:
                 axis.set_ylabel(figure.y_label)
             shown = {line.get_label(): line for axis in axes.flat for line in axis.get_lines()}

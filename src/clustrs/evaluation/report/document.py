@@ -3,12 +3,12 @@
 import re
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -24,24 +24,6 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 DRAWING = re.compile(r"data:image/(png|webp|jpeg);base64,[A-Za-z0-9+/]+={0,2}\Z")
 LARGEST_IMAGE = 480  # pixels of the longer side of an image inside a page
-OPENING = r"""\documentclass{article}
-\usepackage[T1]{fontenc}
-\IfFileExists{lmodern.sty}{\usepackage{lmodern}}{}
-\usepackage[utf8]{inputenc}
-\usepackage{textcomp}
-\usepackage{booktabs}
-\usepackage{graphicx}
-\usepackage[margin=2cm]{geometry}
-\renewcommand{\topfraction}{0.95}
-\renewcommand{\bottomfraction}{0.95}
-\renewcommand{\textfraction}{0.02}
-\renewcommand{\floatpagefraction}{0.75}
-\setcounter{topnumber}{9}
-\setcounter{bottomnumber}{9}
-\setcounter{totalnumber}{18}
-\extrafloats{200}
-\begin{document}"""
-"""Floats may fill a page, and a page of floats has to be nearly full."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +67,6 @@ Block = Table | Figure | Text | Lines | DrawnExample
 
 @dataclass(frozen=True)
 class Section:
-    """A title and its blocks."""
-
     title: str
     blocks: tuple[Block, ...]
 
@@ -103,64 +83,26 @@ class Section:
 
 def markdown(title: str, sections: Sequence[Section]) -> str:
     """Render a report as Markdown, without figures and examples."""
-    parts = [f"# {for_markdown(title)}"]
-    for section in sections:
-        blocks = section.without_images
-        parts += [f"## {for_markdown(section.title)}"] if blocks else []
-        for block in blocks:
-            match block:
-                case Text(text, warning):
-                    parts.append(f"**{for_markdown(text)}**" if warning else for_markdown(text))
-                case Lines(lines, listing):
-                    bullets = [f"- {for_markdown(line)}" for line in lines]
-                    parts.append("\n".join(["```json", *lines, "```"] if listing else bullets))
-                case Table():
-                    parts.append(block.markdown())
-    return "\n\n".join(parts) + "\n"
+    return _environment(for_markdown).get_template("report.md.j2").render(title=title, sections=sections, kind=_kind)
 
 
 def latex(title: str, sections: Sequence[Section]) -> str:
     """Render a report as LaTeX; figures are PDF files next to it, and left out where theirs is missing."""
-    parts = [OPENING, rf"\section*{{{for_tex(title)}}}"]
     labels: Counter[str] = Counter()
 
-    def label(kind: str, text: str) -> str:
+    def label(kind: str, text: str) -> Markup:
         """Return a label to refer to; a number is added to one that is taken."""
         name = f"{kind}:{re.sub(r'[^a-z0-9]+', '-', text.lower())[:60].strip('-') or 'untitled'}"
         labels[name] += 1
-        return rf"\label{{{name}{f'-{labels[name]}' if labels[name] > 1 else ''}}}"
+        return Markup(rf"\label{{{name}{f'-{labels[name]}' if labels[name] > 1 else ''}}}")
 
-    def shown(block: Block, section: str) -> str:
-        match block:
-            case Text(text, warning):
-                return rf"\textbf{{{for_tex(text)}}}" if warning else for_tex(text)
-            case Lines(lines, False):
-                items = [rf"\item {{}}{for_tex(line)}" for line in lines]
-                return "\n".join([r"\begin{itemize}", *items, r"\end{itemize}"])
-            case Lines(lines):
-                texts = [line.lstrip(" ") for line in lines]
-                indented = [rf"{'~' * (len(a) - len(b))}{for_tex(b)}\\" for a, b in zip(lines, texts, strict=True)]
-                return "\n".join([r"{\footnotesize\ttfamily\raggedright\noindent", *indented, "}"])
-            case Table():
-                caption = f"{block.title} ({section}), {title}."
-                return block.latex(caption, lambda: label("tab", f"{section} {block.title}"))
-            case Figure():
-                lines = (
-                    rf"\IfFileExists{{{block.file}}}{{\begin{{figure}}[!htbp]",
-                    r"\centering",
-                    rf"\includegraphics[width=\linewidth]{{{block.file}}}",
-                    rf"\caption{{{for_tex(f'{title}: {block.title}')}}}",
-                    label("fig", block.name),
-                    r"\end{figure}}{}",
-                )
-                return "\n".join(lines)
-        raise TypeError(f"LaTeX cannot show a {type(block).__name__}")
+    def table(block: Table, section: str) -> Markup:
+        caption = f"{block.title} ({section}), {title}."
+        return Markup(block.latex(caption, lambda: label("tab", f"{section} {block.title}")))
 
-    for section in sections:
-        blocks = [*section.without_images, *section.figures]
-        parts += [rf"\subsection*{{{for_tex(section.title)}}}"] if blocks else []
-        parts += [shown(block, section.title) for block in blocks]
-    return "\n\n".join([*parts, r"\end{document}"]) + "\n"
+    signs = {"block_start_string": "<%", "block_end_string": "%>", "variable_start_string": "<<"}
+    template = _environment(for_tex, **signs, variable_end_string=">>").get_template("report.tex.j2")
+    return template.render(title=title, sections=sections, kind=_kind, label=label, table=table)
 
 
 def page(title: str, sections: Sequence[Section]) -> str:
@@ -168,8 +110,8 @@ def page(title: str, sections: Sequence[Section]) -> str:
     script = (HERE / "page.js").read_text(encoding="utf-8")
     checksum = b64encode(sha256(script.encode()).digest()).decode()
     code = {"script": Markup(script), "checksum": checksum, "dark_css": Markup(dark_css("figure"))}
-    contents = {"title": title, "sections": sections, "kind": lambda block: type(block).__name__, "charts": charts}
-    return TEMPLATES.get_template("page.html.j2").render(**code, **contents) + "\n"
+    contents = {"title": title, "sections": sections, "kind": _kind, "charts": charts}
+    return TEMPLATES.get_template("page.html.j2").render(**code, **contents)
 
 
 def data_uri(image: "Image.Image", quality: int = 88, method: int = 4) -> str:
@@ -187,10 +129,20 @@ def _drawing(text: str) -> str:
     return text
 
 
-TEMPLATES = Environment(  # in which every text is made plain and escaped, whatever the result files hold
-    loader=FileSystemLoader(HERE),
-    autoescape=True,
-    undefined=StrictUndefined,
-    finalize=lambda value: plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
-)
+def _kind(block: Block) -> str:
+    return type(block).__name__
+
+
+def _environment(escape: Callable[[str], str], **options: Any) -> Environment:
+    """Make an environment in which every text is escaped, whatever the result files hold."""
+    return Environment(
+        loader=FileSystemLoader(HERE),
+        undefined=StrictUndefined,
+        finalize=lambda value: escape(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
+        keep_trailing_newline=True,
+        **options,
+    )
+
+
+TEMPLATES = _environment(plain, autoescape=True)
 TEMPLATES.filters["drawing"] = _drawing

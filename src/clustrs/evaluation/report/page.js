@@ -57,3 +57,27 @@ document.querySelectorAll("figure").forEach((figure) => {
     });
   });
 });
+// A click on a heading sorts a table, another one turns the order; not a table whose rows are in groups.
+document.querySelectorAll("table").forEach((table) => {
+  const body = table.tBodies[0];
+  const heads = [...table.querySelectorAll("thead th")];
+  if (body.querySelector(".opens")) { return; }
+  const key = (row, index) => (row.cells[index].querySelector(".number") || row.cells[index]).textContent;
+  heads.forEach((head, index) => {
+    const sort = () => {
+      const down = head.getAttribute("aria-sort") !== "descending";
+      heads.forEach((other) => other.setAttribute("aria-sort", "none"));
+      head.setAttribute("aria-sort", down ? "descending" : "ascending");
+      const rows = [...body.rows].map((row) => ({ row, text: key(row, index), number: parseFloat(key(row, index)) }));
+      rows.sort((a, b) => {
+        if (isNaN(a.number) !== isNaN(b.number)) { return isNaN(a.number) ? 1 : -1; }
+        return (down ? -1 : 1) * (isNaN(a.number) ? a.text.localeCompare(b.text) : a.number - b.number);
+      });
+      body.append(...rows.map(({ row }) => row));
+    };
+    head.tabIndex = 0;
+    head.setAttribute("aria-sort", "none");
+    head.addEventListener("click", sort);
+    head.addEventListener("keydown", (event) => { if (event.key === "Enter") { sort(); } });
+  });
+});

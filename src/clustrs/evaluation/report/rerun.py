@@ -1,28 +1,30 @@
 """Run the model of a run again, for its report: times of single answers, and drawings of kept tokens.
 
-Neither is part of a run, whose answers come in batches and share the vision encoder's work. Both are stored in the
-run's folder, from where every later report takes them.
+Neither is part of a run, whose answers come in batches. Both are stored in its folder, where later reports find them.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import msgspec
+import numpy as np
 import torch
 from PIL import Image
 
 from clustrs import validation
 from clustrs.evaluation.config import Config, parse_corruption
+from clustrs.evaluation.metrics import CORRECT
 from clustrs.evaluation.report.document import DrawnExample, Shown, data_uri
 from clustrs.evaluation.report.scores import OURS, judged_on, ranked
 from clustrs.evaluation.report.summary import EXAMPLES_FILE, LATENCY_FILE, PARTS, Latency, Summary
-from clustrs.evaluation.results import SCORED, Run, load_run
+from clustrs.evaluation.results import Run, load_run
 from clustrs.evaluation.runner import Worker
-from clustrs.evaluation.store import identity, read_answers, read_config, write_whole
+from clustrs.evaluation.store import identity, key_of, read_answers, read_config, write_whole
 from clustrs.evaluation.tasks import Item
 from clustrs.models.ask import Answer, as_seen, ask
+from clustrs.models.costs import count_text, meta_model
 from clustrs.models.draw import overlay_kept
 from clustrs.pruners import Pruner
 
@@ -33,23 +35,29 @@ def measure_latency(folder: Path, repeats: int) -> Latency:
     """Time answers of every method of a run, one at a time on clean images, and store the medians beside the run.
 
     Methods take turns, so that what slows the machine down hits all alike; a first round warms up and does not count.
+    Beside the times are the `kv_bytes` of the visual tokens of an image, over all layers.
     """
     validation.integer("latency", repeats, 1)
     worker = Worker(Config.from_json(read_config(folder)))
-    times: list[dict[str, list[float]]] = [{part: [] for part in PARTS} for _ in worker.methods]
+    times: list[dict[str, list[float]]] = [{part: [] for part in (*PARTS, "kv_bytes")} for _ in worker.methods]
+    model = worker.loaded[0]
+    empty = meta_model(model.config, model.dtype)
+    bytes_per_token = count_text(empty, 2)[2] - count_text(empty, 1)[2]  # without states of a fixed size
     for turn in range(repeats + 1):
         item = worker.task.items[turn % len(worker.task.items)]
         image = worker.task.open(item.image)
         for position in range(len(worker.methods)):
             index = (position + turn) % len(worker.methods)
-            spent = _ask(worker, image, item, worker.methods[index], worker.max_new_tokens).seconds
+            answer = _ask(worker, image, item, worker.methods[index], worker.max_new_tokens)
+            spent = answer.seconds
+            tokens = answer.image.average or answer.visual_tokens
+            times[index]["kv_bytes"].append(bytes_per_token * tokens)
             parts = (spent.vision, spent.scoring + spent.selection, spent.prefill, spent.decode_per_token)
             for part, seconds in zip(PARTS, parts, strict=True):
                 if turn and seconds is not None:
                     times[index][part].append(1e3 * seconds)
     medians = [{part: median(values) for part, values in own.items() if values} for own in times]
-    model, threads = worker.loaded[0], torch.get_num_threads()
-    kind = model.device.type
+    kind, threads = model.device.type, torch.get_num_threads()
     name = torch.cuda.get_device_name(model.device) if kind == "cuda" else kind.upper()
     machine = f"{name}, {threads} thread{'s' * (threads > 1)}" if kind == "cpu" else name
     machine += f", {str(model.dtype).removeprefix('torch.')}"
@@ -63,42 +71,36 @@ def draw_examples(folder: Path, count: int, judge: str | None = None) -> tuple[D
     """Draw what two methods kept on some questions where they disagree, and store that beside the run."""
     validation.integer("images", count, 1)
     run = load_run(Path(folder), judge)
+    summary = Summary(run)
     worker = Worker(Config.from_json(read_config(folder)))
     items = {item.id: item for item in worker.task.items}
     chosen = find_disagreements(run, count, {name: item.image for name, item in items.items()})
     needed = {_key(run, one, method) for one in chosen for method in one.methods}
-    texts = {}
-    for record in read_answers(folder):
-        key = (record.item, identity(record.method), record.corruption, record.seed)
-        if key in needed:
-            texts[key] = record.text or ""
+    texts = {key: record.text or "" for record in read_answers(folder) if (key := key_of(record)) in needed}
     drawn = []
     for one in chosen:
         item = items[run.items[one.item]]
         image = worker.task.open(item.image)
         corruption = parse_corruption(_key(run, one, one.methods[0])[2])
-        image = corruption.apply(image, item.image, run.seeds[one.seed]) if corruption else image
+        image = corruption.apply(image, item.image, run.seeds[0]) if corruption else image
         shown = []
         for method in one.methods:
             answer = _ask(worker, image, item, worker.methods[method], 1)
             seen = overlay_kept(as_seen(worker.loaded[1], image), answer.image, size=SIZE)
-            label = "unpruned" if run.methods[method].keep is None else run.methods[method].label
-            right = bool(run.scores[method, one.condition, one.seed, one.item] >= 0.5)
+            right = bool(run.scores[method, one.condition, 0, one.item] >= CORRECT)
             text = texts.get(_key(run, one, method), "")
-            shown.append(Shown(label, text, right, data_uri(seen, quality=60, method=6)))
+            shown.append(Shown(summary.label(method), text, right, data_uri(seen, quality=60, method=6)))
         where = f"{run.conditions[one.condition]}, keep {run.methods[one.methods[0]].budget}, {item.image}"
         drawn.append(DrawnExample(item.question, item.answer, where, tuple(shown)))
     write_whole(Path(folder) / EXAMPLES_FILE, msgspec.json.encode(drawn).decode() + "\n")
     return tuple(drawn)
 
 
-@dataclass(frozen=True)
-class OneSidedQuestion:
+class OneSidedQuestion(NamedTuple):
     """A question (all by their indices in the run) that one of the first two methods answered well and one did not."""
 
     methods: tuple[int, ...]
     condition: int
-    seed: int
     item: int
 
 
@@ -116,18 +118,12 @@ def find_disagreements(run: Run, count: int, images: Mapping[str, str]) -> list[
     first = next((method for method in order if run.methods[method].name == OURS), order[0])
     second = next(method for method in order if method != first)
     methods = (first, second) if run.unpruned is None else (first, second, run.unpruned)
-
-    def one_sided(right: int, wrong: int) -> Iterator[OneSidedQuestion]:
-        """What one method answered well and another did not, an item once."""
-        for item in range(len(run.items)):
-            for condition in judged_on(summary)[1]:
-                good, bad = (right, condition, 0, item), (wrong, condition, 0, item)
-                scored = run.states[good] == run.states[bad] == SCORED
-                if scored and run.scores[good] >= 0.5 > run.scores[bad]:
-                    yield OneSidedQuestion(methods, condition, 0, item)
-                    break
-
-    sides = [list(one_sided(first, second)), list(one_sided(second, first))]
+    conditions, right = judged_on(summary)[1], run.scores[:, :, 0] >= CORRECT
+    sides: list[list[OneSidedQuestion]] = []
+    for good, bad in ((first, second), (second, first)):
+        differ = (right[good] & (run.scores[bad, :, 0] < CORRECT))[conditions]  # no answer without a score does
+        found = [(conditions[int(differ[:, i].argmax())], int(i)) for i in np.flatnonzero(differ.any(0))]
+        sides.append([OneSidedQuestion(methods, condition, item) for condition, item in found])
     chosen: list[OneSidedQuestion] = []
     while len(chosen) < count and any(sides):
         for side in sides:
@@ -143,7 +139,7 @@ def _key(run: Run, one: OneSidedQuestion, method: int) -> tuple[str, str, str, i
     known = {str(parse_corruption(text) or text): text for text in run.config["corruptions"]}
     wanted = str(run.conditions[one.condition])
     corruption = known[str(parse_corruption(wanted) or wanted)]
-    return run.items[one.item], identity(run.config["methods"][method]), corruption, run.seeds[one.seed]
+    return run.items[one.item], identity(run.config["methods"][method]), corruption, run.seeds[0]
 
 
 def _ask(worker: Worker, image: Image.Image, item: Item, method: Pruner, max_new_tokens: int) -> Answer:

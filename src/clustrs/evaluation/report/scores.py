@@ -29,7 +29,6 @@ Rows = list[tuple[str, list[float | None]]]  # heading of some rows, and a numbe
 
 
 def words(corruption: str) -> str:
-    """Return the name of a corruption as sentences have it."""
     return NAMES.get(corruption, corruption)
 
 
@@ -111,14 +110,18 @@ def conclusions(summary: Summary) -> Section | None:
 def scores(summary: Summary) -> Section:
     """Build a table for each corruption, with published numbers where they are of the same cell."""
     run, config = summary.run, summary.run.config
-    whole = run.unpruned is not None and run.labels
-    retained = " Numbers with % are shares of the unpruned model's score." if whole else ""
+    compared = run.unpruned is not None and run.labels
+    retained = " Numbers with % are shares of the unpruned model's score." if compared else ""
     tables = []
     for name, conditions in run.families.items():
         groups = []
         for i in conditions:
-            shown = enumerate(_under(summary, i, summary.value))
-            values = [replace(v, note=", ".join(filter(None, (v.note, summary.retained(m, i))))) for m, v in shown]
+            values = []
+            for method, value in enumerate(_under(summary, i, summary.value)):
+                whole = None if method == run.unpruned else run.unpruned
+                kept = None if whole is None else metrics.retention(summary.values[method, i], summary.values[whole, i])
+                notes = (value.note, "" if kept is None else f"{100 * kept:.0f} %")
+                values.append(replace(value, note=", ".join(filter(None, notes))))
             groups.append((run.conditions[i].level_text or "clean", values))
         title = "Clean images" if name == "clean" else words(name)
         where = "on clean images" if name == "clean" else f"under {title}"
@@ -159,11 +162,8 @@ def _means(summary: Summary) -> list[Table]:
         for name, conditions in families.items()
         if {run.conditions[i].level for i in conditions} == set(PAPER_LEVELS.get(name, ()))
     }
-    requested = [
-        (words(name), name if name in whole else "", conditions)
-        for name, conditions in families.items()
-        if len(conditions) > 1
-    ]
+    several = {name: conditions for name, conditions in families.items() if len(conditions) > 1}
+    requested = [(words(name), name if name in whole else "", several[name]) for name in several]
     if {"brightness", "contrast"} <= whole:
         both = families["brightness"] + families["contrast"]
         requested.append(("brightness and contrast", "brightness_contrast", both))
@@ -322,17 +322,15 @@ def kinds(summary: Summary) -> Section | None:
     if not sizes:
         return None
     shown = dict(sorted(sizes.items(), key=lambda entry: (-entry[1], entry[0]))[:SHOWN_KINDS])
-    over = [("Clean images", [] if summary.clean is None else [summary.clean])]
-    over.append(("Corrupted images, mean over all corruptions", summary.corrupted))
+    over = {} if summary.clean is None else {"Clean images": [summary.clean]}
+    over |= {"Corrupted images, mean over all corruptions": summary.corrupted} if summary.corrupted else {}
     tables = []
-    for title, conditions in over:
-        if conditions:
-            estimated = metrics.kind_estimates(summary.together(conditions), run.kinds, shown)
-            groups = [
-                (f"{kind} (n {shown[kind]})", [summary.value(estimate, whole=shown[kind]) for estimate in estimates])
-                for kind, estimates in estimated.items()
-            ]
-            tables.append(summary.table(title, "kind", groups))
+    for title, conditions in over.items():
+        groups = [
+            (f"{kind} (n {shown[kind]})", [summary.value(estimate, whole=shown[kind]) for estimate in estimates])
+            for kind, estimates in metrics.kind_estimates(summary.together(conditions), run.kinds, shown).items()
+        ]
+        tables.append(summary.table(title, "kind", groups))
     text = "A question counts under each of its kinds; n is how many questions of a kind have answers."
     if len(shown) < len(sizes):
         text += f" Of {len(sizes)} kinds the {len(shown)} with the most questions are shown."
@@ -340,10 +338,7 @@ def kinds(summary: Summary) -> Section | None:
 
 
 def csv_table(summary: Summary) -> str:
-    """Render all cells as tidy CSV: one record per method, budget, condition and seed, then one for all seeds.
-
-    Means and bounds are in the scale of the run; n is the number of questions with a score.
-    """
+    """Render all cells as tidy CSV: one record per method, budget, condition and seed, then one for all seeds."""
     run = summary.run
     groups: list[tuple[int | str, list[int]]] = [(seed, [i]) for i, seed in enumerate(run.seeds)]
     if len(run.seeds) > 1:
@@ -359,14 +354,10 @@ def csv_table(summary: Summary) -> str:
         for j, condition in enumerate(run.conditions):
             paper = summary.paper_score(i, condition.name, condition.level)
             for seed, indices in groups:
-                estimate, states = next(estimates), run.states[i, j, indices]
-                failed, not_judged = int((states == FAILED).sum()), int((states == UNJUDGED).sum())
-                missing = len(indices) * run.config["items"] - int((states != MISSING).sum())
-                mean, low, high, paper_number = (
-                    "" if number is None else f"{number * run.scale:.6f}"
-                    for number in (estimate.mean, estimate.low, estimate.high, paper)
-                )
+                e, states = next(estimates), run.states[i, j, indices]
+                missing = len(indices) * run.config["items"] - (states != MISSING).sum()
+                counts = (e.n, (states == FAILED).sum(), (states == UNJUDGED).sum(), missing)
+                numbers = ["" if x is None else f"{x * run.scale:.6f}" for x in (e.mean, e.low, e.high, paper)]
                 cell = (for_spreadsheet(condition.name), condition.level_text, seed)
-                counts = (estimate.n, failed, not_judged, missing)
-                writer.writerow([*named, *cell, *counts, mean, low, high, f"{run.scale:g}", paper_number, parameters])
+                writer.writerow([*named, *cell, *counts, *numbers[:3], f"{run.scale:g}", numbers[3], parameters])
     return content.getvalue()

@@ -41,17 +41,15 @@ Group = tuple[str, Sequence[Value]]  # heading of some rows, and the value of ea
 class Reference:
     """Published numbers to show next to a run's, returned by an entry point of the group `clustrs.report_sections`.
 
-    A plugin is a callable `plugin(run: Run, compare_with: str | None) -> Reference | None`. It returns None if it has
-    nothing on the run. `compare_with` is the model that the user asked to compare with (`--compare-with`), None for the
-    run's own; the plugin raises ValueError for a model that it does not know. The first plugin that returns a
-    `Reference` is used.
+    A plugin is a callable `plugin(run: Run, compare_with: str | None) -> Reference | None`; the first that returns a
+    `Reference` is used. `compare_with` is the model to compare with (`--compare-with`), None for the run's own; the
+    plugin raises ValueError for a model that it does not know.
 
     Attributes:
-        text: one or two sentences on the origin of the numbers; they call them `Numbers marked "paper"`.
-        score: `score(method, corruption, level)` returns the published score, from 0 to 1, of a method of the run, or
-            None. `level` None stands for clean images or for the mean over the levels of a corruption; the corruption
-            "" has no published mean.
-        tables: `tables(summary)` returns further tables to append to the section "Scores".
+        text: Sentences on the origin of the numbers, which they call `Numbers marked "paper"`.
+        score: Function of a method, a corruption ("" for all) and a level (None for clean, or the mean over levels)
+            that returns the published score, from 0 to 1, or None.
+        tables: Function of the summary that returns further tables for the section "Scores".
 
     Examples:
         >>> def half(run, compare_with):
@@ -66,16 +64,14 @@ class Reference:
 
 
 def find_reference(run: Run, compare_with: str | None = None) -> Reference | None:
-    """Return the published numbers on a run, from the first plugin that has some."""
     entries = plugin_entries(REPORT_SECTIONS)
     for entry in entries:
         try:
-            plugin = load_entry(entry)
+            plugin: Callable[[Run, str | None], Reference | None] = load_entry(entry)
         except ValueError as error:
             leave_out(str(error))
             continue
-        reference: Reference | None = plugin(run, compare_with)
-        if reference is not None:
+        if (reference := plugin(run, compare_with)) is not None:
             return reference
     if compare_with is not None and not entries:
         hint = install_hint("cli", package="clustrs-paper")
@@ -101,9 +97,8 @@ class Summary:
     @cached_property
     def estimates(self) -> list[list[Estimate]]:
         """The estimate of each method under each condition."""
-        methods, conditions, _ = self.values.shape
-        flat = metrics.estimates(self.values)
-        return [flat[i * conditions : (i + 1) * conditions] for i in range(methods)]
+        flat, count = metrics.estimates(self.values), len(self.run.conditions)
+        return [flat[i : i + count] for i in range(0, len(flat), count)]
 
     def together(self, conditions: Sequence[int]) -> Values:
         """Return the scores [methods, items] averaged over conditions, of the questions that have one under each."""
@@ -120,14 +115,6 @@ class Summary:
             return ""
         return f"[{self.number(estimate.low, signed)}, {self.number(estimate.high, signed)}]"
 
-    def retained(self, method: int, condition: int) -> str:
-        """Return the share of the unpruned model's score that a pruning method keeps; "" without such a model."""
-        whole = self.run.unpruned
-        if whole is None or whole == method:
-            return ""
-        kept = metrics.retention(self.values[method, condition], self.values[whole, condition])
-        return "" if kept is None else f"{100 * kept:.0f} %"
-
     def value(self, estimate: Estimate, paper: float | None = None, whole: int | None = None) -> Value:
         """Return a mean as a table shows it, with the number of questions where it is not `whole` (by default, all)."""
         printed = "" if paper is None else self.number(paper)
@@ -138,12 +125,10 @@ class Summary:
         return Value(self.number(estimate.mean), self.interval(estimate), note, printed)
 
     def label(self, method: int) -> str:
-        """Return the name of a method (an index) without its budget."""
         own = self.run.methods[method]
         return UNPRUNED if own.keep is None else own.label
 
     def paper_score(self, method: int, corruption: str, level: float | None) -> float | None:
-        """Return the published score of a method of this run, from 0 to 1."""
         return None if self.reference is None else self.reference.score(self.run.methods[method], corruption, level)
 
     def table(
@@ -195,18 +180,17 @@ def overview(summary: Summary) -> Section:
         f"{padding}.{kept}",
         f"{started}, with {', '.join(versions) or 'unknown versions'}.",
     ]
-    warnings = []
-    if run.totals_only:
-        warnings.append("Only totals are known: a score for all questions and not one each, so there are no intervals.")
     missing, failed, unjudged = (run.count(state) for state in STATES)
-    if missing:
-        share = f"{missing} of {run.expected} answers ({100 * missing / run.expected:.1f} %)"
-        warnings.append(f"Incomplete: {share} are missing. The numbers may change.")
-    if failed:
-        warnings.append(f"{_many(failed, 'answer')} failed; no mean counts them.")
-    if unjudged:
-        warnings.append(f"{_many(unjudged, 'answer')} not judged yet; no mean counts them.")
-    return Section("The run", (*map(Text, texts), *(Text(text, warning=True) for text in warnings)))
+    share = f"{missing} of {run.expected} answers ({100 * missing / run.expected:.1f} %)"
+    totals = "Only totals are known: a score for all questions and not one each, so there are no intervals."
+    warnings = {
+        totals: run.totals_only,
+        f"Incomplete: {share} are missing. The numbers may change.": missing,
+        f"{_many(failed, 'answer')} failed; no mean counts them.": failed,
+        f"{_many(unjudged, 'answer')} not judged yet; no mean counts them.": unjudged,
+    }
+    shown = [Text(text, warning=True) for text, applies in warnings.items() if applies]
+    return Section("The run", (*map(Text, texts), *shown))
 
 
 def _many(count: int, word: str) -> str:
@@ -221,8 +205,7 @@ def failures(summary: Summary) -> Section:
     each = run.expected // len(run.methods)
     rows = []
     for method, states in zip(run.methods, run.states, strict=True):
-        failed, unjudged = int((states == FAILED).sum()), int((states == UNJUDGED).sum())
-        numbers = (each, each - int((states != MISSING).sum()), failed, unjudged)
+        numbers = (each, each - (states != MISSING).sum(), (states == FAILED).sum(), (states == UNJUDGED).sum())
         rows.append(Row((method.label, method.budget), tuple(Value(str(number)) for number in numbers)))
     blocks = [Table("Answers", ("method", "keep"), ("expected", *STATES.values()), tuple(rows))]
     for title, errors in (("Errors of the model", run.errors), ("Errors of the judge", run.judge_errors)):
@@ -246,27 +229,22 @@ def configuration(summary: Summary) -> Section:
 
 @dataclass(frozen=True)
 class Latency:
-    """Median milliseconds of each method (as its configuration has it) over `repeats` answers on a machine."""
+    """Median milliseconds of each method (as its configuration has it) over `repeats` answers on a machine.
+
+    `kv_bytes` beside them are bytes of the KV cache.
+    """
 
     machine: str
     repeats: int
     milliseconds: tuple[tuple[Mapping[str, Any], Mapping[str, float]], ...]
 
 
-def read_stored(path: Path, kind: Any, default: Any) -> Any:
-    """Read what was measured or drawn after a run, as an object of a kind; the default where there is no file."""
-    if not path.exists():
-        return default
+def read_stored(path: Path, kind: Any) -> Any:
+    """Read what was measured or drawn after a run, as an object of a kind; None where there is no file."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return msgspec.json.decode(path.read_bytes(), type=kind) if path.exists() else None
     except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"{str(path)!r}: {str(error) or 'nested too deeply'}: make it again, or remove it") from None
-
-
-def read_latency(folder: Path) -> Latency | None:
-    """Read the times that were measured for a run; None where none were."""
-    latency: Latency | None = read_stored(Path(folder) / LATENCY_FILE, Latency, None)
-    return latency
 
 
 def costs(summary: Summary, latency: Latency | None = None) -> Section | None:
@@ -275,29 +253,32 @@ def costs(summary: Summary, latency: Latency | None = None) -> Section | None:
     if np.isnan(run.visual_tokens).all():
         return None
     text = "What the language model reads of an image on average, beside the score."
-    columns, times = ["visual tokens", "of unpruned"], {}
-    columns += ["clean score"] if summary.clean is not None else []
-    columns += ["corrupted score"] if summary.corrupted else []
+    scored = {} if summary.clean is None else {"clean score": summary.values[:, summary.clean]}
+    scored |= {"corrupted score": summary.together(summary.corrupted)} if summary.corrupted else {}
+    inside = bool(np.nanmax(np.abs(run.average_tokens - run.visual_tokens)) > 0)  # pruned inside the language model
+    columns, times = ["visual tokens", *["mean over layers"] * inside, "of unpruned", *scored], {}
     if latency is not None:
-        columns += [f"{part} ms" for part in PARTS]
+        columns += [*(f"{part} ms" for part in PARTS), "KV MiB"]
         times = {identity(dict(method)): milliseconds for method, milliseconds in latency.milliseconds}
         text += (
             f" Milliseconds are medians of {latency.repeats} answers, one at a time, measured on {latency.machine}: "
-            "vision is the tower and the projector, selection includes scoring, decode is per token."
+            "vision is the tower and the projector, selection includes scoring, decode is per token. "
+            "The KV cache is that of the visual tokens."
         )
     elif "lmms_eval" not in run.config:  # an imported run cannot be measured here
         text += " Times are not part of a run: clustrs report RUN --latency 10 measures them."
     rows = []
     for i in sorted(range(len(run.methods)), key=lambda i: (-np.nan_to_num(run.visual_tokens[i], nan=-1.0), i)):
         tokens, whole = run.visual_tokens[i], run.unpruned_tokens[i]
-        values = [NOTHING if np.isnan(tokens) else Value(f"{tokens:.0f}")]
+        counts = (tokens, run.average_tokens[i]) if inside else (tokens,)
+        values = [NOTHING if np.isnan(count) else Value(f"{count:.0f}") for count in counts]
         values.append(NOTHING if np.isnan(tokens) or not whole else Value(f"{100 * tokens / whole:.0f} %"))
-        scored = [] if summary.clean is None else [summary.values[i, summary.clean]]
-        scored += [summary.together(summary.corrupted)[i]] if summary.corrupted else []
-        values += [NOTHING if (mean := metrics.mean(own)) is None else Value(summary.number(mean)) for own in scored]
+        means = [metrics.mean(own[i]) for own in scored.values()]
+        values += [NOTHING if mean is None else Value(summary.number(mean)) for mean in means]
         if latency is not None:
             own = times.get(identity(run.config["methods"][i]), {})
             values += [Value(f"{own[part]:.1f}") if part in own else NOTHING for part in PARTS]
+            values.append(Value(f"{own['kv_bytes'] / 2**20:.2f}") if "kv_bytes" in own else NOTHING)
         rows.append(Row((summary.label(i), run.methods[i].budget), tuple(values)))
     table = Table("Cost and score", ("method", "keep"), tuple(columns), tuple(rows))
     return Section("Tokens and time", (Text(text), table))

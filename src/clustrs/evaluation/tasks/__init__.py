@@ -10,6 +10,7 @@ import inspect
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -21,16 +22,14 @@ from PIL import Image
 
 from clustrs import validation
 from clustrs.corruptions.images import open_regular
-from clustrs.embedded import EMBEDDED, INSTALL
+from clustrs.embedded import INSTALL
 from clustrs.plugins import describe, leave_out, load_entry, plugin_entries
 from clustrs.validation import excerpt
 
 GROUP = "clustrs.tasks"  # group of the entry points by which a package offers tasks: `name = "package.module:load"`
-MEMBERS = ("name", "items", "max_new_tokens", "judged", "scale", "open", "score")
-"""Members that every task must have, see `Task`."""
+MEMBERS = ("name", "items", "max_new_tokens", "judged", "scale", "open", "score")  # of every task, see `Task`
 BUILT_IN = ("custom", "mmvet", "scienceqa")
-SAMPLE_TASKS = tuple(sorted({model.task for model in EMBEDDED}))
-"""Tasks of the package clustrs-models; no other package can take their names."""
+SAMPLE_TASKS = ("describe", "photos", "photos-sentences", "scenes", "scenes-sentences")  # of clustrs-models alone
 INFO = "task_info"  # attribute of a task's loading function that holds its `TaskInfo`
 L = TypeVar("L", bound=Callable[..., Any])
 
@@ -120,9 +119,7 @@ class Task(Protocol):
         ...
 
 
-Loader = Callable[..., Task]
-"""Function from the data's path (or None), a limit (or None) and the task's own options to the task."""
-
+Loader = Callable[..., Task]  # from the data's path (or None), a limit (or None) and the task's own options
 _registered: dict[str, Loader] = {}
 _checksums: dict[tuple[str, int, int], str] = {}
 
@@ -157,8 +154,7 @@ def register_task(name: str) -> Callable[[L], L]:
     """Register a function ``load(data, limit, **options)`` as a task; used as a decorator.
 
     Args:
-        name: Name of the task. A name that the same module registered before is replaced, so that a notebook cell can
-            be run twice.
+        name: Name of the task; one that the same module registered before is replaced, for notebook cells.
 
     Returns:
         A decorator that returns the function unchanged.
@@ -186,9 +182,9 @@ def list_tasks() -> list[str]:
 
 def check_task(name: str) -> None:
     known = list_tasks()
+    if name in SAMPLE_TASKS and name not in known:
+        raise ValueError(f"task {name!r} is in the package clustrs-models, which is not installed: {INSTALL}")
     if name not in known:
-        if name in SAMPLE_TASKS:
-            raise ValueError(f"task {name!r} is in the package clustrs-models, which is not installed: {INSTALL}")
         raise ValueError(f"unknown task {name!r}{validation.nearest(name, known)}: choose one of {', '.join(known)}")
 
 
@@ -207,23 +203,19 @@ def get_task(name: str, data: str | os.PathLike[str] | None = None, limit: int |
     Raises:
         ValueError: The task is unknown, an argument is not valid, or the questions cannot be read.
     """
-    build, path = _loader(name), None
-    if data is not None and not isinstance(data, str | os.PathLike):
-        raise ValueError(f"data must be the path of a folder, got {data!r}")
+    build = _loader(name)
     if limit is not None:
         validation.integer("limit", limit, 1)
     known = [option for option in inspect.signature(build).parameters if option not in ("data", "limit")]
     for option in options:
         if option not in known:
-            accepted = f"it has {', '.join(known)}" if known else "it has none"
+            accepted = f"it has {', '.join(known) or 'none'}"
             raise ValueError(f"task {name} has no option {option!r}{validation.nearest(option, known)}: {accepted}")
-    if data is not None:
-        try:
-            path = Path(data).expanduser()
-            path.exists()
-        except (OSError, RuntimeError) as error:  # a name that is too long, a home that is not known
-            reason = getattr(error, "strerror", error)
-            raise ValueError(f"data must be a folder, got {str(data)!r} ({reason})") from None
+    try:
+        path = None if data is None else Path(data).expanduser()
+        _ = path and path.exists()
+    except (TypeError, OSError, RuntimeError) as error:  # a name that is too long, a home that is not known
+        raise ValueError(f"data must be the path of a folder, got {data!r} ({error})") from None
     task = build(path, limit, **options)
     missing = [member for member in MEMBERS if not hasattr(task, member)]
     if missing:
@@ -237,8 +229,7 @@ def describe_task(name: str) -> TaskInfo:
         load = _loader(name)
     except ValueError as error:
         return TaskInfo(f"not available: {error}")
-    found = getattr(load, INFO, None)
-    return found if isinstance(found, TaskInfo) else TaskInfo((load.__doc__ or "").strip().partition("\n")[0])
+    return getattr(load, INFO, None) or TaskInfo((load.__doc__ or "").strip().partition("\n")[0])
 
 
 def _offered() -> dict[str, EntryPoint]:
@@ -284,9 +275,8 @@ def fingerprint(task: Task) -> str:
 
 def image_checksum(task: Task, name: str) -> str | None:
     """Return the SHA-256 of an image's file, or of its pixels if the task has no files; None if it cannot be read."""
-    locate = getattr(task, "file", None)
     try:
-        path = locate(name) if locate is not None else None
+        path = task.file(name) if hasattr(task, "file") else None
         if path is not None:
             return file_checksum(path)
         image = task.open(name)
@@ -296,7 +286,7 @@ def image_checksum(task: Task, name: str) -> str | None:
         return None
 
 
-def has_half_characters(text: str) -> bool:
+def has_surrogates(text: str) -> bool:
     """Check for lone surrogates, which JSON's escapes can hold, but no tokenizer and no UTF-8 file."""
     return re.search(r"[\ud800-\udfff]", text) is not None
 
@@ -315,12 +305,10 @@ def parse_json(text: str | bytes, where: str) -> Any:
     """Parse JSON from a file that may be wrong in any way; NaN, Infinity and a key that occurs twice are refused."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made: dict[str, Any] = {}
-        for key, value in pairs:
-            if key in made:
+        for key, count in Counter(key for key, _ in pairs).items():
+            if count > 1:
                 raise ValueError(f"the key {excerpt(key)} occurs twice")
-            made[key] = value
-        return made
+        return dict(pairs)
 
     def constant(name: str) -> None:
         raise ValueError(f"{name} is not a number")

@@ -12,8 +12,7 @@ from clustrs.evaluation.tasks import Item, parse_json, read_text, task_info
 from clustrs.evaluation.tasks.scienceqa import LETTERS, asked, chosen
 from clustrs.evaluation.tasks.sources import Entry, Folder, Illustrated, gather
 
-NEW_TOKENS = {"exact": 32, "contains": 128, "choice": 16, "judged": 1024}
-"""Ways of scoring, and the length of the longest useful answer with each, in tokens."""
+NEW_TOKENS = {"exact": 32, "contains": 128, "choice": 16, "judged": 1024}  # tokens of the longest useful answer
 
 
 def plain(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from PIL import Image
 
 from clustrs.corruptions.images import ImageTooLarge, check_size, first_sentence, open_image
-from clustrs.evaluation.tasks import Item, has_half_characters, parse_json, read_text
+from clustrs.evaluation.tasks import Item, has_surrogates, parse_json, read_text
 
 K = TypeVar("K")
 
@@ -53,7 +53,7 @@ class Entry:
 
 
 def is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip()) and not has_half_characters(value)
+    return isinstance(value, str) and bool(value.strip()) and not has_surrogates(value)
 
 
 def leaves(path: str) -> bool:

@@ -19,14 +19,11 @@ DEFAULT_METHOD = "clustrs"
 class ModelArguments(LoadOptions):
     """The settings of a model in lmms-eval. Those of `LoadOptions` say how it is loaded."""
 
-    pretrained: str
-    """A folder, a Hugging Face id, or an embedded model."""
+    pretrained: str  # A folder, a Hugging Face id, or an embedded model
     method: Pruner
     corrupt: Corruption | None = None
-    seed: int = 0
-    """Of the corruption."""
-    image_id: str | None = None
-    """The field of a task's documents that names their images. None: an image is known by its pixels."""
+    seed: int = 0  # of the corruption
+    image_id: str | None = None  # the field of a task's documents that names their images; None: by their pixels
     batch_size: int = 1
     prompt_template: PromptTemplate = "checkpoint"
     image_padding: ImagePadding = "checkpoint"
@@ -37,10 +34,9 @@ class ModelArguments(LoadOptions):
 
     def to_json(self) -> dict[str, Any]:
         """Return all settings and the version of clustrs, as results store them."""
-        described = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in OPTIONAL}
         return {
             "clustrs": __version__,
-            **described,
+            **{one.name: getattr(self, one.name) for one in fields(self) if one.name not in OPTIONAL},
             "method": self.method.to_dict(),
             "corrupt": CLEAN if self.corrupt is None else str(self.corrupt),
             **self.given(),
@@ -52,11 +48,7 @@ NAMES = {one.name for one in fields(ModelArguments)} | {"keep"}
 
 
 def read_arguments(given: Mapping[str, Any]) -> ModelArguments:
-    """Read model_args as lmms-eval splits them: numbers and booleans are converted, everything else is text.
-
-    The method is a name, or a name and parameters as in `clustrs eval --methods "clustrs tau=2"`. Any name that is not
-    a setting is a parameter of the method: tau=2, shrink=false, clip=[0.2,0.9].
-    """
+    """Read model_args as lmms-eval splits them; a name that is not a setting is a parameter of the method (tau=2)."""
     values = {name: value for name, value in given.items() if value is not None}
     if "pretrained" not in values:
         raise ValueError("pretrained is missing (write pretrained=... with a folder, a Hugging Face id or mini-llava)")
@@ -83,7 +75,6 @@ def read_arguments(given: Mapping[str, Any]) -> ModelArguments:
 
 
 def read_value(name: str, value: Any, hint: Any) -> Any:
-    """Convert a setting to its type."""
     if name == "corrupt":
         if not isinstance(value, str):
             raise ValueError(f"corrupt must be NAME:LEVEL (for example gaussian:0.5) or {CLEAN}, got {value!r}")

@@ -42,10 +42,10 @@ class PromptBuilder:
         try:
             parts = [part for message in messages for part in message["content"]]
             images = [open_visual(part["url"]) for part in parts if part["type"] == "image"]
-            names = self._names(document, images)
-            if self.arguments.corrupt is not None:
-                pairs = zip(images, names, strict=True)
-                images = [self.arguments.corrupt.apply(image, name, self.arguments.seed) for image, name in pairs]
+            names, corruption = self._names(document, images), self.arguments.corrupt
+            if corruption is not None:
+                named = zip(images, names, strict=True)
+                images = [corruption.apply(image, name, self.arguments.seed) for image, name in named]
             placed = place_images(messages, self.processor.image_token)
             return Prompt(messages_prompt(self.processor, placed, self.arguments.prompt_template), tuple(images))
         except ValueError as error:
@@ -57,9 +57,8 @@ class PromptBuilder:
         if field is None:
             return [fingerprint(image) for image in images]
         if field not in document:
-            raise ValueError(
-                f"image_id must be a field of the document ({', '.join(map(str, document))}), got {field!r}"
-            )
+            listed = ", ".join(map(str, document))
+            raise ValueError(f"image_id must be a field of the document ({listed}), got {field!r}")
         names = document[field] if isinstance(document[field], list) else [document[field]]
         if len(names) == 1 < len(images):
             names = [f"{names[0]}#{number}" for number in range(len(images))]
@@ -69,7 +68,6 @@ class PromptBuilder:
 
 
 def open_visual(visual: Any) -> Image.Image:
-    """Return an image of a task in RGB: one that is open already, or a file."""
     if isinstance(visual, str):
         return open_image(visual)
     if not isinstance(visual, Image.Image):
@@ -119,10 +117,11 @@ def flat(visuals: Sequence[Any]) -> list[Any]:
 
 
 class VisualCount(NamedTuple):
-    """Visual tokens of a prompt's images, before and after pruning."""
+    """Visual tokens of a prompt's images: before pruning, after it, and in the prompt that the language model reads."""
 
     unpruned: int
     kept: int
+    entered: int
 
 
 class Generated(NamedTuple):
@@ -150,10 +149,9 @@ class Engine:
         self.processor = apply_image_padding(processor, arguments.image_padding)
         self.builder = PromptBuilder(self.processor, arguments)
         options = {name: getattr(arguments, name) for name in ("scope", "crops", "positions", "attention")}
-        self.handle = arguments.method(self.model, **options)
+        self.handle = arguments.method(self.model, processor=self.processor, **options)
 
     def close(self) -> None:
-        """Put the model back as it was, so that it can be freed."""
         self.handle.remove()
 
     def generate(self, prompts: Sequence[Prompt], settings: Mapping[str, Any]) -> list[Generated]:
@@ -170,7 +168,7 @@ class Engine:
         for text, length, row, visual in zip(texts, lengths, new, self._visuals(prompts), strict=True):
             found = torch.isin(row, torch.tensor(ends, device=row.device)).nonzero() if ends is not None else row[:0]
             answered = int(found[0]) + 1 if len(found) else len(row)  # the end is counted, padding is not
-            read = length - visual.unpruned + visual.kept
+            read = length - visual.unpruned + visual.entered
             results.append(Generated(cut(text, stops).strip(), read, answered, visual))
         return results
 
@@ -191,7 +189,7 @@ class Engine:
             if inputs["input_ids"][row, : lengths[row]].tolist()[-len(targets) :] != targets:
                 kind = type(self.processor).__name__
                 raise ValueError(f"continuation {continuations[row]!r}: {kind} writes something after it")
-            last = lengths[row] - visual.unpruned + visual.kept - 1
+            last = lengths[row] - visual.unpruned + visual.entered - 1
             own, wanted = logits[row, last - len(targets) : last], torch.tensor(targets, device=logits.device)
             loss = torch.nn.functional.cross_entropy(own.float(), wanted)
             results.append(Likelihood(float(loss), bool((own.argmax(-1) == wanted).all()), visual))
@@ -208,15 +206,15 @@ class Engine:
         """Count the tokens that the last call kept of each prompt's images."""
         left = iter(self.handle.last if any(prompt.images for prompt in prompts) else ())
         own = [list(islice(left, len(prompt.images))) for prompt in prompts]
-        return [VisualCount(sum(one.placeholders for one in some), sum(one.kept for one in some)) for some in own]
+        counts = ([(one.placeholders, one.kept, one.entered or one.kept) for one in some] for some in own)
+        return [VisualCount(*(map(sum, zip(*some, strict=True)) if some else (0, 0, 0))) for some in counts]
 
 
 def read_generation(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Split a task's generation_kwargs into arguments of `generate` and stop strings."""
-    unknown = [name for name in settings if name not in (*PASSED_ON, *STOPS, *NO_CONCERN)]
-    if unknown:
-        entry = f"{unknown[0]}={settings[unknown[0]]!r}"
-        raise ValueError(f"unknown generation_kwargs entry {entry} (accepted: {PASSED_ON})")
+    for name, value in settings.items():
+        if name not in (*PASSED_ON, *STOPS, *NO_CONCERN):
+            raise ValueError(f"unknown generation_kwargs entry {name}={value!r} (accepted: {PASSED_ON})")
     options = {name: settings[name] for name in PASSED_ON if settings.get(name) is not None}
     options.setdefault("max_new_tokens", MAX_NEW_TOKENS)
     sampled = bool(options.get("do_sample", options.get("temperature", 0) > 0)) and options.get("temperature", 1) > 0
@@ -229,7 +227,6 @@ def read_generation(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
 
 
 def cut(text: str, stops: Sequence[str]) -> str:
-    """Cut off a text at the first of some stops."""
     for stop in stops:
         text = text.partition(stop)[0]
     return text
@@ -244,7 +241,6 @@ class Tally(dict[str, list[VisualCount]]):
     """The visual tokens of the questions of each task."""
 
     def add(self, task: str, visual: VisualCount) -> None:
-        """Count a question."""
         self.setdefault(task, []).append(visual)
 
     def to_json(self) -> dict[str, Any]:

@@ -43,8 +43,8 @@ class SimpleModel(lmms):
     def batch_sizes(self) -> dict[str, Any]:
         """Return the settings for the result file; lmms-eval stores nothing else about a model."""
         versions = {name: metadata.version(name) for name in ("torch", "transformers", "lmms_eval")}
-        settings = {**self.arguments.to_json(), "chosen": self.chosen, **versions, "tasks": self.tally.to_json()}
-        return {"settings": settings}
+        own = {"chosen": self.chosen, **versions, "tasks": self.tally.to_json()}
+        return {"settings": {**self.arguments.to_json(), **own}}
 
     def clean(self) -> None:
         """Free the model: lmms-eval may start a judge on the same device when the answers are there."""
@@ -53,8 +53,6 @@ class SimpleModel(lmms):
         super().clean()
 
     def generate_until(self, requests: Sequence[Instance]) -> list[GenerationResult]:
-        """Return the answers, in the order of the requests."""
-
         def answer(settings: Sequence[Any], prompts: Sequence[Prompt]) -> Iterator[tuple[Any, VisualCount]]:
             for one in self.engine.generate(prompts, settings[0]):
                 counts = TokenCounts(input_tokens=one.input_tokens, output_tokens=one.output_tokens)
@@ -65,8 +63,7 @@ class SimpleModel(lmms):
     def loglikelihood(self, requests: Sequence[Instance]) -> list[GenerationResult]:
         """Return for each continuation its mean negative log-likelihood, and whether greedy decoding would give it.
 
-        lmms-eval takes the choice with the smallest number, and its own models return this loss. A bare pair would not
-        arrive: version 0.7.3 makes a text of it. What stands in a GenerationResult is left as it is.
+        lmms-eval takes the smallest. Of a bare pair version 0.7.3 makes a text; a GenerationResult is left as it is.
         """
 
         def fit(continuations: Sequence[Any], prompts: Sequence[Prompt]) -> Iterator[tuple[Any, VisualCount]]:
@@ -76,7 +73,6 @@ class SimpleModel(lmms):
         return self._run(requests, [""] * len(requests), fit)
 
     def generate_until_multi_round(self, requests: Sequence[Instance]) -> list[str]:
-        """Not supported: the next question of such a task depends on the last answer."""
         raise NotImplementedError("clustrs does not run tasks of output_type generate_until_multi_round")
 
     def _read(self, args: Any) -> tuple[str, Any, Prompt]:
@@ -116,7 +112,6 @@ class ChatModel(SimpleModel):
 
 
 def batches(alike: Sequence[str], size: int) -> Iterator[list[int]]:
-    """Yield the indices of requests that may be answered together, in groups of a given size."""
     groups: dict[str, list[int]] = {}
     for index, kind in enumerate(alike):
         groups.setdefault(kind, []).append(index)

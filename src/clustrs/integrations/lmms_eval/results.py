@@ -1,7 +1,6 @@
 """Results of lmms-eval as runs of our own, so that `clustrs report` shows them as it shows those of `clustrs eval`.
 
-lmms-eval writes a DATE_results.json for each call, and with --log_samples a DATE_samples_TASK.jsonl beside it. All
-calls that differ in method, budget, corruption and seed alone make one run.
+Calls that differ in method, budget, corruption and seed alone make one run.
 """
 
 import json
@@ -17,16 +16,11 @@ from clustrs.evaluation.store import AnswerRecord, encode_record, identity, line
 from clustrs.validation import excerpt
 
 ENDING = "_results.json"
-DEPTHS = ("", "*/", "*/*/")
-"""Levels that are searched for result files: a folder and two levels below."""
-RUNS = "clustrs"
-"""The folder for the runs, beside the results."""
-CELL = ("method", "corrupt", "seed")
-"""Settings of a model that may differ between the results of one run."""
-ASIDE = (*CELL, "batch_size", "device", "device_map", "tasks")
-"""Settings that do not distinguish runs."""
-TOTAL = "all questions"
-"""The one item of a run of which only totals are known."""
+DEPTHS = ("", "*/", "*/*/")  # levels that are searched for result files: a folder and two levels below
+RUNS = "clustrs"  # the folder for the runs, beside the results
+CELL = ("method", "corrupt", "seed")  # settings of a model that may differ between the results of one run
+ASIDE = (*CELL, "batch_size", "device", "device_map", "tasks")  # settings that do not distinguish runs
+TOTAL = "all questions"  # the one item of a run of which only totals are known
 CLOSE = 1e-6
 
 
@@ -42,7 +36,6 @@ class ResultCell:
 
 
 def holds_results(folder: Path) -> bool:
-    """Return True if a folder has results of lmms-eval, in it or below."""
     return not os.path.exists(folder / "config.json") and bool(result_files(folder))
 
 
@@ -53,10 +46,7 @@ def result_files(folder: Path) -> list[Path]:
 
 
 def import_results(folder: Path, metric: str | None = None, tell: Callable[[str], None] = print) -> list[Path]:
-    """Write a run for each model and task of a folder, and return their folders.
-
-    `metric` is the one that is shown, by default a task's first. `tell` gets a line for each file that is skipped.
-    """
+    """Write a run for each model and task of a folder, and return their folders; `tell` gets what is skipped."""
     groups: dict[str, dict[str, ResultCell]] = {}
     for cell in read_cells(Path(folder), tell):
         settings = {name: value for name, value in cell.record.items() if name not in ASIDE}
@@ -82,9 +72,8 @@ def read_cells(folder: Path, tell: Callable[[str], None]) -> Iterator[ResultCell
         where, content = repr(str(path)), read_object(path)
         config = require(where, content, "config", dict)
         written = config.get("batch_sizes")  # where a model of ours writes its settings
-        own = (
-            [one for one in written if isinstance(one, dict) and "clustrs" in one] if isinstance(written, list) else []
-        )
+        listed = written if isinstance(written, list) else []
+        own = [one for one in listed if isinstance(one, dict) and "clustrs" in one]
         if not own:
             tell(f"{path}: the model is {excerpt(config.get('model'))}, left aside")
             continue
@@ -105,8 +94,7 @@ def write_run(folder: Path, cells: Sequence[ResultCell], metric: str | None, tel
     """Write config.json and answers.jsonl, with a record per question where samples were logged."""
     first = cells[0]
     shared = [name for name in first.scores if all(name in cell.scores for cell in cells)]
-    if metric is None and shared:
-        metric = shared[0]
+    metric = shared[0] if metric is None and shared else metric
     if metric not in shared:
         raise ValueError(f"--metric {metric}: {first.task} has {', '.join(shared) or 'none that all results have'}")
     totals, scale = [cell.scores[metric] for cell in cells], 100.0
@@ -118,10 +106,8 @@ def write_run(folder: Path, cells: Sequence[ResultCell], metric: str | None, tel
     samples = [read_samples(cell, metric) for cell in cells]
     lacking = [cell.path.name for cell, some in zip(cells, samples, strict=True) if some is None]
     if lacking:
-        tell(
-            f"{first.task}: {lacking[0]} has no score of {metric} per question (--log_samples logs them), so only "
-            "totals are shown, without intervals"
-        )
+        reason = f"{lacking[0]} has no score of {metric} per question (--log_samples logs them)"
+        tell(f"{first.task}: {reason}, so only totals are shown, without intervals")
     records = []
     for cell, some in zip(cells, samples, strict=True):
         if lacking or some is None:
@@ -129,9 +115,9 @@ def write_run(folder: Path, cells: Sequence[ResultCell], metric: str | None, tel
             some = [{"item": TOTAL, "question": asked, "answer": "", "text": "", "score": total}]
         method, corruption, seed = (cell.record[name] for name in CELL)
         tokens = cell.record.get("tasks", {}).get(cell.task, {})
-        counts = {name: tokens.get(name) for name in ("visual_tokens", "unpruned_tokens")}
-        rounded = {name: None if value is None else round(value) for name, value in counts.items()}
-        fixed = {"method": method, "corruption": corruption, "seed": seed, **rounded}
+        fixed = {"method": method, "corruption": corruption, "seed": seed}
+        for name in ("visual_tokens", "unpruned_tokens"):
+            fixed[name] = None if tokens.get(name) is None else round(tokens[name])
         records += [AnswerRecord(**one, **fixed, image="", kinds=[], kept=[], error=None) for one in some]
     config = {
         "task": first.task,
@@ -179,5 +165,4 @@ def read_samples(cell: ResultCell, metric: str) -> list[dict[str, Any]] | None:
 
 
 def unique(values: Iterable[Any]) -> list[Any]:
-    """Return values without repetitions, in their order."""
     return list({identity(value): value for value in values}.values())

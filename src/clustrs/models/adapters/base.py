@@ -1,11 +1,8 @@
-"""Base class for adapters: how a model family encodes its images, and where their tokens stand in the prompt.
+"""Base class for adapters: how a model family encodes its images, and where their tokens stand in the prompt."""
 
-A new family needs one subclass of `Adapter`, which returns one `VisualTokens` for each image. Whatever else happens
-(selection, compaction, positions, generation, later turns) is the same for all families.
-"""
-
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
@@ -17,7 +14,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from clustrs import validation
 from clustrs.models.prompt import Compaction, PrunedImage
-from clustrs.models.scoring import Reduction, ScoreRecorder, StageTimer
+from clustrs.models.scoring import Reduction, ScoreRecorder, StageTimer, record_scores
 from clustrs.plugins import load_plugins
 from clustrs.pruners.inputs import Layout
 from clustrs.validation import Crops
@@ -30,8 +27,6 @@ Chosen = Literal["compact", "original"]
 class VisualTokens:
     """Visual tokens of one image or video before pruning; `on_grid` makes them for an image without newlines.
 
-    M is the number of rows that the unpruned model reads, N the number of those that can be kept or dropped.
-
     Attributes:
         features: [M, D], the rows that the unpruned model reads (or the base crop's part of them).
         candidates: [N], indices of the rows that compete to be kept; newlines do not.
@@ -41,16 +36,15 @@ class VisualTokens:
         slots: Number of placeholders of the prompt that belong to the image.
         hidden: [N, H], hidden states of the tower, for methods that read them.
         keys: [N, K], keys of the scoring layer, mean over heads, for methods that read them.
+        more: Further inputs of single methods by name (`clustrs.pruners.inputs.FURTHER`), [N] or [N, ...] each.
         cls_hidden: [tiles, 1 or 0, H], hidden states of the CLS tokens.
-        cls_keys: [tiles, 1 or 0, K], keys of the CLS tokens. Give one of these two if the tower has CLS tokens: where
-            there are none, ClustRS weights tokens by their norms as well.
+        cls_keys: [tiles, 1 or 0, K], their keys. Without both, the tower counts as one without CLS tokens.
         project: Maps hidden states [..., H] to features [..., D].
         planes: [L, M, D], features that later layers of the language model add (Qwen3-VL's deepstack features).
         first_slot: The placeholder that the first row of `features` takes, counted within the image.
-        runs: [N], which run of placeholders each candidate stands in, where the prompt has text between the tiles of an
-            image. No token leaves its run.
+        runs: [N], the run of placeholders of each candidate, where the prompt has text between tiles: none leaves it.
         modality: "image" or "video".
-        columns: How many of the tiles after the first lie side by side, where the image's shape alone does not say it.
+        columns: How many of the tiles after the first lie side by side, where the image's shape does not say it.
         missing_states_reason: Why `hidden` or `keys` is None, for the error of a method that needs them.
     """
 
@@ -62,6 +56,7 @@ class VisualTokens:
     slots: int
     hidden: Tensor | None = None
     keys: Tensor | None = None
+    more: dict[str, Tensor] = field(default_factory=dict)
     cls_hidden: Tensor | None = None
     cls_keys: Tensor | None = None
     project: Callable[[Tensor], Tensor] | None = None
@@ -100,10 +95,9 @@ class VisualTokens:
 
 @dataclass(frozen=True)
 class PatchGrid:
-    """Size of an image in patches, for families that take images of any size; a video has several `frames`.
+    """Size of an image or video in patches, for families that take any size: for Qwen's, `image_grid_thw`.
 
-    For Qwen's families these are the numbers of `image_grid_thw`. `padded` is how many patches the processor pads each
-    image (or frame) to, for families that pad: Gemma 4's `pixel_values` has that many rows.
+    `padded` is the number of patches that the processor pads an image (or frame) to: rows of Gemma 4's `pixel_values`.
     """
 
     height: int
@@ -124,8 +118,8 @@ class PatchGrid:
 class Adapter:
     """Base class for model families; found by `config.model_type`, one object for each attached model.
 
-    A subclass names its `model_types`, the `scoring_layer` and how images are encoded (`encode`). The defaults fit a
-    family whose prompt has one placeholder token for each visual token and whose positions count from 0.
+    A subclass names its `model_types`, the `scoring_layer` and how images are encoded (`encode`); the rest is the same
+    for all families whose prompt has one placeholder token for each visual token.
 
     Args:
         inner: The model without its language head (`model.model`).
@@ -140,11 +134,14 @@ class Adapter:
         nested_images: True if the processor takes a list of images for each prompt.
         one_tensor: True if the model asks for the features of all images in one tensor.
         takes_grid: True if images may have any size, so that `encode_blank` needs their grid of patches.
+        written_text: Text that the processor writes before tiles or frames, which belongs to no question; a regular
+            expression without spaces.
         tokens_per_image: Number of visual tokens of an image, for `clustrs models`, as are the following.
         tested: Tested features.
         takes_video: Support for videos: "yes", "no", or "frames as images".
         published_weights: Published checkpoint that the family was tested with: "no", or a checkpoint's id.
         gpu: GPU that the family was tested on: "no", or the device.
+        records: Names of `FURTHER` inputs to record; whoever encodes sets them.
 
     Examples:
         A family with one crop of fixed size per image, as LLaVA-1.5 has it:
@@ -177,11 +174,13 @@ class Adapter:
     nested_images: ClassVar[bool] = False
     one_tensor: ClassVar[bool] = False
     takes_grid: ClassVar[bool] = False
+    written_text: ClassVar[str] = ""
     tokens_per_image: ClassVar[str] = "not stated"
     tested: ClassVar[str] = "not stated"
     takes_video: ClassVar[str] = "no"
     published_weights: ClassVar[str] = "no"
     gpu: ClassVar[str] = "no"
+    records: Collection[str] = ()
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -190,6 +189,33 @@ class Adapter:
     def scoring_layer(self) -> Any:
         """Return the attention module whose output the projector reads; its attention scores the tokens."""
         raise NotImplementedError(f"{type(self).__name__} must define scoring_layer")
+
+    def attention_layers(self) -> Sequence[Any]:
+        """Return the attention modules of the tower by depth, None for those that do not see the whole image. Without
+        any, methods that read further layers are refused."""
+        return ()
+
+    def hooked_layers(self) -> list[Any]:
+        """Return the scoring layer and the further ones that `records` needs."""
+        layer = self.scoring_layer()
+        return list(dict.fromkeys([layer, *(one for one, _ in self._further(layer, "cls").values())]))
+
+    def recording(
+        self, layer: Any, reduction: Reduction, timer: StageTimer, valid: Tensor | None = None
+    ) -> AbstractContextManager[ScoreRecorder]:
+        """Record the scores of a layer, and what `records` names, until the block ends."""
+        return record_scores(layer, reduction, timer, valid, self._further(layer, reduction))
+
+    def _further(self, layer: Any, own: Reduction) -> dict[str, tuple[Any, Reduction]]:
+        """Return the layer and reduction of each of `records`; of two equally near layers the deeper one."""
+        layers, found = self.attention_layers(), {}
+        usable = [depth for depth, one in enumerate(layers, 1) if one is not None]
+        for name, (share, kind) in FURTHER_LAYERS.items() if usable else ():
+            if name in self.records:
+                at = round((share or 0) * len(layers))
+                there = layer if share is None else layers[min(usable, key=lambda d: (abs(d - at), -d)) - 1]
+                found[name] = there, own if kind is None or (kind == "joint" and own != "cls") else kind
+        return found
 
     def encode(self, inputs: dict[str, Any], timer: StageTimer, crops: Crops = "all") -> list[VisualTokens]:
         """Encode the images and videos of a call.
@@ -209,10 +235,7 @@ class Adapter:
         return int(getattr(self.config, f"{modality}_token_id"))
 
     def positions(self, inputs: dict[str, Any]) -> Tensor | None:
-        """Return position ids [..., B, S] of the prompt before pruning, for families that compute their own.
-
-        Survivors then always keep theirs. None: positions are counted.
-        """
+        """Return position ids [..., B, S] of the prompt before pruning, which survivors keep; None: counted."""
         return None
 
     def image_arguments(self, encoded: Sequence[VisualTokens]) -> dict[str, Any]:
@@ -258,8 +281,8 @@ class Adapter:
 class TokenRows(Tensor):
     """Features [K, 1, D] of the images of all prompts, in one tensor: images may keep different numbers of tokens.
 
-    Beam search looks for the rows that belong to a prompt, and repeats them as a whole; transformers 5.18 would repeat
-    each row for itself instead. Models call `to` before they use the features, and get a plain tensor.
+    Beam search repeats the rows of a prompt as a whole; transformers 5.18 would repeat each row for itself. Models call
+    `to` before they use the features, and get a plain tensor.
     """
 
     def repeat_interleave(self, repeats: Any, dim: int | None = None, **_: Any) -> Tensor:
@@ -269,6 +292,14 @@ class TokenRows(Tensor):
         return self.as_subclass(Tensor).to(*args, **kwargs)
 
 
+FURTHER_LAYERS: dict[str, tuple[float | None, Reduction | None]] = {
+    "received": (None, "received"),
+    "object_scores": (9 / 24, "received"),
+    "early_scores": (6 / 24, None),
+    "joint_scores": (None, "joint"),
+    "joint_keys": (None, "keys"),
+}
+"""Further inputs: the layer as a share of the depth (None: that of the scores), and what is recorded (None: scores)."""
 Kind = TypeVar("Kind", bound=type[Adapter])
 
 _adapters: dict[str, type[Adapter]] = {}
@@ -277,16 +308,12 @@ WITHOUT_TOWER = ("gemma4_unified",)
 
 
 def register_adapter(adapter: Kind) -> Kind:
-    """Class decorator: make an `Adapter` known for its `model_types`.
-
-    The same module may register again (a notebook cell that is run twice); another module may not take a type over.
-    """
+    """Make an `Adapter` known for its `model_types`; a class decorator. The same module may register again."""
     for model_type in adapter.model_types:
         known = _adapters.get(model_type, adapter)
         if (known.__module__, known.__qualname__) != (adapter.__module__, adapter.__qualname__):
-            raise ValueError(
-                f"model type {model_type!r} has an adapter already: {known.__module__}.{known.__qualname__}"
-            )
+            owner = f"{known.__module__}.{known.__qualname__}"
+            raise ValueError(f"model type {model_type!r} has an adapter already: {owner}")
         _adapters[model_type] = adapter
     return adapter
 
@@ -311,14 +338,10 @@ def adapter_class(model_type: str) -> type[Adapter]:
     known = list_model_types()
     if model_type in _adapters:
         return _adapters[model_type]
+    reason = f"{validation.nearest(model_type, known)}: known are {', '.join(known)}; for others use select(...)"
     if model_type in WITHOUT_TOWER:
-        reason = ": it has no vision tower, hence no attention that scores its visual tokens; use select(...) with "
-        raise ValueError(f"a model of type {model_type!r} is not supported{reason}scores of your own")
-    near = validation.nearest(model_type, known)
-    raise ValueError(
-        f"a model of type {model_type!r} is not supported{near}: known are {', '.join(known)}; "
-        "for others use select(...)"
-    )
+        reason = ": it has no vision tower whose attention scores its tokens; use select(...) with scores of your own"
+    raise ValueError(f"a model of type {model_type!r} is not supported{reason}")
 
 
 def get_adapter(model: Any) -> Adapter:
@@ -340,20 +363,20 @@ def has_cls(tower: Any) -> bool:
     return HAS_CLS[kind]
 
 
-def reduction(tower: Any) -> Reduction:
-    """Return how tokens are scored in this tower."""
-    return "cls" if has_cls(tower) else "received"
+def tower_layers(tower: Any) -> list[nn.Module]:
+    """Return the attention layers of all blocks of a tower."""
+    encoder: Any = getattr(tower, "vision_model", tower).encoder
+    blocks = encoder.layers if hasattr(encoder, "layers") else encoder.layer
+    return [getattr(block, "self_attn", None) or block.attention for block in blocks]
 
 
 def attention_layer(tower: Any, feature_layer: int) -> nn.Module:
     """Return the attention layer of the block whose output is `hidden_states[feature_layer]`."""
-    encoder: Any = getattr(tower, "vision_model", tower).encoder
-    blocks = encoder.layers if hasattr(encoder, "layers") else encoder.layer
-    index = feature_layer - 1 if feature_layer >= 0 else len(blocks) + feature_layer
-    if not 0 <= index < len(blocks):
-        raise ValueError(f"vision_feature_layer={feature_layer}: no layer of the {len(blocks)} makes that output")
-    layer: nn.Module = getattr(blocks[index], "self_attn", None) or blocks[index].attention
-    return layer
+    layers = tower_layers(tower)
+    index = feature_layer - 1 if feature_layer >= 0 else len(layers) + feature_layer
+    if not 0 <= index < len(layers):
+        raise ValueError(f"vision_feature_layer={feature_layer}: no layer of the {len(layers)} makes that output")
+    return layers[index]
 
 
 def recorded(recorder: ScoreRecorder) -> tuple[Tensor, Tensor]:
@@ -362,6 +385,18 @@ def recorded(recorder: ScoreRecorder) -> tuple[Tensor, Tensor]:
         name = type(recorder.layer).__name__
         raise ValueError(f"the attention of {name} was recorded {len(recorder.scores)} times, expected once")
     return recorder.scores[0], recorder.keys[0]
+
+
+def recorded_more(recorder: ScoreRecorder) -> dict[str, Tensor]:
+    """Return the further inputs [C, P, 1] or [C, P, H] of the only call, for patches alone."""
+    patches = recorder.scores[0].shape[1]
+    parts = {name: part[:, -patches:] for name, (part,) in recorder.more.items()}
+    return {name: part if part.dim() == 3 else part.unsqueeze(-1) for name, part in parts.items()}
+
+
+def split_more(more: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return further inputs [N, F] of an image as methods take them: scores [N], keys [N, H]."""
+    return {name: part if name == "joint_keys" else part.mean(-1) for name, part in more.items()}
 
 
 def setting(config: Any, inputs: dict[str, Any], name: str) -> Any:

@@ -5,8 +5,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clustrs.models import scoring
-from clustrs.models.adapters.base import Adapter, VisualTokens, attention_layer, has_cls, recorded, register_adapter
+from clustrs.models.adapters.base import (
+    Adapter,
+    VisualTokens,
+    attention_layer,
+    has_cls,
+    recorded,
+    recorded_more,
+    register_adapter,
+    split_more,
+    tower_layers,
+)
 from clustrs.models.scoring import StageTimer
 from clustrs.validation import Crops
 
@@ -30,6 +39,9 @@ class PaliGemmaAdapter(Adapter):
             raise ValueError(f"vision tower {kind!r} has a CLS token: a {self.config.model_type} model needs SigLIP")
         return attention_layer(tower, -1)
 
+    def attention_layers(self) -> Any:
+        return tower_layers(self.inner.vision_tower)
+
     def encode(self, inputs: dict[str, Any], timer: StageTimer, crops: Crops = "all") -> list[VisualTokens]:
         if inputs.get("pixel_values_videos") is not None:
             kind = self.config.model_type
@@ -39,19 +51,21 @@ class PaliGemmaAdapter(Adapter):
         if crops == "base":
             encoded = [1] * len(counts)
             pixels = pixels[[sum(counts[:i]) for i in range(len(counts))]]
-        with timer.time("vision"), scoring.record_scores(self.scoring_layer(), "received", timer) as recorder:
+        with timer.time("vision"), self.recording(self.scoring_layer(), "received", timer) as recorder:
             out = self.inner.get_image_features(pixels, return_dict=True)
         with timer.time("scoring"):
             scores, keys = recorded(recorder)
-            maps = (out.pooler_output, *map(self.pooled, (scores[..., None], out.last_hidden_state, keys)))
+            more = recorded_more(recorder)
+            patches = (scores[..., None], out.last_hidden_state, keys, *more.values())
+            maps = (out.pooler_output, *map(self.pooled, patches))
             cells = maps[0].shape[1]
             side = int(cells**0.5)
             images = []
             for count, *parts in zip(counts, *(part.split(encoded) for part in maps), strict=True):
-                features, scores, hidden, keys = (part.flatten(0, 1) for part in parts)
-                states = {"hidden": hidden, "keys": keys, "project": self.project}
-                grid = (side, side)
-                images.append(VisualTokens.on_grid(features, scores[:, 0], grid, slots=count * cells, **states))
+                features, scores, hidden, keys, *further = (part.flatten(0, 1) for part in parts)
+                own = split_more(dict(zip(more, further, strict=True)))
+                states = {"hidden": hidden, "keys": keys, "more": own, "project": self.project, "slots": count * cells}
+                images.append(VisualTokens.on_grid(features, scores[:, 0], (side, side), **states))
             return images
 
     def crop_counts(self, inputs: dict[str, Any]) -> list[int]:
@@ -63,18 +77,15 @@ class PaliGemmaAdapter(Adapter):
         return patches
 
     def project(self, hidden: Tensor) -> Tensor:
-        """Return the features of pooled hidden states."""
-        features: Tensor = self.inner.multi_modal_projector(hidden)
-        return features
+        return self.inner.multi_modal_projector(hidden)
 
 
 @register_adapter
 class Gemma3Adapter(PaliGemmaAdapter):
     """Gemma 3. Scores, hidden states and keys are averaged over the patches of a token, as its own pooling does.
 
-    With pan-and-scan an image has crops after the whole image, each a run of placeholders with text in between.
-    `num_crops`, how many these are for each image, is what the image processor returns under that name; the model's
-    processor drops it. Without it each crop counts as an image.
+    With pan-and-scan an image has crops after the whole image, as many as `num_crops` says, which the image processor
+    returns and the model's processor drops. Without it each crop counts as an image.
     """
 
     model_types = ("gemma3",)
@@ -82,6 +93,7 @@ class Gemma3Adapter(PaliGemmaAdapter):
     tokens_per_image = "256 per crop"
     tested = "several images, batches, pan-and-scan"
     vision_kwargs = ("num_crops",)
+    written_text = "Hereistheoriginalimage|andherearesomecropstohelpyouseebetter"
     first_position = 0
     nested_images = True
 
@@ -91,10 +103,8 @@ class Gemma3Adapter(PaliGemmaAdapter):
             return [1] * crops
         counts = [1 + int(n) for n in given]
         if sum(counts) != crops or min(counts, default=1) < 1:
-            raise ValueError(
-                f"num_crops={[n - 1 for n in counts]}: with the images themselves that is {sum(counts)} crops, "
-                f"but pixel_values has {crops}"
-            )
+            wanted = f"num_crops={[n - 1 for n in counts]}: with the images themselves that is {sum(counts)} crops"
+            raise ValueError(f"{wanted}, but pixel_values has {crops}")
         return counts
 
     def pooled(self, patches: Tensor) -> Tensor:

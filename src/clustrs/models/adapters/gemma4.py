@@ -8,16 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clustrs.models import scoring
-from clustrs.models.adapters.base import (
-    Adapter,
-    Modality,
-    PatchGrid,
-    VisualTokens,
-    recorded,
-    register_adapter,
-    required,
-)
+from clustrs.models.adapters import base
+from clustrs.models.adapters.base import Adapter, Modality, PatchGrid, VisualTokens, register_adapter, required
 from clustrs.models.scoring import StageTimer
 from clustrs.pruners.inputs import Layout
 from clustrs.validation import Crops
@@ -36,20 +28,20 @@ class Gemma4Adapter(Adapter):
     vision_kwargs = ("image_position_ids", "video_position_ids", "num_frames_per_video")
     takes_grid = True
     nested_images = True
+    written_text = r"\d\d:\d\d"
 
     def scoring_layer(self) -> Any:
         if self.inner.vision_tower is None:
-            raise ValueError(
-                "this Gemma 4 has no vision tower (config.vision_config is None): there is nothing to prune"
-            )
+            raise ValueError("this Gemma 4 has no vision tower (config.vision_config is None): nothing to prune")
         encoder = self.inner.vision_tower.encoder
         return encoder.layers[encoder.config.num_hidden_layers - 1].self_attn
 
-    def encode(self, inputs: dict[str, Any], timer: StageTimer, crops: Crops = "all") -> list[VisualTokens]:
-        """Encode images, then videos. An image is one crop, so `crops` makes no difference.
+    def attention_layers(self) -> Any:
+        encoder = self.inner.vision_tower.encoder
+        return [layer.self_attn for layer in encoder.layers[: encoder.config.num_hidden_layers]]
 
-        Frames of videos come stacked (transformers 5.18), or one after the other with a count for each video.
-        """
+    def encode(self, inputs: dict[str, Any], timer: StageTimer, crops: Crops = "all") -> list[VisualTokens]:
+        """Encode images, then videos, whose frames come stacked (transformers 5.18), or in one row with counts."""
         encoded = []
         pixels, videos = inputs.get("pixel_values"), inputs.get("pixel_values_videos")
         if pixels is not None:
@@ -70,18 +62,16 @@ class Gemma4Adapter(Adapter):
     def encode_frames(
         self, pixels: Tensor, positions: Tensor, counts: list[int], modality: Modality, timer: StageTimer
     ) -> list[VisualTokens]:
-        """Encode patches [F, P, pixels] at positions [F, P, 2] (x, y; -1 for padding); `counts` are frames per image.
-
-        The frames of a video stand as tiles.
-        """
+        """Encode patches [F, P, pixels] at positions [F, P, 2] (x, y; -1: padding); `counts` are frames per image."""
         valid, kernel = (positions != -1).all(-1), self.config.vision_config.pooling_kernel_size
         pooling = [pooling_order(frame, real, kernel) for frame, real in zip(positions, valid, strict=True)]
-        with timer.time("vision"), scoring.record_scores(self.scoring_layer(), "received", timer, valid) as recorder:
+        with timer.time("vision"), self.recording(self.scoring_layer(), "received", timer, valid) as recorder:
             out = self.inner.get_image_features(pixels, positions, return_dict=True)
         with timer.time("scoring"):
-            scores, keys = (
+            more = base.recorded_more(recorder)
+            scores, keys, *further = (
                 [part[i, order].unflatten(0, (-1, kernel**2)).mean(1) for i, (order, _) in enumerate(pooling)]
-                for part in recorded(recorder)
+                for part in (*base.recorded(recorder), *more.values())
             )
             hidden = out.last_hidden_state.split([len(features) for features in out.pooler_output])
             images, start = [], 0
@@ -91,22 +81,19 @@ class Gemma4Adapter(Adapter):
                 grids = [grid for _, grid in pooling[some]]
                 cells = [torch.arange(height * width, device=pixels.device) for height, width in grids]
                 columns = torch.cat([torch.full_like(cell, w) for cell, (_, w) in zip(cells, grids, strict=True)])
-                cell, features = torch.cat(cells), torch.cat(list(out.pooler_output[some]))
                 tile = torch.cat([torch.full_like(cell, i) for i, cell in enumerate(cells)])
-                images.append(
-                    VisualTokens(
-                        features=features,
-                        candidates=torch.arange(len(features), device=features.device),
-                        scores=torch.cat(scores[some]),
-                        layout=Layout(tile, cell // columns, cell % columns),
-                        grids=grids,
-                        slots=len(features),
-                        hidden=torch.cat(hidden[some]),
-                        keys=torch.cat(keys[some]),
-                        project=self.inner.embed_vision,
-                        modality=modality,
-                    )
-                )
+                cell, features = torch.cat(cells), torch.cat(list(out.pooler_output[some]))
+                own = {name: torch.cat(part[some]) for name, part in zip(more, further, strict=True)}
+                others = {
+                    "layout": Layout(tile, cell // columns, cell % columns),
+                    "grids": grids,
+                    "hidden": torch.cat(hidden[some]),
+                    "keys": torch.cat(keys[some]),
+                    "more": base.split_more(own),
+                    "project": self.inner.embed_vision,
+                    "modality": modality,
+                }
+                images.append(VisualTokens.on_grid(features, torch.cat(scores[some]), grids[0], **others))
             return images
 
     def projectors(self) -> list[nn.Module]:
@@ -119,10 +106,8 @@ class Gemma4Adapter(Adapter):
         unit, patches = vision.pooling_kernel_size**2, grid.padded
         grid.check(vision.pooling_kernel_size)
         if patches is None or patches < grid.height * grid.width or patches % unit:
-            raise ValueError(
-                f"grid.padded must be the number of patches that the processor pads an image to "
-                f"(pixel_values.shape[-2]), a multiple of {unit} and at least height times width, got {patches!r}"
-            )
+            accepted = f"pixel_values.shape[-2], a multiple of {unit} and at least height times width"
+            raise ValueError(f"grid.padded must be {accepted}, got {patches!r}")
         cells = torch.cartesian_prod(torch.arange(grid.height), torch.arange(grid.width)).flip(-1)
         positions = torch.full((grid.frames, patches, 2), -1)
         positions[:, : len(cells)] = cells

@@ -10,30 +10,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from clustrs.models import scoring
-from clustrs.models.adapters.base import (
-    Adapter,
-    Chosen,
-    Modality,
-    PatchGrid,
-    VisualTokens,
-    attention_layer,
-    blank_pixels,
-    has_cls,
-    recorded,
-    reduction,
-    register_adapter,
-    required,
-    setting,
-)
-from clustrs.models.scoring import StageTimer
+from clustrs.models.adapters import base
+from clustrs.models.adapters.base import Adapter, Chosen, Modality, PatchGrid, VisualTokens, has_cls, register_adapter
+from clustrs.models.scoring import Reduction, ScoreRecorder, StageTimer
 from clustrs.pruners.inputs import Layout
 from clustrs.validation import Crops
 
 
 @dataclass(frozen=True)
 class EncodedCrops:
-    """Scores [C, P], hidden states and keys of all crops, the CLS token apart."""
+    """Scores [C, P], hidden states and keys of all crops, the CLS token apart; further inputs [C, P, ...]."""
 
     scores: Tensor
     hidden: Tensor
@@ -41,16 +27,19 @@ class EncodedCrops:
     cls_hidden: Tensor
     cls_keys: Tensor
     side: int
+    more: dict[str, Tensor]
 
     def states(self, start: int, crops: int, channels: Tensor | None = None) -> dict[str, Any]:
-        """Return hidden states, keys and CLS tokens of an image's crops, or what packing made of them (`channels`)."""
-        some = slice(start, start + crops)
+        """Return states and further inputs of an image's crops, or what packing made of them (`channels`)."""
+        some, maps = slice(start, start + crops), (self.hidden, self.keys, *self.more.values())
         if channels is None:
-            hidden, keys = self.hidden[some].flatten(0, 1), self.keys[some].flatten(0, 1)
+            hidden, keys, *more = (part[some].flatten(0, 1) for part in maps)
         else:
-            hidden, keys = channels[:, FIXED:].split([self.hidden.shape[-1], self.keys.shape[-1]], -1)
+            hidden, keys, *more = channels[:, FIXED:].split([part.shape[-1] for part in maps], -1)
             hidden = hidden.to(self.hidden.dtype)
-        return {"hidden": hidden, "keys": keys, "cls_hidden": self.cls_hidden[some], "cls_keys": self.cls_keys[some]}
+        further = base.split_more(dict(zip(self.more, more, strict=True)))
+        cls = {"cls_hidden": self.cls_hidden[some], "cls_keys": self.cls_keys[some]}
+        return {"hidden": hidden, "keys": keys, "more": further, **cls}
 
 
 @register_adapter
@@ -65,40 +54,44 @@ class LlavaAdapter(Adapter):
     vision_kwargs = ("image_sizes", *feature_arguments)
 
     def scoring_layer(self, inputs: dict[str, Any] | None = None) -> Any:
-        return attention_layer(self.inner.vision_tower, self.feature_layers(inputs or {})[-1])
+        return base.attention_layer(self.inner.vision_tower, self.feature_layers(inputs or {})[-1])
 
     def feature_layers(self, inputs: dict[str, Any]) -> list[int]:
         """Return the hidden states that the projector reads, side by side."""
-        layer = setting(self.config, inputs, "vision_feature_layer")
+        layer = base.setting(self.config, inputs, "vision_feature_layer")
         return [layer] if isinstance(layer, int) else list(layer)
 
     def check(self, inputs: dict[str, Any]) -> bool:
         """Return whether the tower has a CLS token; raise ValueError if the projector would read it."""
         cls = has_cls(self.inner.vision_tower)
-        strategy = setting(self.config, inputs, "vision_feature_select_strategy")
+        strategy = base.setting(self.config, inputs, "vision_feature_select_strategy")
         if (strategy == "default") != cls:
             other = "default" if cls else "full"
             raise ValueError(f"vision_feature_select_strategy must be {other!r} for this tower, got {strategy!r}")
         return cls
 
     def record(self, inputs: dict[str, Any], timer: StageTimer) -> Any:
-        return scoring.record_scores(self.scoring_layer(inputs), reduction(self.inner.vision_tower), timer)
+        reduction: Reduction = "cls" if has_cls(self.inner.vision_tower) else "received"
+        return self.recording(self.scoring_layer(inputs), reduction, timer)
+
+    def attention_layers(self) -> Any:
+        return base.tower_layers(self.inner.vision_tower)
 
     def run_tower(self, pixels: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, Any]:
         """Return the features [C, P, D] of crops, and all hidden states of the tower."""
         states = self.inner.vision_tower(pixels, output_hidden_states=True, return_dict=True).hidden_states
-        first = int(setting(self.config, inputs, "vision_feature_select_strategy") == "default")
+        first = int(base.setting(self.config, inputs, "vision_feature_select_strategy") == "default")
         read = torch.cat([states[i][:, first:] for i in self.feature_layers(inputs)], -1)
         return self.inner.multi_modal_projector(read), states
 
-    def crops(self, inputs: dict[str, Any], hidden_states: Any, recorder: scoring.ScoreRecorder) -> EncodedCrops:
-        """Return scores, hidden states and keys of all crops."""
-        scores, keys = recorded(recorder)
+    def crops(self, inputs: dict[str, Any], hidden_states: Any, recorder: ScoreRecorder) -> EncodedCrops:
+        scores, keys = base.recorded(recorder)
         hidden = torch.cat([hidden_states[i] for i in self.feature_layers(inputs)], -1)
         first = int(has_cls(self.inner.vision_tower))
         vision = self.config.vision_config
         side = vision.image_size // vision.patch_size
-        return EncodedCrops(scores, hidden[:, first:], keys[:, first:], hidden[:, :first], keys[:, :first], side)
+        (cls_hidden, patches), (cls_keys, keys) = (part.tensor_split([first], 1) for part in (hidden, keys))
+        return EncodedCrops(scores, patches, keys, cls_hidden, cls_keys, side, base.recorded_more(recorder))
 
     def encode(self, inputs: dict[str, Any], timer: StageTimer, crops: Crops = "all") -> list[VisualTokens]:
         self.check(inputs)
@@ -106,21 +99,19 @@ class LlavaAdapter(Adapter):
             out = self.get_features(inputs)
         with timer.time("scoring"):
             encoded = self.crops(inputs, out.hidden_states, recorder)
-            return [self.single_crop(features, encoded, i) for i, features in enumerate(out.pooler_output)]
+            return [self.image(features, encoded, i) for i, features in enumerate(out.pooler_output)]
 
     def get_features(self, inputs: dict[str, Any], **others: Any) -> Any:
-        """Encode images by the model's own code, with the arguments of the call."""
         given = {name: inputs[name] for name in self.feature_arguments if inputs.get(name) is not None}
         return self.inner.get_image_features(pixel_values=inputs["pixel_values"], return_dict=True, **given, **others)
 
-    def single_crop(self, features: Tensor, encoded: EncodedCrops, index: int, **others: Any) -> VisualTokens:
-        """Return an image of one crop, the `index`-th of those encoded."""
-        grid, project = (encoded.side, encoded.side), self.inner.multi_modal_projector
-        states = encoded.states(index, 1)
-        return VisualTokens.on_grid(features, encoded.scores[index], grid, project=project, **states, **others)
+    def image(self, features: Tensor, encoded: EncodedCrops, index: int, **others: Any) -> VisualTokens:
+        """Return an image of one crop, the `index`-th of those encoded; `others` has what is different for several."""
+        known = {"scores": encoded.scores[index], "grid": (encoded.side, encoded.side), **encoded.states(index, 1)}
+        return VisualTokens.on_grid(features, project=self.inner.multi_modal_projector, **{**known, **others})
 
     def encode_blank(self, grid: PatchGrid | None) -> None:
-        self.run_tower(blank_pixels(self.config.vision_config), {})
+        self.run_tower(base.blank_pixels(self.config.vision_config), {})
 
 
 REAL, BASE, Y, X, SCORE = range(5)
@@ -144,8 +135,8 @@ class LlavaNextAdapter(LlavaAdapter):
         if inputs.get("pixel_values") is None:
             return []
         self.check(inputs)
-        sizes = required(inputs, "image_sizes", "pixel_values")
-        counts = self.crop_counts(inputs)
+        sizes = base.required(inputs, "image_sizes", "pixel_values")
+        counts, columns = zip(*self.crop_grids(inputs), strict=True)
         starts = [sum(counts[:i]) for i in range(len(counts))]
         with timer.time("vision"), self.record(inputs, timer) as recorder:
             if crops == "base":  # the base crops alone go through the tower
@@ -159,56 +150,31 @@ class LlavaNextAdapter(LlavaAdapter):
             if crops == "base":
                 shapes = [encoded.scores.new_zeros(count, encoded.side**2, 1) for count in counts]
                 lengths = map(len, self.packed(shapes, 0, inputs))
-                return [self.single_crop(features[i], encoded, i, slots=n) for i, n in enumerate(lengths)]
-            columns = [self.grid_columns(size, n) for size, n in zip(sizes, counts, strict=True)]
-            images = list(zip(counts, columns, starts, strict=True))
-            channels = self.packed([channel_map(encoded, *image) for image in images], -1, inputs)
-            return [
-                self.unpack(packed, some, encoded, *image)
-                for packed, some, image in zip(channels, features, images, strict=True)
-            ]
+                return [self.image(features[i], encoded, i, slots=n) for i, n in enumerate(lengths)]
+            crop_grids = list(zip(counts, columns, starts, strict=True))
+            packed = self.packed([channel_map(encoded, *image) for image in crop_grids], -1, inputs)
+            images = []
+            for some, channels, (count, across, start) in zip(features, packed, crop_grids, strict=True):
+                candidates, layout, scores = unpack_channels(channels, encoded.side, across)
+                others = {"candidates": candidates, "layout": layout, "scores": scores, "columns": across}
+                others |= {"grids": [(encoded.side, encoded.side)] * count, "slots": len(channels)}
+                others |= encoded.states(start, count, channels[candidates])
+                images.append(self.image(some, encoded, start, **others))
+            return images
 
     def packed(self, crops: list[Tensor], newline: float, inputs: dict[str, Any]) -> list[Tensor]:
         """Pack channels [crops, P, C] of each image by the model's own code, to [M, C]."""
-        name = self.packing_argument
-        packed: list[Tensor] = self.inner.pack_image_features(
-            crops,
-            inputs["image_sizes"],
-            image_newline=crops[0].new_full((crops[0].shape[-1],), newline),
-            **{name: inputs.get(name) or getattr(self.config, name)},
-        )[0]
-        return packed
+        name, row = self.packing_argument, crops[0].new_full((crops[0].shape[-1],), newline)
+        option = {name: inputs.get(name) or getattr(self.config, name)}
+        return self.inner.pack_image_features(crops, inputs["image_sizes"], image_newline=row, **option)[0]
 
-    def unpack(
-        self, packed: Tensor, features: Tensor, encoded: EncodedCrops, crops: int, columns: int, start: int
-    ) -> VisualTokens:
-        """Return one image from its packed channels [M, ...]; its tiles are the base crop and the grid's crops."""
-        candidates, layout, scores = unpack_channels(packed, encoded.side, columns)
-        return VisualTokens(
-            features=features,
-            candidates=candidates,
-            scores=scores,
-            layout=layout,
-            grids=[(encoded.side, encoded.side)] * crops,
-            slots=len(packed),
-            project=self.inner.multi_modal_projector,
-            columns=columns,
-            **encoded.states(start, crops, packed[candidates]),
-        )
-
-    def crop_counts(self, inputs: dict[str, Any]) -> list[int]:
-        """Return the number of crops of each image."""
-        from transformers.models.llava_next.modeling_llava_next import image_size_to_num_patches
-
-        pinpoints, side = self.config.image_grid_pinpoints, self.config.vision_config.image_size
-        return [image_size_to_num_patches(size, pinpoints, side) for size in inputs["image_sizes"]]
-
-    def grid_columns(self, image_size: Any, crops: int) -> int:
-        """Return how many crops lie side by side in an image of some height and width."""
+    def crop_grids(self, inputs: dict[str, Any]) -> list[tuple[int, int]]:
+        """Return for each image the number of crops, and how many of those after the base lie side by side."""
         from transformers.models.llava_next.modeling_llava_next import get_anyres_image_grid_shape
 
         pinpoints, side = self.config.image_grid_pinpoints, self.config.vision_config.image_size
-        return 1 if crops == 1 else int(get_anyres_image_grid_shape(image_size, pinpoints, side)[1])
+        shapes = [get_anyres_image_grid_shape(size, pinpoints, side) for size in inputs["image_sizes"]]
+        return [(1 + rows * columns, columns) for rows, columns in shapes]
 
 
 @register_adapter
@@ -225,18 +191,15 @@ class LlavaOnevisionAdapter(LlavaNextAdapter):
     packing_argument = "vision_aspect_ratio"
     nested_images = True
 
-    def crop_counts(self, inputs: dict[str, Any]) -> list[int]:
-        counts = super().crop_counts(inputs)
+    def crop_grids(self, inputs: dict[str, Any]) -> list[tuple[int, int]]:
+        grids = super().crop_grids(inputs)
         if inputs.get("batch_num_images") is None:
-            return counts
+            return grids
         together = [int(n) for n in inputs["batch_num_images"] for _ in range(int(n))]
-        return [count if n == 1 else 1 for count, n in zip(counts, together, strict=True)]
+        return [grid if n == 1 else (1, 1) for grid, n in zip(grids, together, strict=True)]
 
     def encode(self, inputs: dict[str, Any], timer: StageTimer, crops: Crops = "all") -> list[VisualTokens]:
-        """Encode images, then videos: pooled frames, one newline at the end; a frame stands as a tile.
-
-        Pooling mixes places, so these are counted anew; scores, hidden states and keys are pooled as the features are.
-        """
+        """Encode images, then videos: pooled frames, each a tile, and one newline at the end."""
         images, pixels = super().encode(inputs, timer, crops), inputs.get("pixel_values_videos")
         if pixels is None:
             return images
@@ -250,13 +213,8 @@ class LlavaOnevisionAdapter(LlavaNextAdapter):
             for i, features in enumerate(out.pooler_output):
                 pooled = self.inner.apply_pooling(channel_map(encoded, frames, 1, i * frames))
                 side, flat = int(pooled.shape[1] ** 0.5), pooled.flatten(0, 1)
-                others = encoded.states(i * frames, frames, flat)
-                project = self.inner.multi_modal_projector
-                images.append(
-                    VisualTokens.on_grid(
-                        features, flat[:, SCORE], (side, side), project=project, modality="video", **others
-                    )
-                )
+                others = {"scores": flat[:, SCORE], "grid": (side, side), **encoded.states(i * frames, frames, flat)}
+                images.append(self.image(features, encoded, i * frames, modality="video", **others))
             return images
 
     def outputs(self, kept: Any, modality: Modality) -> Any:
@@ -269,10 +227,7 @@ class LlavaOnevisionAdapter(LlavaNextAdapter):
 
 
 def channel_map(encoded: EncodedCrops, crops: int, columns: int, start: int) -> Tensor:
-    """Return channels [crops, side * side, ...] of one image, to be packed as its features are.
-
-    Crop 0 is the base; the others lie in a grid of `columns`, and have their places in that grid's coordinates.
-    """
+    """Return channels [crops, side * side, ...] of one image, with places in the grid of crops, to be packed."""
     side, stop = encoded.side, start + crops
     cell = torch.arange(side * side, device=encoded.scores.device)
     crop = torch.arange(crops, device=cell.device)[:, None]
@@ -280,8 +235,8 @@ def channel_map(encoded: EncodedCrops, crops: int, columns: int, start: int) -> 
     y = cell // side + (tile // columns) * side
     x = cell % side + (tile % columns) * side
     fixed = torch.stack([torch.ones_like(y), (crop == 0).expand_as(y), y, x], -1).float()
-    scores, hidden, keys = (part[start:stop].float() for part in (encoded.scores, encoded.hidden, encoded.keys))
-    return torch.cat([fixed, scores[..., None], hidden, keys], -1)
+    maps = (encoded.scores[..., None], encoded.hidden, encoded.keys, *encoded.more.values())
+    return torch.cat([fixed, *(part[start:stop].float() for part in maps)], -1)
 
 
 def unpack_channels(packed: Tensor, side: int, columns: int) -> tuple[Tensor, Layout, Tensor]:

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from clustrs.models import scoring
 from clustrs.models.adapters.base import Adapter, Modality, PatchGrid, VisualTokens, register_adapter, required
 from clustrs.models.prompt import Compaction, PrunedImage
 from clustrs.models.scoring import StageTimer
@@ -45,8 +44,10 @@ class Qwen2VLAdapter(Adapter):
     def scoring_layer(self) -> Any:
         return self.inner.visual.blocks[-1].attn
 
+    def attention_layers(self) -> Any:
+        return [block.attn for block in self.inner.visual.blocks]
+
     def given(self, inputs: dict[str, Any]) -> list[tuple[Modality, Tensor, Tensor]]:
-        """Return patches and grids of the images and of the videos that a call has."""
         return [
             (modality, inputs[pixels], required(inputs, grids, pixels))
             for modality, pixels, grids in SOURCES
@@ -57,20 +58,22 @@ class Qwen2VLAdapter(Adapter):
         images, side = [], self.inner.visual.spatial_merge_size
         for modality, pixels, grids in self.given(inputs):
             encode = self.inner.get_image_features if modality == "image" else self.inner.get_video_features
-            with timer.time("vision"), scoring.record_scores(self.scoring_layer(), "received", timer) as recorder:
+            with timer.time("vision"), self.recording(self.scoring_layer(), "received", timer) as recorder:
                 out = encode(pixels, grids, return_dict=True)
             with timer.time("scoring"):
-                scores, keys = (
+                scores, keys, *further = (
                     torch.cat(parts, 1)[0].unflatten(0, (-1, self.unit)).mean(1)
-                    for parts in (recorder.scores, recorder.keys)
+                    for parts in (recorder.scores, recorder.keys, *recorder.more.values())
                 )
                 hidden = out.last_hidden_state.unflatten(0, (-1, self.unit)).flatten(1)
                 counts = [len(features) for features in out.pooler_output]
-                parts = zip(grids.tolist(), *(part.split(counts) for part in (scores, keys, hidden)), strict=True)
+                maps = (part.split(counts) for part in (scores, keys, hidden, *further))
+                parts = zip(grids.tolist(), *maps, strict=True)
                 deepstack = getattr(out, "deepstack_features", None)
-                for i, ((_, height, width), score, key, state) in enumerate(parts):
+                for i, ((_, height, width), score, key, state, *own) in enumerate(parts):
                     planes = torch.stack([plane[i] for plane in deepstack]) if deepstack else None
-                    others = {"keys": key, "hidden": state, "planes": planes, "modality": modality}
+                    more = dict(zip(recorder.more, own, strict=True))
+                    others = {"keys": key, "hidden": state, "planes": planes, "modality": modality, "more": more}
                     grid = (height // side, width // side)
                     image = VisualTokens.on_grid(out.pooler_output[i], score, grid, project=self.project, **others)
                     images.append(self.in_prompt_order(image))
@@ -81,10 +84,8 @@ class Qwen2VLAdapter(Adapter):
         return image
 
     def project(self, hidden: Tensor) -> Tensor:
-        """Run the merger on tokens [..., patches * H]."""
         patches = hidden.reshape(-1, hidden.shape[-1] // self.unit)
-        merged: Tensor = self.inner.visual.merger(patches)
-        return merged.reshape(*hidden.shape[:-1], -1)
+        return self.inner.visual.merger(patches).reshape(*hidden.shape[:-1], -1)
 
     def projectors(self) -> list[nn.Module]:
         visual = self.inner.visual
@@ -120,15 +121,12 @@ class Qwen2VLAdapter(Adapter):
         elif types.shape != ids.shape:
             shapes = f"{list(ids.shape)}, got {list(types.shape)}"
             raise ValueError(f"mm_token_type_ids must have the shape of input_ids {shapes}")
-        given = {name: inputs[name] for name in self.vision_kwargs if inputs.get(name) is not None}
-        positions: Tensor = self.inner.get_rope_index(
-            ids, mm_token_type_ids=types, attention_mask=inputs.get("attention_mask"), **given
-        )[0]
-        return positions
+        names = ("attention_mask", *self.vision_kwargs)
+        given = {name: inputs[name] for name in names if inputs.get(name) is not None}
+        return self.inner.get_rope_index(ids, mm_token_type_ids=types, **given)[0]
 
     def set_position_ids(self, arguments: dict[str, Any], compaction: Compaction, positions: Tensor | None) -> None:
-        """A first row counts the tokens that are left: the model reads gaps in it as the start of another prompt."""
-        if positions is not None:
+        if positions is not None:  # a row in front counts tokens: the model reads gaps in it as the start of a prompt
             counted = (compaction.mask.long().cumsum(-1) - 1).clamp(min=0)
             arguments["position_ids"] = torch.cat([counted[None].to(positions), positions])
 
@@ -145,11 +143,14 @@ class Qwen25VLAdapter(Qwen2VLAdapter):
     model_types = ("qwen2_5_vl",)
 
     def scoring_layer(self) -> Any:
-        blocks = self.inner.visual.blocks
-        full = [i for i in self.config.vision_config.fullatt_block_indexes if 0 <= i < len(blocks)]
+        full = [layer for layer in self.attention_layers() if layer is not None]
         if not full:
             raise ValueError("vision_config.fullatt_block_indexes names no block of the tower: none attends in full")
-        return blocks[max(full)].attn
+        return full[-1]
+
+    def attention_layers(self) -> Any:
+        full = self.config.vision_config.fullatt_block_indexes
+        return [block.attn if i in full else None for i, block in enumerate(self.inner.visual.blocks)]
 
     def in_prompt_order(self, image: VisualTokens) -> VisualTokens:
         """The tower's order is frame by frame, window by window, and raster order in each window."""
@@ -160,7 +161,9 @@ class Qwen25VLAdapter(Qwen2VLAdapter):
         order = ((window * side + y % side) * side + x % side).argsort().argsort()
         assert image.keys is not None
         assert image.hidden is not None
-        return replace(image, scores=image.scores[order], keys=image.keys[order], hidden=image.hidden[order])
+        more = {name: part[order] for name, part in image.more.items()}
+        states: dict[str, Any] = {"keys": image.keys[order], "hidden": image.hidden[order]}
+        return replace(image, scores=image.scores[order], more=more, **states)
 
 
 @register_adapter
@@ -169,6 +172,7 @@ class Qwen3VLAdapter(Qwen2VLAdapter):
 
     model_types = ("qwen3_vl", "qwen3_vl_moe")
     tokens_per_image = "one per 32 x 32 pixels"
+    written_text = r"<\d+\.\dseconds>"
     has_planes = True
 
     def outputs(self, kept: Sequence[PrunedImage], modality: Modality) -> Any:
@@ -187,3 +191,4 @@ class Qwen35Adapter(Qwen2VLAdapter):
 
     model_types = ("qwen3_5", "qwen3_5_moe")
     tokens_per_image = "one per 32 x 32 pixels"
+    written_text = r"<\d+\.\dseconds>"

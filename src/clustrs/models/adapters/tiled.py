@@ -1,8 +1,7 @@
 """InternVL, SmolVLM and Idefics3: square tiles of an image, followed by the whole image scaled down.
 
 A token stands for several patches of the tower (pixel shuffle). Its score is the mean of its patches', its hidden
-state and its key are theirs side by side, as the projector reads them. Frames of a video come as images of one tile;
-nothing in the model's input tells them apart from images.
+state and its key are theirs side by side, as the projector reads them. Frames of a video come as images of one tile.
 """
 
 from collections.abc import Sequence
@@ -12,21 +11,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from clustrs.models import scoring
-from clustrs.models.adapters.base import (
-    Adapter,
-    Chosen,
-    PatchGrid,
-    VisualTokens,
-    attention_layer,
-    blank_pixels,
-    recorded,
-    register_adapter,
-    setting,
-)
+from clustrs.models.adapters import base
+from clustrs.models.adapters.base import Adapter, Chosen, PatchGrid, VisualTokens, attention_layer, register_adapter
 from clustrs.models.prompt import mismatch
-from clustrs.models.scoring import StageTimer
-from clustrs.pruners.inputs import Layout
+from clustrs.models.scoring import Reduction, StageTimer
+from clustrs.pruners.inputs import FURTHER, Layout
 from clustrs.validation import Crops
 
 VISION_TYPE = "internvl_vision"
@@ -42,17 +31,20 @@ class InternVLAdapter(Adapter):
     tested = "several images, batches, tiles; a frame of a video is an image"
     takes_video = "frames as images"
     vision_kwargs: ClassVar[tuple[str, ...]] = ("image_sizes", "vision_feature_layer", "vision_feature_select_strategy")
+    written_text = r"Frame\d+:"
     one_tensor = True
-    reduction: ClassVar[scoring.Reduction] = "cls"
-    text_between: ClassVar[bool] = False
-    """True if the prompt has text between the tiles of an image."""
+    reduction: ClassVar[Reduction] = "cls"
+    text_between: ClassVar[bool] = False  # True if the prompt has text between the tiles of an image
 
     def scoring_layer(self, inputs: dict[str, Any] | None = None) -> Any:
         tower = self.inner.vision_tower
         kind = tower.config.model_type
         if kind != VISION_TYPE:
             raise ValueError(f"vision tower {kind!r} is not supported: {VISION_TYPE!r} is; for others use select(...)")
-        return attention_layer(tower, setting(self.config, inputs or {}, "vision_feature_layer"))
+        return attention_layer(tower, base.setting(self.config, inputs or {}, "vision_feature_layer"))
+
+    def attention_layers(self) -> Any:
+        return base.tower_layers(self.inner.vision_tower)
 
     def tile_pixels(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
         """Return the pixels [C, 3, H, W] of all tiles, in the order of the prompts, and further per-tile arguments."""
@@ -82,35 +74,31 @@ class InternVLAdapter(Adapter):
 
     def run_tower(self, tiles: dict[str, Tensor], inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Return features [C, T, D] of tiles, and the hidden states [C, (1 +) P, H] before the projector."""
-        layer, strategy = (
-            setting(self.config, inputs, f"vision_feature_{name}") for name in ("layer", "select_strategy")
-        )
+        names = ("vision_feature_layer", "vision_feature_select_strategy")
+        layer, strategy = settings = [base.setting(self.config, inputs, name) for name in names]
         if strategy != "default":
             raise ValueError(f"vision_feature_select_strategy must be 'default' for this tower, got {strategy!r}")
-        out = self.inner.get_image_features(
-            **tiles, vision_feature_layer=layer, vision_feature_select_strategy=strategy, return_dict=True
-        )
+        out = self.inner.get_image_features(**tiles, **dict(zip(names, settings, strict=True)), return_dict=True)
         return out.pooler_output, out.last_hidden_state if layer == -1 else out.hidden_states[layer]
 
     def shuffle(self, patches: Tensor) -> Tensor:
         """Return a map [C, P, F] of patches as one [C, T, 4 F] of tokens, by the model's own code."""
         side = int(patches.shape[1] ** 0.5)
-        shuffled: Tensor = self.inner.pixel_shuffle(patches.unflatten(1, (side, side)), self.config.downsample_ratio)
-        return shuffled.flatten(1, 2)
+        return self.inner.pixel_shuffle(patches.unflatten(1, (side, side)), self.config.downsample_ratio).flatten(1, 2)
 
     def encode_tiles(self, tiles: dict[str, Tensor], inputs: dict[str, Any], timer: StageTimer) -> dict[str, Tensor]:
-        """Return features, scores, hidden states and keys [C, T, ...] of tiles, and cls_hidden and cls_keys."""
+        """Return features, scores, states and further inputs [C, T, ...] of tiles, and cls_hidden and cls_keys."""
         layer = self.scoring_layer(inputs)
-        with timer.time("vision"), scoring.record_scores(layer, self.reduction, timer) as recorder:
+        with timer.time("vision"), self.recording(layer, self.reduction, timer) as recorder:
             features, hidden = self.run_tower(tiles, inputs)
         with timer.time("scoring"):
-            scores, keys = recorded(recorder)
+            scores, keys = base.recorded(recorder)
             encoded = {"features": features, "scores": self.shuffle(scores[..., None]).mean(-1)}
             first = int(self.reduction == "cls")
             for name, part in (("hidden", hidden), ("keys", keys)):
                 encoded[name] = self.shuffle(part[:, first:])
                 encoded[f"cls_{name}"] = part[:, :first].repeat(1, 1, encoded[name].shape[-1] // part.shape[-1])
-            return encoded
+            return encoded | {name: self.shuffle(part) for name, part in base.recorded_more(recorder).items()}
 
     def encode(self, inputs: dict[str, Any], timer: StageTimer, crops: Crops = "all") -> list[VisualTokens]:
         tiles, ids = self.tile_pixels(inputs), inputs["input_ids"]
@@ -127,26 +115,22 @@ class InternVLAdapter(Adapter):
             tiles, used = {name: part[last] for name, part in tiles.items()}, [1] * len(counts)
         encoded = self.encode_tiles(tiles, inputs, timer)
         with timer.time("scoring"):
-            names = encoded.keys()
             images = []
             for count, n, *parts in zip(counts, used, *(part.split(used) for part in encoded.values()), strict=True):
-                part = dict(zip(names, parts, strict=True))
+                part = dict(zip(encoded, parts, strict=True))
                 cls = {name: part.pop(name).roll(1, 0) for name in ("cls_hidden", "cls_keys")}  # tile 0 comes first
-                flat = {name: values.flatten(0, 1) for name, values in part.items()}
+                flat: dict[str, Any] = {name: values.flatten(0, 1) for name, values in part.items()}
+                flat["more"] = base.split_more({name: flat.pop(name) for name in FURTHER if name in flat})
                 row = torch.arange(n * side**2, device=flat["features"].device)
                 run, cell = row // side**2, row % side**2
-                images.append(
-                    VisualTokens.on_grid(
-                        **flat,
-                        **cls,
-                        grid=(side, side),
-                        layout=Layout((run + 1) % n, cell // side, cell % side),
-                        slots=count * side**2,
-                        first_slot=(count - n) * side**2,
-                        runs=run if self.text_between else None,
-                        project=self.projectors()[0],
-                    )
-                )
+                others = {
+                    "layout": Layout((run + 1) % n, cell // side, cell % side),
+                    "slots": count * side**2,
+                    "first_slot": (count - n) * side**2,
+                    "runs": run if self.text_between else None,
+                    "project": self.projectors()[0],
+                }
+                images.append(VisualTokens.on_grid(grid=(side, side), **flat, **cls, **others))
             return images
 
     def take_images(self, inputs: dict[str, Any], indices: Sequence[int]) -> dict[str, Any]:
@@ -165,12 +149,16 @@ class Idefics3Adapter(InternVLAdapter):
     tokens_per_image = "(side / patch)^2 / scale^2 per crop"
     tested = "several images, batches, crops; a frame of a video is an image"
     vision_kwargs = ("pixel_attention_mask",)
+    written_text = r"(Youareprovidedthefollowingseriesof\S+framesfroma\S+video\.)?Framefrom\d\d:\d\d:"
     nested_images = True
     reduction = "received"
     text_between = True
 
     def scoring_layer(self, inputs: dict[str, Any] | None = None) -> Any:
         return attention_layer(self.inner.vision_model, -1)
+
+    def attention_layers(self) -> Any:
+        return base.tower_layers(self.inner.vision_model)
 
     def projectors(self) -> list[nn.Module]:
         return [self.inner.connector.modality_projection]
@@ -198,8 +186,7 @@ class Idefics3Adapter(InternVLAdapter):
                 if marks == 0:
                     raise ValueError(
                         "input_ids must be the prompt that the processor writes, with <fake_token_around_image> before "
-                        "each crop and after the last one of an image: the crops of one image can't be told from those "
-                        "of another"
+                        "each crop and after the last one of an image"
                     )
                 if marks == 1:
                     counts[-1] += 1
@@ -214,14 +201,13 @@ class Idefics3Adapter(InternVLAdapter):
         return features if isinstance(features, Tensor) else torch.stack(features), out.last_hidden_state
 
     def shuffle(self, patches: Tensor) -> Tensor:
-        shuffled: Tensor = self.inner.connector.pixel_shuffle(patches, self.config.scale_factor)
-        return shuffled
+        return self.inner.connector.pixel_shuffle(patches, self.config.scale_factor)
 
     def encode_blank(self, grid: PatchGrid | None) -> None:
         vision = self.config.vision_config
         side = vision.image_size // vision.patch_size
         mask = torch.ones(1, side, side, dtype=torch.bool)
-        out = self.inner.vision_model(pixel_values=blank_pixels(vision), patch_attention_mask=mask)
+        out = self.inner.vision_model(pixel_values=base.blank_pixels(vision), patch_attention_mask=mask)
         self.inner.connector(out.last_hidden_state)
 
     def take_images(self, inputs: dict[str, Any], indices: Sequence[int]) -> dict[str, Any]:

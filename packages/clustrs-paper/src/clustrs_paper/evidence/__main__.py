@@ -9,8 +9,9 @@ from pathlib import Path
 import yaml
 
 from clustrs.cli import main as clustrs
+from clustrs.evaluation.report.leaderboard import read_entries
 from clustrs.evaluation.results import load_run
-from clustrs_paper.evidence import place_and_weight
+from clustrs_paper.evidence import leaderboard, place_and_weight
 from clustrs_paper.evidence.page import (
     DETAILS_PAGE,
     MODELS,
@@ -106,7 +107,7 @@ def store(model: str, folder: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m clustrs_paper.evidence", description=__doc__)
-    parser.add_argument("command", choices=("run", "store", "page"))
+    parser.add_argument("command", choices=("run", "store", "leaderboard", "page"))
     parser.add_argument("model", choices=tuple(MODELS), nargs="?")
     parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS[:-1], help="some parts; overhead needs quiet")
     parser.add_argument("--questions", type=int, help="of the grid and of the parameters (default: 300)")
@@ -122,6 +123,15 @@ def main() -> int:
             if place_and_weight.load(model):
                 target = place_and_weight.STORED / f"{model}-report.md"
                 target.write_text(place_and_weight.report(model), encoding="utf-8")
+        board = leaderboard.load()
+        text = filled(leaderboard.PAGE.read_text(encoding="utf-8"), leaderboard.block(board), "leaderboard")
+        for path, page in {leaderboard.PAGE: text, **leaderboard.pages(board)}.items():
+            path.write_text(page, encoding="utf-8")
+        return 0
+    if given.command == "leaderboard":  # of the runs in --folder, see docs/leaderboard.md
+        settings = (place_and_weight.PUBLISHED, place_and_weight.BOTH)
+        folders = [given.folder / leaderboard.run_folder(model, s) for model in leaderboard.MODELS for s in settings]
+        leaderboard.store(read_entries([folder for folder in folders if folder.exists()]))
         return 0
     if given.model is None:
         parser.error(f"{given.command}: which model? {', '.join(MODELS)}")

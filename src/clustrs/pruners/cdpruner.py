@@ -1,0 +1,130 @@
+"""CDPruner: the tokens that are relevant to the question and differ from each other."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.linalg import vecdot
+
+from clustrs import validation
+from clustrs.ops.distances import can_read_without_sync, gram, map_images, upcast_half
+from clustrs.ops.diversity import raise_tiny
+from clustrs.pruners.base import Pruner
+from clustrs.pruners.inputs import PrunerInputs
+from clustrs.pruners.registry import register
+
+Relevance = Literal["embeddings", "clip"]
+LEAST = 1e-6  # relevance of the least relevant token, and the least span of relevances that is told from rounding
+SPANNED = 1e-6  # squared sine of its angle to the chosen ones below which a token is a combination of them
+TIE = 1e-7  # relative difference of determinants that is taken for rounding
+LAST = 1e300  # minus this is the gain of what comes last
+FEW, AT_ONCE = 8, 64  # up to one in FEW tokens, AT_ONCE rows of the cosines at a time are quicker than all
+
+
+@register
+@dataclass(frozen=True)
+class CDPruner(Pruner):
+    """Greedily keep the token that enlarges the determinant of relevance times similarity most.
+
+    CDPruner (https://arxiv.org/abs/2506.10967). Relevance r_j: mean cosine of token j to the question's tokens, scaled
+    to (0, 1] in each image. Kernel K_ij = r_i cos(v_i, v_j) r_j; k tokens by greedy MAP of its determinantal process.
+
+    Args:
+        keep: Budget, a count (int) or a fraction (float).
+        theta: Weight of the relevance in (0, 1): r becomes exp(theta / (2 (1 - theta)) r); None leaves it as it is.
+        relevance: "embeddings" compares tokens with the `question`; "clip" takes minus the cosine of CLIP's projected
+            embeddings, `clip_tokens` and `clip_question`.
+
+    Examples:
+        >>> tokens = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.5, 0.5]])
+        >>> CDPruner(keep=2).select(tokens, question=torch.tensor([[1.0, 0.0]])).indices
+        tensor([0, 3])
+    """
+
+    name = "cdpruner"
+    paper = "https://arxiv.org/abs/2506.10967"
+    needs = ("question",)
+
+    theta: float | None = None
+    relevance: Relevance = "embeddings"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validation.choice("relevance", self.relevance, get_args(Relevance))
+        theta = self.theta
+        accepted = theta is None or (validation.is_number(theta) and 0 < theta < 1)
+        validation.check(accepted, "theta", "None or a number between 0 and 1", theta)
+
+    def requirements(self) -> tuple[str, ...]:
+        return ("clip_tokens", "clip_question") if self.relevance == "clip" else self.needs
+
+    def _choose(self, inputs: PrunerInputs, k: int) -> Tensor:
+        unit = unit_rows(inputs.tokens)
+        if self.relevance == "clip":
+            assert inputs.clip_tokens is not None
+            assert inputs.clip_question is not None
+            relevance = -mean_cosine(unit_rows(inputs.clip_tokens), inputs.clip_question, None)
+        else:
+            assert inputs.question is not None
+            relevance = mean_cosine(unit, inputs.question, inputs.question_mask)
+        low, high = relevance.amin(-1, keepdim=True), relevance.amax(-1, keepdim=True)
+        relevance = (relevance - low + LEAST) / (high - low).clamp(min=LEAST)
+        log_quality = relevance.log() if self.theta is None else self.theta / (2 * (1 - self.theta)) * relevance
+        return greedy_map(unit, 2 * log_quality, k)
+
+
+def unit_rows(rows: Tensor) -> Tensor:
+    """Return the rows of [..., D] with norm 1, in float64; zeros stay zeros."""
+    rows = raise_tiny(upcast_half(rows)).to(torch.float64, copy=True)
+    norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    return rows.div_(torch.where(norms > 0, norms, 1))
+
+
+def mean_cosine(unit: Tensor, question: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the mean [B, N] of the cosines of unit rows [B, N, D] to those rows of [B, T, D] where `mask` is True."""
+    weight = torch.ones_like(question[..., 0]) if mask is None else mask
+    weight = weight.double() / weight.sum(-1, keepdim=True)
+    mean = (unit_rows(question) * weight[..., None]).sum(1)
+    return (unit @ mean[..., None])[..., 0]
+
+
+def greedy_map(unit: Tensor, log_squares: Tensor, k: int) -> Tensor:
+    """Choose k of N items one by one, [B, k], each enlarging the determinant of the chosen block of a kernel most.
+
+    The kernel is q_i cos(v_i, v_j) q_j, for unit rows v [B, N, D] and log q^2 [B, N]. Its determinant grows by q_j^2
+    times the squared distance of j to the span of the chosen ones, which an incremental Cholesky factorization of the
+    cosines keeps (Chen et al., 2018). Once all that is left lies in that span, the rest follows by q alone.
+    """
+    batch, n, _ = unit.shape
+    lazy = can_read_without_sync(unit) and k * FEW <= n  # cosines of likely tokens, when one of them is chosen
+    cosines = unit.new_empty(batch, n, n) if lazy else map_images(gram, unit)
+    known = [torch.zeros(n, dtype=torch.bool) for _ in range(batch)]
+    distance = vecdot(unit, unit)
+    factor = unit.new_zeros(batch, k, n)
+    index = torch.arange(n, device=unit.device)
+    gain, taken = log_squares, torch.zeros_like(log_squares, dtype=torch.bool)
+    chosen: list[Tensor] = []
+    for step in range(k):
+        if step:
+            last = chosen[-1]
+            for b in range(batch) if lazy else ():
+                if not known[b][last[b]]:
+                    likely = gain[b].masked_fill(known[b], -torch.inf).index_fill(0, last[b], torch.inf)
+                    likely = likely.topk(min(AT_ONCE, n)).indices
+                    cosines[b, likely] = unit[b, likely] @ unit[b].T
+                    known[b][likely] = True
+            row = cosines.gather(1, last[..., None].expand(-1, 1, n))
+            before = factor[:, : step - 1]
+            row = row - before.gather(-1, last[:, None].expand(-1, step - 1, 1)).mT @ before
+            row = row[:, 0] / distance.gather(-1, last).clamp(min=SPANNED).sqrt()
+            factor[:, step - 1] = row
+            distance = distance - row.square()
+        new = (distance > SPANNED) & ~taken
+        gain = torch.where(new, log_squares + torch.where(new, distance, 1).log(), -LAST)
+        gain = torch.where(new.any(-1, keepdim=True), gain, log_squares).nan_to_num(-LAST, LAST, -LAST)
+        gain = gain.masked_fill(taken, -torch.inf)
+        first = torch.where(gain >= gain.amax(-1, keepdim=True) - TIE, index, n).amin(-1, keepdim=True)
+        taken = taken.scatter(-1, first, True)
+        chosen.append(first)
+    return torch.cat(chosen, -1)

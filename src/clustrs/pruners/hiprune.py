@@ -1,0 +1,59 @@
+"""HiPrune: objects and their surroundings by a middle layer, the rest by a deep one."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clustrs import validation
+from clustrs.ops.distances import stable_topk
+from clustrs.pruners.base import Pruner
+from clustrs.pruners.inputs import PrunerInputs, grid_layout
+from clustrs.pruners.registry import register
+
+
+@register
+@dataclass(frozen=True)
+class HiPrune(Pruner):
+    """Keep anchors, attended in a middle layer, with their neighbors on the grid; fill up by a deep layer's attention.
+
+    HiPrune (https://arxiv.org/abs/2508.00553). Attention is what a token receives, mean over heads and queries. Anchors
+    are the top max(1, round(k r / 5)) of the object layer, buffers their four neighbors, registers the top of the layer
+    that the projector reads among the others, up to k.
+
+    Args:
+        keep: Budget, a count (int) or a fraction (float).
+        objects: Share r of the budget for anchors and their neighbors.
+
+    Examples:
+        >>> import torch
+        >>> from clustrs import HiPrune
+        >>> middle, deep = torch.eye(9)[4], torch.linspace(1, 0, 9)
+        >>> HiPrune(keep=6).select(torch.rand(9, 8), received=deep, object_scores=middle).indices
+        tensor([0, 1, 3, 4, 5, 7])
+    """
+
+    name = "hiprune"
+    paper = "https://arxiv.org/abs/2508.00553"
+    needs = ("received", "object_scores")
+
+    objects: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validation.number("objects", self.objects, 0, 1)
+
+    def _choose(self, inputs: PrunerInputs, k: int) -> Tensor:
+        assert inputs.received is not None
+        assert inputs.object_scores is not None
+        layout = inputs.layout or grid_layout(inputs.tokens)
+        anchors = stable_topk(inputs.object_scores, max(1, round(k * self.objects / 5)))
+
+        def apart(axis: Tensor) -> Tensor:
+            return (axis.gather(-1, anchors).unsqueeze(-1) - axis.unsqueeze(1)).abs()
+
+        near = (apart(layout.tile) == 0) & (apart(layout.y) + apart(layout.x) == 1)
+        rank = near.any(1).long().scatter(-1, anchors, 2)  # anchors before buffers before the rest
+        attention = torch.where(rank > 0, inputs.object_scores, inputs.received)
+        order = stable_topk(attention, attention.shape[-1])
+        return order.gather(-1, stable_topk(rank.gather(-1, order), k))

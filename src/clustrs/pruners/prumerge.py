@@ -1,0 +1,72 @@
+"""PruMerge+: attended and evenly spaced tokens, each with its nearest ones added."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clustrs import validation
+from clustrs.ops.distances import gather_tokens, map_images, stable_topk, upcast_half
+from clustrs.ops.diversity import cosines
+from clustrs.pruners.base import Pruner
+from clustrs.pruners.inputs import PrunerInputs, Selection, check_finite
+from clustrs.pruners.registry import register
+from clustrs.pruners.visionzip import evenly_spaced
+
+
+@register
+@dataclass(frozen=True)
+class PruMergePlus(Pruner):
+    """Keep attended and evenly spaced tokens, and add to each its nearest ones, weighted by attention.
+
+    PruMerge+ (https://arxiv.org/abs/2403.15388) with a fixed budget. Works before the projector: x_i + sum_j a_j x_j
+    over the tokens j whose keys have the largest cosines with that of i. Attention and keys are of all heads as one.
+
+    Args:
+        keep: Budget, a count (int) or a fraction (float).
+        neighbors: Number of tokens that are added to each.
+
+    Examples:
+        >>> import torch
+        >>> from clustrs import PruMergePlus
+        >>> states = {"joint_scores": torch.rand(9), "joint_keys": torch.rand(9, 4), "hidden": torch.rand(1 + 9, 4)}
+        >>> PruMergePlus(keep=4).select(torch.rand(9, 8), projector=torch.nn.Linear(4, 8), **states).tokens.shape
+        torch.Size([4, 8])
+    """
+
+    name = "prumerge-plus"
+    label = "PruMerge+"
+    paper = "https://arxiv.org/abs/2403.15388"
+    needs = ("joint_scores", "joint_keys", "hidden", "projector")
+    merges = True
+
+    neighbors: int = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validation.integer("neighbors", self.neighbors, 1)
+
+    def _select(self, inputs: PrunerInputs, k: int, check: bool) -> Selection:
+        hidden, scores, keys = inputs.patch_hidden, inputs.joint_scores, inputs.joint_keys
+        assert hidden is not None
+        assert scores is not None
+        assert keys is not None
+        assert inputs.projector is not None
+        if check:
+            check_finite("tokens", inputs.tokens)
+        with torch.no_grad():
+            rank = stable_topk(scores, hidden.shape[1])
+            attended, rest = rank.tensor_split([k - k // 2], -1)
+            even, _ = evenly_spaced(rest.sort(-1).values, k // 2)
+            indices = torch.cat([attended, even], -1).sort(-1).values
+            weights = map_images(self._weights, gather_tokens(keys, indices), keys, indices, scores)
+        added = map_images(torch.matmul, weights.to(upcast_half(hidden).dtype), upcast_half(hidden))
+        merged = (upcast_half(gather_tokens(hidden, indices)) + added).to(hidden.dtype)
+        tokens = inputs.projector(merged).to(inputs.tokens.dtype)
+        return Selection(tokens, indices, merged=torch.ones_like(indices, dtype=torch.bool))
+
+    def _weights(self, kept: Tensor, keys: Tensor, indices: Tensor, scores: Tensor) -> Tensor:
+        """Return the weight [k, N] of each token in each kept one: the attention of its nearest, 0 for others."""
+        alike = cosines(kept[None], keys[None])[0].scatter(-1, indices[:, None], -torch.inf)  # itself comes last
+        near = stable_topk(alike, min(self.neighbors, len(keys) - 1))
+        return torch.zeros_like(alike).scatter(-1, near, scores.double()[near])
