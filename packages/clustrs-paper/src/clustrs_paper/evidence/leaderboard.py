@@ -12,6 +12,7 @@ from clustrs.evaluation.report import document
 from clustrs.evaluation.report.document import Section, Text
 from clustrs.evaluation.report.leaderboard import BOTH, COSTS, PUBLISHED, TEXT, Entry, model_section, overview, rank
 from clustrs.pruners import method_class
+from clustrs.tables import NOTHING, Row, Table, Value
 from clustrs_paper.evidence import place_and_weight, results
 from clustrs_paper.evidence.results import UNPRUNED, read_answers, read_rows, write_rows
 
@@ -108,4 +109,14 @@ def pages(entries: Sequence[Entry], folder: Path = STORED) -> dict[Path, str]:
 
 
 def block(entries: Sequence[Entry]) -> str:
-    return f"{overview(rank(entries)).markdown()}\n"
+    """Build the table of the docs: every method in its better setting, and its mean in the other."""
+    whole = overview(rank(entries))
+    means = {row.heads: Value(row.values[0].text) for row in whole.rows}
+    best = {row.heads[0]: row for row in reversed(whole.rows)}  # the best rows come first
+    shown = [name for name in whole.columns if name == "tokens" or name.startswith("keep ")]
+    rows = []
+    for method, row in sorted(best.items(), key=lambda item: whole.rows.index(item[1])):
+        values = dict(zip(whole.columns, row.values, strict=True))
+        other = next((means[heads] for heads in means if heads[0] == method and heads != row.heads), NOTHING)
+        rows.append(Row(row.heads, (values["mean"], other, *(Value(values[name].text) for name in shown))))
+    return f"{Table('', whole.heads, ('mean', 'other setting', *shown), tuple(rows)).markdown()}\n"

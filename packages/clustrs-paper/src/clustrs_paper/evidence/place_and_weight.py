@@ -37,7 +37,7 @@ METHODS = (
     "vispruner",
 )
 FEW = (UNPRUNED, "clustrs", "clustermeans", "divprune", "tome")
-BUDGETS, FEW_BUDGETS, SHOWN_BUDGETS = (8, 16, 64, 144), (16, 64), (16, 64, 144)
+BUDGETS, FEW_BUDGETS = (8, 16, 64, 144), (16, 64)
 QUESTIONS = {"mini-llava": 160, "mini-onevision": 120, "photo-llava": 300}
 NOISE = {
     "mini-llava": ("gaussian:0.18", "gaussian:0.38", "salt_pepper:0.1", "salt_pepper:0.28"),
@@ -198,22 +198,17 @@ def kept_by(settings: Settings) -> str:
 def first_table(model: str = DEFAULT, folder: Path = STORED) -> str:
     """Build the README's first table: every method, clean and noisy, as published and with place and weight."""
     settings = load(model, folder)
-    rows, halves = [], []
-    for setting, words in ((BOTH, "place and weight"), (PUBLISHED, "as published")):
-        grid = settings[setting]
-        groups = [(keep, conditions) for keep in SHOWN_BUDGETS for conditions in ([CLEAN], noise_of(grid))]
-        if setting == BOTH:
-            whole = [held_out(settings[PUBLISHED], UNPRUNED, None, conditions) for _, conditions in groups]
-            rows.append(["all tokens", "", *(f"{values.mean():.1f}" for values in whole)])
-        for method in pruning_methods(grid):
-            cells = []
-            for keep, conditions in groups:
-                values = held_out(grid, method, keep, conditions)
-                halves.append(reach(values))
-                cells.append(f"{values.mean():.1f} ({share_kept(settings, values, conditions):.0f}%)")
-            unpublished = method == "clustermeans" and setting == PUBLISHED
-            rows.append([label(method), "compact, plain" if unpublished else words, *cells])
     grid = settings[BOTH]
+    groups = [(keep, conditions) for keep in FEW_BUDGETS for conditions in ([CLEAN], noise_of(grid))]
+    whole = [held_out(settings[PUBLISHED], UNPRUNED, None, conditions) for _, conditions in groups]
+    rows, halves = [["all tokens", *(f"{values.mean():.1f}" for values in whole)]], []
+    for method in pruning_methods(grid):
+        cells = []
+        for keep, conditions in groups:
+            pair = [held_out(settings[setting], method, keep, conditions) for setting in (PUBLISHED, BOTH)]
+            halves += map(reach, pair)
+            cells.append(" / ".join(f"{values.mean():.1f}" for values in pair))
+        rows.append([label(method), *cells])
     clean, noisy = (
         share_kept(settings, held_out(grid, "clustermeans", 16, conditions), conditions)
         for conditions in ([CLEAN], noise_of(grid))
@@ -221,10 +216,10 @@ def first_table(model: str = DEFAULT, folder: Path = STORED) -> str:
     n = len(held_out(grid, UNPRUNED, None, [CLEAN]))
     text = f"""\
 With 16 of 576 visual tokens {model} keeps {clean:.0f} % of its unpruned score on clean images, {noisy:.0f} % on noisy
-ones: with ClusterMeans, original positions and proportional attention. Right answers in per cent (of the unpruned
-model) on {n} questions of the task `{grid.task}` on which no setting was picked; 95 % intervals reach at most
-{max(halves):.0f} points to either side. Noisy: mean of two levels each of Gaussian noise and of salt and pepper.
-ClusterMeans, place and weight are ours; ClustRS is the paper's.
+ones: with ClusterMeans, original positions and proportional attention. Right answers in per cent, as published / with
+[place and weight](docs/place-and-weight.md), on {n} questions of the task `{grid.task}` on which no setting was picked;
+95 % intervals reach at most {max(halves):.0f} points to either side. Noisy: mean of two levels each of Gaussian noise and
+of salt and pepper. ClusterMeans, place and weight are ours; ClustRS is the paper's.
 """
     stored = {other: load(other, folder) for other in QUESTIONS if other != model}
     others = [f"{other}: {kept_by(own)}" for other, own in stored.items() if own]
@@ -232,8 +227,8 @@ ClusterMeans, place and weight are ours; ClustRS is the paper's.
         text += (
             f"Not every model is alike. With 16 tokens, clean, in the setting picked for each: {'; '.join(others)}.\n"
         )
-    head = ["", "", *(f"k = {keep}, {words}" for keep in SHOWN_BUDGETS for words in ("clean", "noisy"))]
-    return f"{text}\n{table(head, rows, numbers=2 * len(SHOWN_BUDGETS))}"
+    head = ["", *(f"k = {keep}, {words}" for keep in FEW_BUDGETS for words in ("clean", "noisy"))]
+    return f"{text}\n{table(head, rows, numbers=len(groups))}"
 
 
 def means_table(model: str = DEFAULT, folder: Path = STORED) -> str:
