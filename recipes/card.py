@@ -19,14 +19,16 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 from clustrs import NoPruning, palette
+from clustrs.embedded import DEFAULT
 from clustrs.models.ask import chat_prompt
 from clustrs.models.load import load_model
-from clustrs_models.scenes import KINDS, examples
+from clustrs_models.scenes import examples
 from recipes.measure import RESULTS
 from recipes.train import NAMES
 
 DOCS = Path(__file__).parents[1] / "docs"
 LOGS = DOCS / "training"
+PAGE = DOCS / "embedded.md"
 PARTS = ("encoder", "language")
 COLORS = (*palette.SERIES, "#000000", "#999999", "#88ccee", "#cc6677")
 """Colors that color-blind people can tell apart, and that are not those of methods."""
@@ -123,22 +125,17 @@ def row(cells: list[Any]) -> str:
     return "| " + " | ".join(f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in cells) + " |"
 
 
-CONDITIONS = ("clean", "grey image", "random, k = 16", "random, k = 144", "sigma 0.2", "sigma 0.5")
+CONDITIONS = ("clean", "grey image", "sigma 0.1", "sigma 0.2", "sigma 0.5", "random, k = 16", "random, k = 144")
 """The measured conditions in the table of `docs/embedded.md`."""
 
 
-def shown(results: dict[str, dict[str, Any]], conditions: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the accuracies of some conditions only."""
-    return {name: {"accuracy": {key: found["accuracy"][key] for key in conditions}} for name, found in results.items()}
-
-
-def accuracy_table(results: dict[str, dict[str, Any]], kinds: Sequence[str] = KINDS) -> str:
-    lines = [row(["model", "condition", "questions", "all", *kinds]), "|:--|:--|" + "--:|" * (2 + len(kinds))]
+def accuracy_table(results: dict[str, dict[str, Any]], conditions: Sequence[str] = CONDITIONS) -> str:
+    """Build a row of right answers per model; a star marks what was measured with fewer questions than clean images."""
+    lines = [row(["", *conditions]), "|:--|" + "--:|" * len(conditions)]
     for name, result in results.items():
-        for condition, cell in result["accuracy"].items():
-            lines.append(
-                row([name, condition, cell["questions"], cell["right"], *(cell["by kind"][kind] for kind in kinds)])
-            )
+        cells = [result["accuracy"][condition] for condition in conditions]
+        stars = ["*" if cell["questions"] < cells[0]["questions"] else "" for cell in cells]
+        lines.append(row([name, *(f"{cell['right']:.1f}{star}" for cell, star in zip(cells, stars, strict=True))]))
     return "\n".join(lines)
 
 
@@ -182,26 +179,32 @@ def fill(page: Path, blocks: dict[str, str]) -> None:
     page.write_text(text)
 
 
+def read_results() -> dict[str, dict[str, Any]]:
+    """Read what was measured of each embedded model."""
+    paths = {name: RESULTS / f"{name}.json" for name in (DEFAULT, *NAMES.values())}
+    return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
+
+
+def stored() -> dict[str, str]:
+    """Build the tables from what is stored in the repository, by the name of their place in the page."""
+    results = read_results()
+    names = [*(f"{family}-{part}" for family in NAMES for part in PARTS), "photo-language"]
+    return {
+        "accuracy": accuracy_table(results),
+        "attention": attention_table({name: found for name, found in results.items() if "attention" in found}),
+        "seconds": seconds_table(results),
+        "training": training_table({name: read_log(name) for name in names if (LOGS / f"{name}.jsonl").exists()}),
+    }
+
+
 def main() -> None:
     logs = collect()
-    results = {
-        name: json.loads((RESULTS / f"{name}.json").read_text())
-        for name in NAMES.values()
-        if (RESULTS / f"{name}.json").exists()
-    }
+    results = {name: found for name, found in read_results().items() if name in NAMES.values()}
     curves(logs)
     noise_curve(results)
     for name in results:
         attention_maps(name, [Image.fromarray(example.drawing.pixels) for example in examples(6)])
-    fill(
-        DOCS / "embedded.md",
-        {
-            "accuracy": accuracy_table(shown(results, CONDITIONS)),
-            "attention": attention_table(results),
-            "seconds": seconds_table(results),
-            "training": training_table(logs),
-        },
-    )
+    fill(PAGE, stored())
 
 
 if __name__ == "__main__":

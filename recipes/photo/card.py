@@ -1,4 +1,4 @@
-"""Bring the card of photo-llava up to date: curves, attention maps and tables in `docs/photo-llava.md`.
+"""Bring the card of photo-llava up to date: curves, attention maps and tables in `docs/embedded.md`.
 
 python -m recipes.photo.card      after `python -m recipes.photo.measure`; takes a log of the training from build/photo
 """
@@ -24,14 +24,10 @@ from recipes.photo.settings import FOLDER
 
 NAME = "photo-llava"
 LOG = "photo-language"
-PAGE = DOCS / f"{NAME}.md"
 REPEATED = """\
-The log of the run that made the shipped weights was lost. The table and the curves are those of a second run with the
-settings in `settings.toml`, whose weights are not shipped: it answers
-{second:.1f} % of the test questions on clean images, the shipped weights {first:.1f} %."""
+The log of the run that made photo-llava's weights was lost: the row and the curves are those of a second run with the same
+settings, whose weights are not shipped. It answers {second:.1f} % of the test questions, the shipped weights {first:.1f} %."""
 SHARES = ("all", *QUESTION_KINDS)
-CONDITIONS = ("clean", "grey image", "sigma 0.1", "sigma 0.2", "sigma 0.5", "random, k = 16", "random, k = 50")
-"""The measured conditions in the table of the page."""
 
 
 def columns(rows: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
@@ -59,33 +55,11 @@ def probe_table(found: dict[str, Any]) -> str:
     return "\n".join([*lines, row(["quarters named right, %", *layers.values()])])
 
 
-def training(rows: list[dict[str, Any]], result: dict[str, Any], second: dict[str, Any] | None) -> str:
-    """The table and the curves of a run; and, if it is a second run, how it compares."""
-    image = f"![What {NAME} had right while it was trained](images/{NAME}-training.png)"
-    parts = [card.training_table({LOG: rows}), image]
-    if second is not None:
-        right = [run["accuracy"]["clean"]["right"] for run in (result, second)]
-        parts = [REPEATED.format(first=right[0], second=right[1]), *parts]
-    return "\n\n".join(parts)
-
-
-def blocks(
-    result: dict[str, Any], layers: dict[str, Any], rows: list[dict[str, Any]], second: dict[str, Any] | None
-) -> dict[str, str]:
-    """Everything that the card says in numbers, by the name of its place in the page."""
-    return {
-        "probe": probe_table(layers),
-        "training": training(rows, result, second),
-        "accuracy": card.accuracy_table(card.shown({NAME: result}, CONDITIONS), QUESTION_KINDS),
-        "seconds": card.seconds_table({NAME: result}),
-    }
-
-
 def stored() -> dict[str, str]:
-    """The same from what is stored in the repository."""
-    result, layers = (json.loads(path.read_text()) for path in (measure.RESULT, probe.RESULT))
-    second = json.loads(measure.REPEATED.read_text()) if measure.REPEATED.exists() else None
-    return blocks(result, layers, card.read_log(LOG), second)
+    """Build what the page says of this model alone from what is stored in the repository, by the name of its place."""
+    result, layers, second = (json.loads(path.read_text()) for path in (measure.RESULT, probe.RESULT, measure.REPEATED))
+    first, repeated = (run["accuracy"]["clean"]["right"] for run in (result, second))
+    return {"probe": probe_table(layers), "second run": REPEATED.format(first=first, second=repeated)}
 
 
 def main() -> None:
@@ -97,7 +71,7 @@ def main() -> None:
         shutil.copy(log, LOGS / f"{LOG}.jsonl")
         curves(card.read_log(LOG))
     card.attention_maps(NAME, [open_image(sample.path) for sample in samples("photos")])
-    card.fill(PAGE, stored())
+    card.fill(card.PAGE, card.stored() | stored())
 
 
 if __name__ == "__main__":
