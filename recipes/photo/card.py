@@ -25,8 +25,9 @@ from recipes.photo.settings import FOLDER
 NAME = "photo-llava"
 LOG = "photo-language"
 REPEATED = """\
-The log of the run that made photo-llava's weights was lost: the row and the curves are those of a second run with the same
-settings, whose weights are not shipped. It answers {second:.1f} % of the test questions, the shipped weights {first:.1f} %."""
+The log of the run that made photo-llava's weights was lost: the row and the curves are those of a second run with the
+same settings, whose weights are not shipped. It answers {second:.1f} % of the test questions, the shipped weights
+{first:.1f} %."""
 SHARES = ("all", *QUESTION_KINDS)
 
 

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+import recipes.card
 from clustrs import ClustRS
 from clustrs.models.ask import chat_prompt
 from clustrs.models.load import load_model
@@ -28,7 +29,6 @@ from clustrs_models.photographs import (
     list_photos,
 )
 from recipes.data import IGNORED, blocks, pad, split
-import recipes.card
 from recipes.photo import card, data, features, language, measure, models, tower, train
 from recipes.photo.images import TrainingImages, halves, kind_indices, pixel_values
 from recipes.photo.settings import read_settings

@@ -218,8 +218,8 @@ def first_table(model: str = DEFAULT, folder: Path = STORED) -> str:
 With 16 of 576 visual tokens {model} keeps {clean:.0f} % of its unpruned score on clean images, {noisy:.0f} % on noisy
 ones: with ClusterMeans, original positions and proportional attention. Right answers in per cent, as published / with
 [place and weight](docs/place-and-weight.md), on {n} questions of the task `{grid.task}` on which no setting was picked;
-95 % intervals reach at most {max(halves):.0f} points to either side. Noisy: mean of two levels each of Gaussian noise and
-of salt and pepper. ClusterMeans, place and weight are ours; ClustRS is the paper's.
+95 % intervals reach at most {max(halves):.0f} points to either side. Noisy: mean of two levels each of Gaussian noise
+and of salt and pepper. ClusterMeans, place and weight are ours; ClustRS is the paper's.
 """
     stored = {other: load(other, folder) for other in QUESTIONS if other != model}
     others = [f"{other}: {kept_by(own)}" for other, own in stored.items() if own]
