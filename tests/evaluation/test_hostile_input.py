@@ -111,10 +111,10 @@ def test_a_question_that_the_processor_refuses_fails_alone(
 ) -> None:
     encode = shared_encoding.encode
 
-    def refusing(model: Any, processor: Any, images: Any, texts: Any, crops: Any = "all") -> Any:
+    def refusing(model: Any, processor: Any, images: Any, texts: Any, *others: Any) -> Any:
         if any("why not?" in text for _, text in texts):
             raise RuntimeError("not this one")
-        return encode(model, processor, images, texts, crops)
+        return encode(model, processor, images, texts, *others)
 
     monkeypatch.setattr(shared_encoding, "encode", refusing)
     run(config(root), tmp_path / "run", progress=False)
@@ -158,10 +158,10 @@ def test_an_image_that_alone_needs_too_much_memory_is_a_failure(
 ) -> None:
     encode = shared_encoding.encode
 
-    def hungry(model: Any, processor: Any, images: Any, texts: Any, crops: Any = "all") -> Any:
+    def hungry(model: Any, processor: Any, images: Any, texts: Any, *others: Any) -> Any:
         if any(image.size == (77, 44) for image in images):
             raise MemoryError
-        return encode(model, processor, images, texts, crops)
+        return encode(model, processor, images, texts, *others)
 
     tiny_models.make_image(44, 77).save(root / "1.png")
     monkeypatch.setattr(shared_encoding, "encode", hungry)

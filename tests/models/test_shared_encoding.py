@@ -6,9 +6,11 @@ import pytest
 import tiny_models
 import torch
 
-from clustrs import ClustRS, NoPruning, Pruner, VisionZip
+from clustrs import ClustRS, Config, HiPrune, NoPruning, Pruner, VisionZip, expand_methods
+from clustrs.evaluation.runner import Unit, Worker
 from clustrs.models import ask as sharing
 from clustrs.models.ask import ask, chat_prompt
+from clustrs.pruners.inputs import FURTHER
 
 METHODS = [NoPruning(), ClustRS(keep=5), VisionZip(keep=4)]
 CASES = [("llava", "clip"), ("llava_next", "clip"), ("llava_onevision", "siglip")]
@@ -63,3 +65,30 @@ def test_the_model_is_left_as_it_was(load: Any) -> None:
     before = set(model.__dict__), set(model.model.__dict__)
     sharing.reply(model, processor, batch, ClustRS(keep=5), 2)
     assert (set(model.__dict__), set(model.model.__dict__)) == before
+
+
+def test_only_what_methods_need_is_recorded(load: Any) -> None:
+    model, processor = load()
+    images, prompts = [tiny_models.make_image()], [(0, chat_prompt(processor, "What?"))]
+    few = HiPrune(keep=5).requirements()
+    parts = [sharing.encode(model, processor, images, prompts, "all", records).images[0] for records in (few, FURTHER)]
+    assert [sorted(part.more) for part in parts] == [sorted(few), sorted(FURTHER)]
+    for name in few:
+        assert torch.equal(parts[0].more[name], parts[1].more[name])
+    assert torch.equal(parts[0].scores, parts[1].scores)
+
+
+def test_eval_records_what_its_methods_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[set[str]] = []
+    encode = sharing.encode
+
+    def spy(*args: Any) -> Any:
+        recorded.append(set(args[5]))
+        return encode(*args)
+
+    monkeypatch.setattr(sharing, "encode", spy)
+    methods = expand_methods(["none", "hiprune"], [16])
+    worker = Worker(Config(task="scenes", model="mini-llava", methods=methods, limit=1))
+    answers = list(worker.run(Unit("clean", 0, (0,), (0, 1))))
+    assert [records[0].error for records in answers] == [None, None]
+    assert recorded == [{"received", "object_scores"}]

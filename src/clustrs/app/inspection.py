@@ -78,7 +78,7 @@ class Inspection:
 def inspect(loaded: LoadedModel, method: Pruner, images: Sequence[tuple[str, Image.Image]]) -> Inspection:
     """Select tokens of each image (its title, its pixels) by a method; the first image is the clean one."""
     with loaded.lock:
-        batches = [loaded.encode(image, loaded.question) for _, image in images]
+        batches = [loaded.encode(image, loaded.question, [method]) for _, image in images]
         asked = [questions(loaded.model, loaded.processor, batch, method) for batch in batches]
     encoded = [batch.images[0] for batch in batches]
     plane = principal_plane(to_numpy(encoded[0].tokens))

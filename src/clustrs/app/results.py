@@ -160,7 +160,7 @@ def kept_images(loaded: LoadedModel, opened: OpenRun, one: Disagreement) -> tupl
     processor = apply_image_padding(loaded.processor, config.image_padding)
     prompt = asking.chat_prompt(processor, asked.question, config.prompt_template)
     with loaded.lock:
-        encoded = asking.encode(loaded.model, processor, [image], [(0, prompt)], config.crops).images[0]
+        encoded = asking.encode(loaded.model, processor, [image], [(0, prompt)], config.crops, ()).images[0]
     count = len(encoded.candidates)
     drawn: list[Image.Image | None] = []
     for said in (one.first, one.second):

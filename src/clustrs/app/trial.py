@@ -45,10 +45,12 @@ class LoadedModel:
     def question(self) -> str:
         return self.embedded.question if self.embedded else QUESTION
 
-    def encode(self, image: Image.Image, question: str) -> asking.Batch:
+    def encode(self, image: Image.Image, question: str, methods: Sequence[Pruner] = ()) -> asking.Batch:
+        """Encode an image for methods that will prune it."""
+        records = {need for method in methods for need in method.requirements()}
         prompt = asking.chat_prompt(self.processor, question)
         crops = self.pruning.crops if self.pruning else "all"
-        return asking.encode(self.model, self.processor, [image], [(0, prompt)], crops)
+        return asking.encode(self.model, self.processor, [image], [(0, prompt)], crops, records)
 
     def method(self, name: str, keep: int) -> Pruner:
         """Return a method at a budget; raise ValueError for an unknown one."""
@@ -148,7 +150,7 @@ def run_trial(
 ) -> Iterator[TrialAnswer]:
     """Yield the answer of each method again and again as it grows; the last of each has `done` set."""
     with loaded.lock:
-        batch = loaded.encode(image, question)
+        batch = loaded.encode(image, question, methods)
         for method in methods:
             try:
                 yield from _stream(loaded, batch, method, max_new_tokens)

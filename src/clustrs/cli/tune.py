@@ -22,7 +22,6 @@ QUESTIONS = "a .txt file, a question a line, asked about every image; or .jsonl,
 TARGET = "share of the unpruned model's answers that must stay the same"
 MEASURE = "agreement of answers (without case and full stop), exact, or of single tokens"
 OUTPUT = "the folder for measurements and results (default: runs/tune-MODEL)"
-KEEP = o.option("budgets to try (default: 0.5 to 0.03125)", "K...", o.PRUNING, read=o.several(o.read_keep))
 Measure = Annotated[str, o.option(MEASURE, "agreement|exact|tokens")]
 
 

@@ -242,6 +242,7 @@ class Worker:
         self.config = config
         self.task = open_task(config)
         self.methods = [from_dict(stored) for stored in config.methods]
+        self.records = {need for method in self.methods for need in method.requirements()}
         self.max_new_tokens = config.max_new_tokens or self.task.max_new_tokens
 
     @cached_property
@@ -286,7 +287,7 @@ class Worker:
             names = list(dict.fromkeys(item.image for item in items))
             numbered = [(names.index(item.image), texts[item.id]) for item in items]
             shown = [images[name] for name in names]
-            return asking.encode(*self.loaded, shown, numbered, self.config.crops)
+            return asking.encode(*self.loaded, shown, numbered, self.config.crops, self.records)
 
         if not asked:
             return None

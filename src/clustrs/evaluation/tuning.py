@@ -158,7 +158,8 @@ def tune(
     corruption = Corruption.parse(corrupt) if corrupt else None
     decisive = (clustrs.__version__, torch.__version__, fingerprint(model), max_new_tokens, prompt_template, corrupt)
     setting = hashlib.sha256(json.dumps([*decisive, seed]).encode()).hexdigest()[:16]
-    tuner = _Tuner(model, processor, max_new_tokens, prompt_template, corruption, seed, setting, measure)
+    records = {need for config in configs for need in config.method.requirements()}
+    tuner = _Tuner(model, processor, max_new_tokens, prompt_template, corruption, seed, setting, measure, records)
     with ExitStack() as stack:
         if output is not None:
             Path(output).mkdir(parents=True, exist_ok=True)
@@ -182,7 +183,7 @@ def tune(
     reached = [one for one in results if one.finalist and one.images and rank(one)[0] >= target]
     cost = [(one.means["visual_tokens"], *(-value for value in rank(one))) for one in reached]
     recommended = reached[cost.index(min(cost))] if reached else None
-    unpruned = tuner.summary(tuner.unpruned, "none", True)
+    unpruned = tuner.summary(UNPRUNED, "none", True)
     result = TuningResult(tuple(results), unpruned, recommended, target, measure, complete, tuner.unreadable)
     if output is not None:
         result.save(output)
@@ -229,7 +230,7 @@ class _Tuner:
     seed: int
     setting: str
     measure: Measure
-    unpruned: PruningConfig = UNPRUNED
+    records: set[str]  # what the candidates need of the vision tower
     known: dict[tuple[str, str, str], Measured] = field(default_factory=dict)
     seen: list[tuple[str, list[str]]] = field(default_factory=list)  # checksums of images, and their questions
     unreadable: dict[str, str] = field(default_factory=dict)
@@ -297,23 +298,23 @@ class _Tuner:
         parts = self.encode(shown, questions)
         seconds = now(self.model.device) - start
         originals = self.encode(image, questions) if self.corruption else []
-        with self.unpruned(self.model) as handle, torch.inference_mode():
+        with UNPRUNED(self.model) as handle, torch.inference_mode():
             references = [self.answer(handle, part) for part in parts]
             if originals:
                 cleans = [self.answer(handle, part).text for part in originals]
                 references = [replace(one, clean=text) for one, text in zip(references, cleans, strict=True)]
         if not self.warm:  # the first call pays for what is set up once
-            self.measured(self.unpruned, parts[:1], references[:1])
+            self.measured(UNPRUNED, parts[:1], references[:1])
             self.warm = True
         facts: dict[str, Any] = {"setting": self.setting, "image": digest, "encode_seconds": seconds}
-        for config in (self.unpruned, *missing):
+        for config in (UNPRUNED, *missing):
             if monotonic() > deadline and len(self.seen) > 1:
                 return False
             rows: list[dict[str, Any]]
             try:
                 rows = self.measured(config, parts, references)
             except Exception as error:  # methods and models raise many kinds
-                if config is self.unpruned:
+                if config is UNPRUNED:
                     raise
                 rows = [{"error": printable(one_line(error))}] * len(parts)
             records = [
@@ -326,7 +327,7 @@ class _Tuner:
                     file.write(b"".join(map(encode_record, records)))
                     file.flush()
                     os.fsync(file.fileno())
-            done(config is not self.unpruned)
+            done(config is not UNPRUNED)
         if len(self.seen) == BLANK:
             self.check_answers()
         return True
@@ -337,7 +338,7 @@ class _Tuner:
 
     def encode(self, image: Image.Image, questions: list[str]) -> list[asking.Batch]:
         prompts = [(0, asking.chat_prompt(self.processor, text, self.template)) for text in questions]
-        batch = asking.encode(self.model, self.processor, [image], prompts)
+        batch = asking.encode(self.model, self.processor, [image], prompts, records=self.records)
         return [asking.part(batch, row) for row in range(len(prompts))]
 
     def answer(self, handle: Handle, batch: asking.Batch) -> _Reference:

@@ -1,6 +1,6 @@
 """Ask one question about one image (prompt templates, unknown words, timing), or many with images encoded once."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -241,11 +241,17 @@ class Reply:
 
 
 def encode(
-    model: Any, processor: Any, images: Sequence[Image.Image], prompts: Sequence[tuple[int, str]], crops: Crops = "all"
+    model: Any,
+    processor: Any,
+    images: Sequence[Image.Image],
+    prompts: Sequence[tuple[int, str]],
+    crops: Crops = "all",
+    records: Collection[str] = FURTHER,
 ) -> Batch:
-    """Run the vision tower over `images`. A prompt is the index of its image and the text, with a placeholder."""
+    """Run the vision tower over `images`. A prompt is the index of its image and the text, with a placeholder. Of
+    `FURTHER` inputs those in `records` are there: the `requirements` of the methods that will prune."""
     adapter = get_adapter(model)
-    adapter.records = FURTHER  # whatever a method may need
+    adapter.records = records
     inputs = processor(
         images=adapter.batch_images([images[index] for index, _ in prompts]),
         text=[text for _, text in prompts],

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 FILE = "pruning.json"
 FORMAT = 1  # of the file; a reader refuses any other
 LARGEST = 1_000_000  # bytes
-CHOICES: dict[str, Any] = {
-    **{"scope": Scope, "crops": Crops, "positions": Positions, "attention": Attention, "deepstack": Deepstack}
-}
+CHOICES = {"scope": Scope, "crops": Crops, "positions": Positions, "attention": Attention, "deepstack": Deepstack}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,6 +74,13 @@ def raise_tiny(rows: Tensor) -> Tensor:
     return torch.where(tiny, rows * 2.0**700, rows) if tiny.any() else rows
 
 
+def unit_rows(rows: Tensor) -> Tensor:
+    """Return the rows of [..., D] with norm 1, in float64; zeros stay zeros."""
+    rows = raise_tiny(upcast_half(rows)).to(torch.float64, copy=True)
+    norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    return rows.div_(torch.where(norms > 0, norms, 1))
+
+
 def _self_cosines(rows: Tensor) -> Tensor:
     """Return the cosines [N, N] between all rows; only blocks on and above the diagonal are computed."""
     high, low = fixed_point(rows)
@@ -239,9 +246,7 @@ def _certain_coverage(features: Tensor, weight: Tensor, k: int) -> Tensor:
     """Return the first tokens that `best_covering` chooses of one image [N, H], as long as float64 can tell which.
 
     Gains only shrink, so an old gain is a bound: new ones are computed where the bound comes near the best."""
-    rows = raise_tiny(features.double())
-    alike = gram(rows / torch.linalg.vector_norm(rows, dim=-1, keepdim=True).clamp(min=SMALLEST**2))
-    n = len(rows)
+    alike, n = gram(unit_rows(features)), len(features)
     covered, chosen = torch.zeros_like(alike[0]), torch.empty(k, dtype=torch.long)
     gain, slack = torch.full_like(weight, n), NEAR * n
     for step in range(k):

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.linalg import vecdot
 
 from clustrs import validation
-from clustrs.ops.distances import can_read_without_sync, gram, map_images, upcast_half
-from clustrs.ops.diversity import raise_tiny
+from clustrs.ops.distances import can_read_without_sync, gram, map_images
+from clustrs.ops.diversity import unit_rows
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.inputs import PrunerInputs
 from clustrs.pruners.registry import register
@@ -72,13 +72,6 @@ class CDPruner(Pruner):
         relevance = (relevance - low + LEAST) / (high - low).clamp(min=LEAST)
         log_quality = relevance.log() if self.theta is None else self.theta / (2 * (1 - self.theta)) * relevance
         return greedy_map(unit, 2 * log_quality, k)
-
-
-def unit_rows(rows: Tensor) -> Tensor:
-    """Return the rows of [..., D] with norm 1, in float64; zeros stay zeros."""
-    rows = raise_tiny(upcast_half(rows)).to(torch.float64, copy=True)
-    norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-    return rows.div_(torch.where(norms > 0, norms, 1))
 
 
 def mean_cosine(unit: Tensor, question: Tensor, mask: Tensor | None) -> Tensor:

@@ -131,7 +131,7 @@ def select_clusters(
         if check:
             check_finite("tokens", tokens, norms=scale.sqrt())
     least = torch.finfo(scale.dtype).tiny * 2.0**46  # smaller squares lose bits or vanish
-    largest = []
+    largest: list[float] = []
     if images is None and step is PLAIN and can_read_without_sync(scale):
         largest = [scale.amax().item()] if len(scale) == 1 else scale.amax(-1).tolist()
     if any(value < least for value in largest):

@@ -7,13 +7,13 @@ from torch import Tensor
 
 from clustrs import validation
 from clustrs.ops.distances import stable_topk
-from clustrs.pruners.inside import InsidePruner, LayerState
+from clustrs.pruners.inside import LayerState, OneLayerPruner
 from clustrs.pruners.registry import register
 
 
 @register
 @dataclass(frozen=True)
-class DART(InsidePruner):
+class DART(OneLayerPruner):
     """Keep pivots, and for each pivot the visual tokens that are least like it (Duplication-Aware Reduction of Tokens).
 
     Pivots are the tokens of the image and of the text after it whose keys have the largest L1 norm in the layer before
@@ -35,19 +35,13 @@ class DART(InsidePruner):
     paper = "https://arxiv.org/abs/2502.11494"
     reads_hidden = True
 
-    layer: int = 2
     image_pivots: int = 4
     text_pivots: int = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        validation.integer("layer", self.layer, 1)
         validation.integer("image_pivots", self.image_pivots, 1)
         validation.integer("text_pivots", self.text_pivots, 0)
-
-    def schedule(self, n: int, layers: int) -> dict[int, int]:
-        self._check_layer(self.layer, layers)
-        return {self.layer: self.count(n)}
 
     def choose(self, state: LayerState, k: int) -> Tensor:
         assert state.hidden is not None

@@ -2,17 +2,13 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from clustrs import validation
-from clustrs.ops.distances import stable_topk
-from clustrs.pruners.inside import InsidePruner, LayerState
+from clustrs.pruners.inside import OneLayerPruner
 from clustrs.pruners.registry import register
 
 
 @register
 @dataclass(frozen=True)
-class FastV(InsidePruner):
+class FastV(OneLayerPruner):
     """Keep the visual tokens that the last prompt token attends to most in the layer before `layer`.
 
     Args:
@@ -27,16 +23,3 @@ class FastV(InsidePruner):
 
     name = "fastv"
     paper = "https://arxiv.org/abs/2403.06764"
-
-    layer: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        validation.integer("layer", self.layer, 1)
-
-    def schedule(self, n: int, layers: int) -> dict[int, int]:
-        self._check_layer(self.layer, layers)
-        return {self.layer: self.count(n)}
-
-    def choose(self, state: LayerState, k: int) -> Tensor:
-        return stable_topk(state.attention[None], k)[0]

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from clustrs import validation
+from clustrs.ops.distances import stable_topk
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.baselines import NoPruning
 from clustrs.pruners.inputs import Selection
@@ -35,8 +36,8 @@ class LayerState:
 class InsidePruner(Pruner):
     """Base class for methods that drop visual tokens between two layers of the language model.
 
-    A subclass defines `schedule`, the budget by layer, and `choose`. Text is never dropped, and kept tokens keep their
-    positions. The budget is for each image.
+    A subclass defines `schedule`, the budget by layer, and if it does not keep the most attended tokens `choose`. Text
+    is never dropped, and kept tokens keep their positions. The budget is for each image.
     """
 
     where = "language model"
@@ -51,8 +52,8 @@ class InsidePruner(Pruner):
         raise NotImplementedError(f"{type(self).__name__} must define schedule")
 
     def choose(self, state: LayerState, k: int) -> Tensor:
-        """Return the indices [k] to keep of an image's tokens, in any order."""
-        raise NotImplementedError(f"{type(self).__name__} must define choose")
+        """Return the indices [k] to keep of an image's tokens, in any order: unless overridden, the most attended."""
+        return stable_topk(state.attention[None], k)[0]
 
     def parts(self) -> tuple[Pruner, "InsidePruner | None"]:
         return NoPruning(), self
@@ -64,6 +65,26 @@ class InsidePruner(Pruner):
     def _check_layer(self, layer: int, layers: int) -> None:
         if layer >= layers:
             raise ValueError(f"layer must be less than {layers}, the model's number of layers, got {layer}")
+
+
+@dataclass(frozen=True)
+class OneLayerPruner(InsidePruner):
+    """Base class for methods that drop tokens once.
+
+    Args:
+        keep: Budget for each image, a count (int) or a fraction (float).
+        layer: Index of the first layer that reads the shorter prompt.
+    """
+
+    layer: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validation.integer("layer", self.layer, 1)
+
+    def schedule(self, n: int, layers: int) -> dict[int, int]:
+        self._check_layer(self.layer, layers)
+        return {self.layer: self.count(n)}
 
 
 @register

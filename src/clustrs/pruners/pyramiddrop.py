@@ -2,11 +2,8 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from clustrs import validation
-from clustrs.ops.distances import stable_topk
-from clustrs.pruners.inside import InsidePruner, LayerState
+from clustrs.pruners.inside import InsidePruner
 from clustrs.pruners.registry import register
 
 
@@ -51,6 +48,3 @@ class PyramidDrop(InsidePruner):
         for step, share in enumerate(self.layers, 1):  # of steps that fall on one layer the last one counts
             found[max(1, int(share * layers))] = k if step == steps else max(k, round(n * (k / n) ** (step / steps)))
         return found
-
-    def choose(self, state: LayerState, k: int) -> Tensor:
-        return stable_topk(state.attention[None], k)[0]
