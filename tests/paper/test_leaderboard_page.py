@@ -2,6 +2,7 @@
 
 import csv
 import re
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -37,6 +38,16 @@ def test_stored_entries_are_those_of_the_runs(tmp_path: Path, monkeypatch: pytes
         assert np.array_equal(before.unpruned, after.unpruned)
     with pytest.raises(ValueError, match="must be 0 or 1 to be stored"):
         leaderboard.store(read_entries([recorded_run.write_run(tmp_path / "graded")]), tmp_path)
+
+
+def test_costs_of_short_runs_are_joined_to_stored_answers(tmp_path: Path) -> None:
+    settings = {"positions": "compact", "attention": "plain"}
+    entries = read_entries([recorded_run.write_run(tmp_path / "run", **settings)])
+    timed = [replace(one, costs={"tokens": 1.0, "prefill": float(i)}, machine="m") for i, one in enumerate(entries)]
+    joined = leaderboard.with_costs(entries, [one for one in timed if one.method != "random"])
+    for i, (before, after) in enumerate(zip(entries, joined, strict=True)):
+        added = {} if before.method == "random" else {"prefill": float(i)}
+        assert after == replace(before, costs={**before.costs, **added}, machine="m" if added else "")
 
 
 def test_the_pages_are_those_of_the_stored_runs() -> None:

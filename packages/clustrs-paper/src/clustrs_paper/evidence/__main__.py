@@ -107,7 +107,7 @@ def store(model: str, folder: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m clustrs_paper.evidence", description=__doc__)
-    parser.add_argument("command", choices=("run", "store", "leaderboard", "page"))
+    parser.add_argument("command", choices=("run", "store", "leaderboard", "costs", "page"))
     parser.add_argument("model", choices=tuple(MODELS), nargs="?")
     parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS[:-1], help="some parts; overhead needs quiet")
     parser.add_argument("--questions", type=int, help="of the grid and of the parameters (default: 300)")
@@ -128,10 +128,11 @@ def main() -> int:
         for path, page in {leaderboard.PAGE: text, **leaderboard.pages(board)}.items():
             path.write_text(page, encoding="utf-8")
         return 0
-    if given.command == "leaderboard":  # of the runs in --folder, see docs/leaderboard.md
+    if given.command in ("leaderboard", "costs"):  # of the runs in --folder, see docs/leaderboard.md
         settings = (place_and_weight.PUBLISHED, place_and_weight.BOTH)
         folders = [given.folder / leaderboard.run_folder(model, s) for model in leaderboard.MODELS for s in settings]
-        leaderboard.store(read_entries([folder for folder in folders if folder.exists()]))
+        entries = read_entries([folder for folder in folders if folder.exists()])
+        leaderboard.store(leaderboard.with_costs(leaderboard.load(), entries) if given.command == "costs" else entries)
         return 0
     if given.model is None:
         parser.error(f"{given.command}: which model? {', '.join(MODELS)}")

@@ -1,6 +1,7 @@
 """The stored leaderboard: answers of all methods on the embedded models, one bit each, and the pages made of them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,16 @@ def load(folder: Path = STORED) -> list[Entry]:
     return entries
 
 
+def with_costs(entries: Sequence[Entry], timed: Sequence[Entry]) -> list[Entry]:
+    """Give entries the times and bytes that short runs of the same methods measured."""
+    known = {(one.model, one.method, one.budget, one.setting): one for one in timed}
+    found = [known.get((one.model, one.method, one.budget, one.setting), one) for one in entries]
+    return [
+        replace(one, costs={**own.costs, **one.costs}, machine=own.machine or one.machine)
+        for one, own in zip(entries, found, strict=True)
+    ]
+
+
 def pages(entries: Sequence[Entry], folder: Path = STORED) -> dict[Path, str]:
     """Build the sortable page, and a report per model with the commands that repeat it."""
     ranked = rank(entries)
@@ -109,8 +120,11 @@ def pages(entries: Sequence[Entry], folder: Path = STORED) -> dict[Path, str]:
 
 
 def block(entries: Sequence[Entry]) -> str:
-    """Build the table of the docs: every method in its better setting, and its mean in the other."""
+    """Build the table of the docs: methods in their better setting, means in the other, costs on one model."""
     whole = overview(rank(entries))
+    model, keep = MODELS[0], 64
+    costs = {(one.method, one.setting): one.costs for one in entries if (one.model, one.keep) == (model, keep)}
+    timed = [name for name in COSTS if name != "tokens" and any(name in own for own in costs.values())]
     means = {row.heads: Value(row.values[0].text) for row in whole.rows}
     best = {row.heads[0]: row for row in reversed(whole.rows)}  # the best rows come first
     shown = [name for name in whole.columns if name == "tokens" or name.startswith("keep ")]
@@ -118,5 +132,8 @@ def block(entries: Sequence[Entry]) -> str:
     for method, row in sorted(best.items(), key=lambda item: whole.rows.index(item[1])):
         values = dict(zip(whole.columns, row.values, strict=True))
         other = next((means[heads] for heads in means if heads[0] == method and heads != row.heads), NOTHING)
-        rows.append(Row(row.heads, (values["mean"], other, *(Value(values[name].text) for name in shown))))
-    return f"{Table('', whole.heads, ('mean', 'other setting', *shown), tuple(rows)).markdown()}\n"
+        own = costs.get((row.heads[0], row.heads[1]), {})
+        measured = [Value(f"{own[k] / COSTS[k][1]:.{COSTS[k][2]}f}") if k in own else NOTHING for k in timed]
+        rows.append(Row(row.heads, (values["mean"], other, *(Value(values[name].text) for name in shown), *measured)))
+    columns = ("mean", "other setting", *shown, *(COSTS[name][0] for name in timed))
+    return f"{Table('', whole.heads, columns, tuple(rows)).markdown()}\n"
