@@ -143,9 +143,10 @@ def test_what_the_packages_offer(data: ZipFile, paper: ZipFile) -> None:
     assert set(entry_points(data)["clustrs.tasks"]) == set(SAMPLE_TASKS) >= {model.task for model in EMBEDDED}
     offered = entry_points(paper)
     assert {group: list(offered[group]) for group in offered.sections()} == {
-        "clustrs.commands": ["study"],
+        "clustrs.commands": ["export-answers", "import-answers", "study"],
         "clustrs.configs": ["paper"],
         "clustrs.report_sections": ["paper"],
+        "clustrs.tasks": ["mmvet", "scienceqa"],
     }
 
 

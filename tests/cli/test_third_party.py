@@ -194,6 +194,8 @@ run("eval", "--limit", "2")
 run("eval", "--task", "scenes", "--limit", "2")
 run("eval", "--config", "paper/ablation")
 run("ask", "sample:scene-1", "Why?")
+run("eval", "--task", "mmvet")
+run("export-answers", "run", "--format", "mmvet", "-o", "files")
 run("study", "stability")
 """
 
@@ -229,16 +231,18 @@ def test_clustrs_alone(alone: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     generated, *lines = done.stdout.splitlines()
     assert generated.startswith("torch.Size([1, ")
-    usage, methods, tasks, photos, scenes, paper, asked, study = (line.split("|", 2) for line in lines)
+    usage, methods, tasks, photos, scenes, paper, asked, *studied = (line.split("|", 2) for line in lines)
     assert [code for code, *_ in (usage, methods, tasks)] == ["0", "0", "0"]
     assert "clustrs" in methods[2]
-    assert "scienceqa" in tasks[2]
+    assert "custom" in tasks[2]
+    assert "mmvet" not in tasks[2]
+    assert len(studied) == 3
     models, install = "clustrs-models", "pip install './packages/clustrs-models'"
     for code, printed, message in (photos, scenes, asked):
         assert (code, printed) == ("2", "1"), message
         assert models in message
         assert install in message
-    for code, _, message in (paper, study):
+    for code, _, message in (paper, *studied):
         assert code == "2", message
         assert "clustrs-paper" in message
         assert "'./packages/clustrs-paper'" in message

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clustrs.evaluation import get_task, list_tasks, register_task
-from clustrs.evaluation.tasks import BUILT_IN, SAMPLE_TASKS
+from clustrs.evaluation.tasks import BUILT_IN, OWNERS
 from clustrs_models import scenes
 
 MODULE = """
@@ -45,7 +45,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
 
 def test_an_entry_point_is_a_task(install: Callable[..., None], run: Any, tmp_path: Path) -> None:
     install(quiz="somebodys_tasks:load")
-    assert list_tasks() == sorted([*BUILT_IN, *SAMPLE_TASKS, "quiz"])
+    assert list_tasks() == sorted([*BUILT_IN, *OWNERS, "quiz"])
     assert "somebodys_tasks" not in sys.modules
     task = get_task("quiz", limit=3, easy=True)
     assert (task.name, len(task.items)) == ("scenes, easy: True", 3)

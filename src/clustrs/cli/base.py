@@ -27,7 +27,7 @@ MODULES = (
     "catalog",
     "doctor",
 )  # they declare the commands, in the order of the help
-PACKAGES = {"study": "clustrs-paper"}  # commands of our other packages: what to install where one is missing
+PACKAGES = dict.fromkeys(("export-answers", "import-answers", "study"), "clustrs-paper")  # commands of other packages
 SEPARATOR = "\0"  # between the words of a list while Typer carries them as one; no argument contains it
 SETTINGS = "KEY=VALUE..."  # metavar of options that add up when they are repeated
 PARSE_ONLY = "parse only"  # as a context's object: return the parameters and run nothing

@@ -1,4 +1,4 @@
-"""`clustrs eval`, `report`, `leaderboard`, `judge`, `export-answers`, `import-answers`: answers, scores and tables."""
+"""`clustrs eval`, `report`, `leaderboard` and `judge`: answers, scores and tables."""
 
 import hashlib
 import json
@@ -25,8 +25,8 @@ EXAMPLES = """\
 examples:
   clustrs eval                                          the embedded model on its own task, clean, with 16 tokens
   clustrs eval --limit 24 --corrupt clean gaussian:1 --keep 16 50 --methods none clustrs fastervlm
-  clustrs eval --task mmvet --data mm-vet --model llava-hf/llava-1.5-7b-hf --methods none "clustrs tau=2" -o runs/tau
-  clustrs eval --config paper/mmvet-gaussian --data mm-vet
+  clustrs eval --task custom --data mine --model llava-hf/llava-1.5-7b-hf --methods none "clustrs tau=2" -o runs/tau
+  clustrs eval --config paper/mmvet-gaussian --data mm-vet      MM-Vet as in the paper (clustrs-paper)
 Stopped or killed, the same command resumes, and asks again what failed. Options override those of a --config file.
 Separate the values of a list by spaces or commas: --keep 16 50 is --keep 16,50
 
@@ -66,12 +66,9 @@ OUTPUT = "the run's folder (default: runs/TASK-MODEL-HASH)"
 ADDRESS = "of the Ray cluster, for example auto (default: start one here)"
 WORKERS = "number of Ray workers, each with a model (default: one per free CPU or GPU)"
 FAILURES = "stop when N answers of a method in a row fail"
-Format = Literal["mmvet", "llava"]
-FormatOption = Annotated[Format, o.option("the format of MM-Vet's evaluator or of LLaVA's scorer", choices=Format)]
 DRAW = "run the model again on N questions where methods disagree, and draw what was kept"
 TIME = "run the model again, and time N answers of each method"
 Sort = Literal["retention", "tokens", "selection", "prefill", "kv_bytes"]
-GRADES = "their scores from MM-Vet's evaluator, ..._JUDGE-grade-3runs.json"
 
 
 @app.command("eval", cls=Command, epilog=EXAMPLES, rich_help_panel=PANEL)
@@ -273,47 +270,3 @@ def judge(
     summary = judge_run(folder, server, judge_runs, concurrency, confirm=None if yes else confirm)
     print(f"judged {summary.judged}, reused {summary.reused}, failed {summary.failed}")
     base.print_report(folder, judge_model)
-
-
-@app.command("export-answers", cls=Command, rich_help_panel=PANEL)
-def export_answers(folder: o.Run, format: FormatOption, output: o.OutputFolder) -> None:
-    """Write the answers of a run for MM-Vet's evaluator or LLaVA's scorer."""
-    from clustrs.evaluation.exchange import export_run
-
-    for path in export_run(folder, format, output):
-        print(path)
-
-
-@app.command("import-answers", cls=Command, rich_help_panel=PANEL)
-def import_answers(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="predictions, or a grade file of MM-Vet's evaluator")],
-    format: FormatOption,
-    task: Annotated[str, o.option("the task, see clustrs tasks", "TASK", complete=o.complete_tasks)],
-    output: o.OutputFolder,
-    grades: Annotated[Path | None, o.option(GRADES, "FILE")] = None,
-    data: Annotated[Path | None, o.option("the folder of the task's files", "FOLDER")] = None,
-    name: Annotated[str, o.option("the name of the method in the report", "NAME")] = "imported",
-) -> None:
-    """Score predictions that another program made."""
-    from clustrs.evaluation.exchange import holds_grades, import_predictions, import_run, read_grades, totals
-    from clustrs.evaluation.tasks import get_task
-
-    loaded = get_task(task, data)
-    scores = read_grades(grades) if grades else None
-    if scores is None and format == "mmvet" and holds_grades(file):
-        scores = read_grades(file)
-        predictions = dict.fromkeys(scores.scores, "")
-        note = "the file has scores only: answers are recorded without their words (--grades takes both)"
-        print(note, file=sys.stderr)
-    else:
-        predictions = import_predictions(file, format)
-    aside = import_run(loaded, predictions, name, output, scores)
-    if aside:
-        print(f"{aside} of {len(predictions)} predictions set aside: their questions have no image", file=sys.stderr)
-    base.print_report(output)
-    if scores is None:
-        return
-    graded = f"{len(scores.scores)} of {len(loaded.items)} questions, judge {scores.judge}"
-    print(f"\nas MM-Vet's evaluator prints it ({graded}):\n{totals(scores, loaded.items)}")
-    if scores.without_number:
-        print(f"{scores.without_number} of the scores are 0 because the judge's reply was no number", file=sys.stderr)

@@ -23,13 +23,15 @@ from PIL import Image
 from clustrs import validation
 from clustrs.corruptions.images import open_regular
 from clustrs.embedded import INSTALL
-from clustrs.plugins import describe, leave_out, load_entry, plugin_entries
+from clustrs.plugins import describe, install_hint, leave_out, load_entry, plugin_entries
 from clustrs.validation import excerpt
 
 GROUP = "clustrs.tasks"  # group of the entry points by which a package offers tasks: `name = "package.module:load"`
 MEMBERS = ("name", "items", "max_new_tokens", "judged", "scale", "open", "score")  # of every task, see `Task`
-BUILT_IN = ("custom", "mmvet", "scienceqa")
-SAMPLE_TASKS = ("describe", "photos", "photos-sentences", "scenes", "scenes-sentences")  # of clustrs-models alone
+BUILT_IN = ("custom",)
+SAMPLE_TASKS = ("describe", "photos", "photos-sentences", "scenes", "scenes-sentences")
+PAPER_TASKS = ("mmvet", "scienceqa")
+OWNERS = dict.fromkeys(SAMPLE_TASKS, "clustrs-models") | dict.fromkeys(PAPER_TASKS, "clustrs-paper")
 INFO = "task_info"  # attribute of a task's loading function that holds its `TaskInfo`
 L = TypeVar("L", bound=Callable[..., Any])
 
@@ -167,7 +169,7 @@ def register_task(name: str) -> Callable[[L], L]:
 
     def register(load: L) -> L:
         before = _registered.get(name)
-        if name in (*BUILT_IN, *SAMPLE_TASKS) or (before is not None and before.__module__ != load.__module__):
+        if name in (*BUILT_IN, *OWNERS) or (before is not None and before.__module__ != load.__module__):
             raise ValueError(f"a task named {name!r} is registered already: choose another name")
         _registered[name] = load
         return load
@@ -182,8 +184,9 @@ def list_tasks() -> list[str]:
 
 def check_task(name: str) -> None:
     known = list_tasks()
-    if name in SAMPLE_TASKS and name not in known:
-        raise ValueError(f"task {name!r} is in the package clustrs-models, which is not installed: {INSTALL}")
+    if name in OWNERS and name not in known:
+        hint = install_hint("cli", package="clustrs-paper") if name in PAPER_TASKS else INSTALL
+        raise ValueError(f"task {name!r} is in the package {OWNERS[name]}, which is not installed: {hint}")
     if name not in known:
         raise ValueError(f"unknown task {name!r}{validation.nearest(name, known)}: choose one of {', '.join(known)}")
 
@@ -236,8 +239,8 @@ def _offered() -> dict[str, EntryPoint]:
     """Return the entry points of installed packages by name; warns about one whose name is taken."""
     offered: dict[str, EntryPoint] = {}
     for point in plugin_entries(GROUP):
-        owned = point.name not in SAMPLE_TASKS or (point.dist is not None and point.dist.name == "clustrs-models")
-        if not owned or point.name in (*BUILT_IN, *_registered, *offered):
+        package = point.dist.name if point.dist else None
+        if OWNERS.get(point.name, package) != package or point.name in (*BUILT_IN, *_registered, *offered):
             leave_out(f"{describe(point)}: the name {point.name!r} is taken")
         else:
             offered[point.name] = point

@@ -10,8 +10,8 @@ from evaluation.task_files import real, science, write_json
 from judge_server import answer_record, write_answers
 from PIL import Image
 
-from clustrs.evaluation.exchange import export_run, import_predictions, import_run
 from clustrs.evaluation.tasks import Item, Task, fingerprint, get_task
+from clustrs_paper.exchange import export_run, import_predictions, import_run
 
 TEXTS = {"v1_0": "x = -1", "v1_1": 'a "quote", é, 犬 |\n\nand a line', "v1_12": "", "sqa-7": "B"}
 

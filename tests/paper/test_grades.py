@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from evaluation.task_files import real, vet, write_json
 
-from clustrs.evaluation.exchange import Grades, holds_grades, import_run, read_grades, totals
 from clustrs.evaluation.results import load_run
 from clustrs.evaluation.tasks import get_task
+from clustrs_paper.exchange import Grades, holds_grades, import_run, read_grades, totals
 
 Run = Callable[..., tuple[int, str, str]]
 CAPABILITIES = [["ocr", "math"], ["rec"], ["rec", "know"], ["ocr"]]
