@@ -1,4 +1,4 @@
-"""One table type, rendered for a terminal, Markdown and LaTeX (and HTML, by templates), and the escaping of its text.
+"""One table type, rendered for a terminal and Markdown (LaTeX and HTML by templates), and the escaping of its text.
 
 Text comes from result files, so every renderer makes it harmless for the place where it is shown.
 """
@@ -6,7 +6,7 @@ Text comes from result files, so every renderer makes it harmless for the place 
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from textwrap import wrap
 
@@ -199,40 +199,11 @@ class Table:
         title = f"**{for_markdown(self.title)}**\n\n" if self.title else ""
         return title + "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
-    def latex(self, caption: str, label: Callable[[], str]) -> str:
-        r"""Render a booktabs table, or several if it is longer than a page; `label` returns each one's `\label`."""
+    def parts(self) -> list[list[Row]]:
+        """Divide rows that are more than a page holds, between groups where there are any."""
         parts: list[list[Row]] = [[]]
         for row in self.rows:
             if len(parts[-1]) >= LONGEST and (row.opens or not self._grouped()):
                 parts.append([])
             parts[-1].append(row)
-        texts = []
-        for number, rows in enumerate(parts):
-            wordy = any(len(head) > 60 for row in rows for head in row.heads)
-            form = (r"p{0.6\linewidth}" if wordy else "l") * len(self.heads) + "r" * len(self.columns)
-            lines = [
-                r"\begin{table}[!htbp]",
-                r"\centering",
-                rf"\caption{{{for_tex(f'{self.title} (continued).' if number else self.caption or caption)}}}",
-                label(),
-                r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
-                rf"\begin{{tabular}}{{{form}}}",
-                r"\toprule",
-                " & ".join(map(for_tex, (*self.heads, *self.columns))) + r" \\",
-                r"\midrule",
-            ]
-            for i, row in enumerate(rows):
-                lines += [r"\midrule"] if row.opens and i else []
-                lines.append(" & ".join([*map(for_tex, self.headings(row)), *map(_latex_value, row.values)]) + r" \\")
-            texts.append("\n".join([*lines, r"\bottomrule", r"\end{tabular}}", r"\end{table}"]))
-        return "\n\n".join(texts)
-
-
-def _latex_value(value: Value) -> str:
-    """The number, and small next to it the interval and what else is known; a minus sign for each hyphen."""
-    number, interval, note, paper = (
-        for_tex(text) if text == NOTHING.text else for_tex(text).replace("-", "$-$")
-        for text in (value.text, value.interval, value.note, value.paper)
-    )
-    extras = " ".join(filter(None, (interval, note, f"(paper {paper})" if paper else "")))
-    return (rf"\textbf{{{number}}}" if value.strong else number) + (rf" {{\scriptsize {extras}}}" if extras else "")
+        return parts

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from clustrs.evaluation.report import charts
 from clustrs.evaluation.report.charts import Figure
 from clustrs.palette import dark_css
-from clustrs.tables import Table, for_markdown, for_tex, plain
+from clustrs.tables import NOTHING, Table, for_markdown, for_tex, plain
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -96,13 +96,14 @@ def latex(title: str, sections: Sequence[Section]) -> str:
         labels[name] += 1
         return Markup(rf"\label{{{name}{f'-{labels[name]}' if labels[name] > 1 else ''}}}")
 
-    def table(block: Table, section: str) -> Markup:
-        caption = f"{block.title} ({section}), {title}."
-        return Markup(block.latex(caption, lambda: label("tab", f"{section} {block.title}")))
+    def signed(text: str) -> Markup:
+        """Escape a number, with a minus sign for each hyphen; the dash of an absent one stays."""
+        return Markup(for_tex(text) if text == NOTHING.text else for_tex(text).replace("-", "$-$"))
 
     signs = {"block_start_string": "<%", "block_end_string": "%>", "variable_start_string": "<<"}
-    template = _environment(for_tex, **signs, variable_end_string=">>").get_template("report.tex.j2")
-    return template.render(title=title, sections=sections, kind=_kind, label=label, table=table)
+    environment = _environment(for_tex, **signs, variable_end_string=">>")
+    environment.filters |= {"tex": for_tex, "signed": signed}
+    return environment.get_template("report.tex.j2").render(title=title, sections=sections, kind=_kind, label=label)
 
 
 def page(title: str, sections: Sequence[Section]) -> str:
