@@ -23,8 +23,8 @@ PACKAGE = ROOT / "packages" / "clustrs-models"
 PAPER = ROOT / "packages" / "clustrs-paper"
 LARGEST_CODE, LARGEST_DATA = 2e6, 100e6
 """Bytes. The package index takes no file over 100 MB."""
-CODE = ("__init__", "drawing", "scenes", "photographs", "sentences", "smol", "smol_build", "weight_files")
-"""Modules of clustrs-models: its tasks, their drawings, and the model that is fetched."""
+CODE = ("__init__", "drawing", "scenes", "photographs", "sentences", "smol", "smol_build", "weight_files", "imagenet_c")
+"""Modules of clustrs-models: its tasks, their drawings, the model that is fetched, and corruptions."""
 
 
 def build(project: Path, folder: Path) -> ZipFile:

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from clustrs.cli import catalog
-from clustrs.corruptions import imagenet_c, list_corruptions
+from clustrs.corruptions import list_corruptions
 from clustrs.evaluation.tasks import OWNERS, SAMPLE_TASKS
 from clustrs.export.vision import encoder_of
 from clustrs.models.adapters.base import adapter_class, list_model_types
 from clustrs.serving.plugin import check_architectures
+from clustrs_models import imagenet_c
 from tools import matrix
 
 Run = Callable[..., tuple[int, str, str]]

@@ -6,7 +6,7 @@ import pytest
 from corruptions.record_imagenet_c import photograph
 from PIL import Image
 
-from clustrs.corruptions.imagenet_c import PHOTOGRAPHS
+from clustrs_models.imagenet_c import PHOTOGRAPHS
 
 
 @pytest.fixture(scope="session")

@@ -5,9 +5,10 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from clustrs.corruptions import IMAGENET_C_LEVELS, PAPER_LEVELS, Corruption, imagenet_c
+from clustrs.corruptions import IMAGENET_C_LEVELS, PAPER_LEVELS, Corruption
 from clustrs.corruptions import contact_sheet as sheet
 from clustrs.corruptions.contact_sheet import CELL, GAP, LINE, NAMES, contact_sheet
+from clustrs_models import imagenet_c
 
 
 def make_image(width: int = 60, height: int = 40) -> Image.Image:
@@ -62,7 +63,7 @@ def test_every_cell(words: list[str]) -> None:
 def test_without_photographs(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(imagenet_c, "find_spec", lambda name: None)
     contact_sheet(make_image())
-    assert "needs photographs: pip install --no-deps imagecorruptions" in words
+    assert "imagenet_c/frost needs photographs of frost: pip install --no-deps imagecorruptions" in words
     assert words.count("5") == 14
     assert "seed 0\n60 x 40 pixels" in words
 

@@ -12,6 +12,7 @@ from PIL import Image, ImageDraw
 from clustrs import corruptions, plugins
 from clustrs.corruptions import Corruption, corruption_rule, list_corruptions, register_corruption
 from clustrs.corruptions.contact_sheet import contact_sheet
+from clustrs_models import imagenet_c
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -108,3 +109,12 @@ def test_entry_points_are_loaded_when_needed(monkeypatch: pytest.MonkeyPatch) ->
     assert loaded == ["effect"]
     assert "acme/invert" in list_corruptions()
     assert loaded == ["effect"]
+
+
+def test_imagenet_c_names_the_package_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tuple(imagenet_c.FAMILIES) == corruptions.IMAGENET_C
+    monkeypatch.setattr(corruptions, "data_package", lambda: None)
+    assert not set(corruptions.list_corruptions()) & set(corruptions.IMAGENET_C_LEVELS)
+    reason = "imagenet_c/fog is in the package clustrs-models, which is not installed: pip install"
+    with pytest.raises(ValueError, match=reason):
+        corruptions.Corruption("imagenet_c/fog", 1).apply(Image.new("RGB", (8, 8)), "a")

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from clustrs.corruptions.imagenet_c import Pixels, bell, clouds, convolve, disk, displaced, magnify, smear
+from clustrs_models.imagenet_c import Pixels, bell, clouds, convolve, disk, displaced, magnify, smear
 
 
 def noise(*shape: int) -> Pixels:

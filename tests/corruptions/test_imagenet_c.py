@@ -10,7 +10,8 @@ from corruptions.record_imagenet_c import PART, RECORD, make_image
 from numpy.typing import NDArray
 from PIL import Image
 
-from clustrs.corruptions import IMAGENET_C_LEVELS, PAPER_LEVELS, Corruption, imagenet_c
+from clustrs.corruptions import IMAGENET_C_LEVELS, PAPER_LEVELS, Corruption
+from clustrs_models import imagenet_c
 
 EVERY = [Corruption(name, severity) for name, severities in IMAGENET_C_LEVELS.items() for severity in severities]
 pytestmark = pytest.mark.usefixtures("frost")

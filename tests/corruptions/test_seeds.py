@@ -79,7 +79,7 @@ def test_global_state_after_an_exception(monkeypatch: pytest.MonkeyPatch) -> Non
     def broken(*given: object) -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr("clustrs.corruptions.imagenet_c.smear", broken)
+    monkeypatch.setattr("clustrs_models.imagenet_c.smear", broken)
     before = global_state()
     with pytest.raises(RuntimeError, match="broken"):
         Corruption("imagenet_c/snow", 2).apply(make_image(), "a")

@@ -9,12 +9,14 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib import import_module
 from typing import Literal
 
 import numpy as np
 from PIL import Image
 
-from clustrs.corruptions import imagenet_c, images
+from clustrs.corruptions import images
+from clustrs.embedded import DATA_PACKAGE, INSTALL, data_package
 from clustrs.plugins import load_plugins
 from clustrs.validation import is_number
 
@@ -22,6 +24,10 @@ Effect = Callable[[Image.Image, float, np.random.Generator], Image.Image]
 Kind = Literal["any", "integer", "odd"]
 Group = Literal["paper", "imagenet_c", "plugin"]
 ENTRY_POINTS = "clustrs.corruptions"
+IMAGENET_C = (
+    *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
+    *("snow", "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression"),
+)  # families in the package clustrs-models, which comes with Pillow
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,18 @@ class Rule:
         return self.kind == "any" or level % (2 if self.kind == "odd" else 1) == (self.kind == "odd")
 
 
+def imagenet_c(family: str) -> Effect:
+    def effect(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
+        if reason := missing_reason(f"imagenet_c/{family}"):
+            raise ValueError(reason)
+        corrupted: Image.Image = import_module(f"{DATA_PACKAGE}.imagenet_c").FAMILIES[family](image, level, random)
+        return corrupted
+
+    return effect
+
+
 SEVERITY = "a severity (an integer) from 1 to 5"
+GET_FROST = "pip install --no-deps imagecorruptions"
 SIGMA = "a standard deviation from 0 to 100 (pixels go from 0 to 1)"
 _rules = {
     "gaussian": Rule(images.gaussian, 0, 100, SIGMA, (0.1, 0.5, 1.0, 2.0, 3.0)),
@@ -54,8 +71,8 @@ _rules = {
     "jpeg": Rule(images.jpeg, 1, 100, "a quality (an integer) from 1 to 100", (60, 30), "integer"),
 }
 _rules |= {
-    f"imagenet_c/{name}": Rule(effect, 1, 5, SEVERITY, (1, 2, 3, 4, 5), "integer", "imagenet_c")
-    for name, effect in imagenet_c.FAMILIES.items()
+    f"imagenet_c/{name}": Rule(imagenet_c(name), 1, 5, SEVERITY, (1, 2, 3, 4, 5), "integer", "imagenet_c")
+    for name in IMAGENET_C
 }
 
 PAPER_LEVELS = {name: rule.levels for name, rule in _rules.items() if rule.group == "paper"}
@@ -119,9 +136,12 @@ def list_corruptions(usable: bool = True) -> list[str]:
 
 def missing_reason(name: str) -> str:
     """Say what to install before a corruption can be applied; "" if it can."""
-    if name == "imagenet_c/frost" and not imagenet_c.frost_photographs():
-        return f"{name} needs photographs of frost: {imagenet_c.GET_PHOTOGRAPHS}"
-    return ""
+    if not name.startswith("imagenet_c/"):
+        return ""
+    if data_package() is None:
+        return f"{name} is in the package clustrs-models, which is not installed: {INSTALL}"
+    frost = import_module(f"{DATA_PACKAGE}.imagenet_c") if name == "imagenet_c/frost" else None
+    return "" if frost is None or frost.frost_photographs() else f"{name} needs photographs of frost: {GET_FROST}"
 
 
 def corruption_rule(name: str) -> Rule:

@@ -2,8 +2,7 @@
 
 from PIL import Image, ImageDraw, ImageFont
 
-from clustrs.corruptions import Corruption, Group, corruption_rule, list_corruptions
-from clustrs.corruptions.imagenet_c import GET_PHOTOGRAPHS, frost_photographs
+from clustrs.corruptions import Corruption, Group, corruption_rule, list_corruptions, missing_reason
 
 LARGEST = 1024  # an image with a longer side than this is scaled down first: otherwise a photograph would take minutes
 CELL, GAP, LINE, NAMES = 208, 12, 24, 168
@@ -24,7 +23,7 @@ def contact_sheet(image: Image.Image, image_id: str = "", seed: int = 0) -> Imag
     rules = {name: corruption_rule(name) for name in list_corruptions(usable=False)}
     sections = {group: [name for name, rule in rules.items() if rule.group == group] for group in TITLES}
     sections = {group: names for group, names in sections.items() if names}
-    missing = [] if frost_photographs() else ["imagenet_c/frost"]
+    missing = {name: reason for name in rules if (reason := missing_reason(name))}
     row = fitted(image.size, CELL)[1] + LINE + GAP
     top_row = max(row, len(notes) * LINE + GAP)
     height = 2 * GAP + top_row + (len(rules) - len(missing)) * row + 2 * len(sections) * LINE
@@ -53,7 +52,7 @@ def contact_sheet(image: Image.Image, image_id: str = "", seed: int = 0) -> Imag
         for name in names:
             draw.text((GAP, top), name.removeprefix("imagenet_c/"), INK, normal)
             if name in missing:
-                draw.text((GAP + NAMES, top), f"needs photographs: {GET_PHOTOGRAPHS}", PALE, normal)
+                draw.text((GAP + NAMES, top), missing[name], PALE, normal)
                 top += LINE + GAP
                 continue
             for column, level in enumerate(rules[name].levels):
