@@ -2,38 +2,43 @@
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tiny_models import BUILDERS, Load, make_image
 
-from clustrs import ClusterMeans, ClustRS, Compose, Denoise, FastV, PruningConfig, ask, from_config, load_model, tune
-from clustrs.cli import main
+from clustrs import (
+    ClusterMeans,
+    ClustRS,
+    Compose,
+    Denoise,
+    FastV,
+    PruningConfig,
+    ask,
+    chat_prompt,
+    from_config,
+    load_model,
+    tune,
+)
 from clustrs.corruptions.images import open_image
-from clustrs.embedded import image_path, model_folder, samples
-from clustrs.evaluation.tuning import _Tuner
+from clustrs.embedded import image_path, model_folder
+from clustrs.evaluation.tuning import Tuner
+from clustrs.models.adapters.base import get_adapter
 from clustrs.pruners import Pruner
 
 QUESTION = "How many objects are there?"
 WORDS = ("sample:scene-1", QUESTION, "--model", "mini-llava")
+IMAGES = [make_image(40, 60, seed) for seed in range(3)]
+ASKED = ["What?", "Where is it?"]
 PLAIN = PruningConfig(method=ClustRS(keep=9, tau=2), positions="compact", attention="plain")
 
 
 @pytest.fixture(scope="module")
 def mini() -> tuple[Any, Any]:
     return load_model("mini-llava")
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def call(*words: str) -> tuple[int, str, str]:
-        code = main(words)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 @pytest.mark.parametrize(
@@ -77,8 +82,9 @@ METHOD: dict[str, Any] = {"name": "clustrs", "keep": 16}
         ("{", "not JSON"),
         ("[]", "the file must be an object"),
         ("[" * 100_000, "nested too deeply"),
-        (b"\xff", "not text in UTF-8"),
+        (b"\xff", "must be a text in UTF-8"),
         (b" " * 1_000_001, "too large, at most 1000000 bytes"),
+        ('{"format": 1, "format": 1}', "the key 'format' occurs twice"),
         ({"method": METHOD}, "format must be 1, got None"),
         ({"format": 2, "method": METHOD}, "format must be 1, got 2"),
         ({"format": True, "method": METHOD}, "format must be 1, got True"),
@@ -104,7 +110,7 @@ def test_bad_file_is_refused_in_one_line(
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(ValueError, match=message) as caught:
         from_config(path)
-    assert str(caught.value).startswith(f"pruning configuration {str(path)!r}: ")
+    assert str(caught.value).startswith(repr(str(path)))
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 800
 
@@ -159,6 +165,7 @@ def test_compare_and_eval_measure_it_beside_the_unpruned_model(tmp_path: Path, r
         ("compare", *WORDS, "--methods", "none"),
         ("eval", "--keep", "16"),
         ("serve", "mini-llava", "--set", "tau=2"),
+        ("encode", "sample:scene-1", "-o", "x", "--keep", "4"),
         ("export-onnx", "mini-llava", "-o", "x.onnx", "--keep", "4"),
     ],
     ids=lambda words: str(words[0]),
@@ -172,6 +179,7 @@ def test_file_and_options_of_pruning_exclude_each_other(words: tuple[str, ...], 
 def test_serve_and_export_take_the_method_from_the_file(
     tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from clustrs import export
     from clustrs.serving import server
 
     seen: list[Any] = []
@@ -186,135 +194,221 @@ def test_serve_and_export_take_the_method_from_the_file(
     crops = str(PruningConfig(method=ClustRS(keep=4), crops="base").save_pretrained(tmp_path / "crops"))
     message = "clustrs: --pruning: crops must be 'all' for serve, got 'base'\n"
     assert run("serve", "mini-llava", "--pruning", crops)[2] == message
+    exported: list[Any] = []
+    info = SimpleNamespace(kept=9, tokens=16, dim=8, dtype="float32")
+    monkeypatch.setattr(export, "export_selection", lambda *given, **_: exported.append(given) or info)
     onnx = tmp_path / "select.onnx"
-    code, out, err = run("export-onnx", "--tokens", "16", "--dim", "8", "--pruning", path, "-o", str(onnx))
+    assert run("export-onnx", "--tokens", "16", "--dim", "8", "--pruning", path, "-o", onnx)[::2] == (0, "")
+    assert exported == [(PLAIN.method, onnx)]
+
+
+def test_encode_takes_the_method_from_the_file(folder_of: Any, tmp_path: Path, run: Any) -> None:
+    IMAGES[0].save(tmp_path / "a.png")
+    words = ("encode", tmp_path / "a.png", "--model", folder_of("llava", "clip"), "-o", tmp_path / "encoded")
+    code, out, err = run(*words, "--pruning", PLAIN.save_pretrained(tmp_path))
     assert code == 0, err
-    assert out.startswith(f"{onnx}: clustrs keeps 9 of 16 tokens")
-    assert json.loads(onnx.with_suffix(".json").read_text())["method"]["tau"] == 2
+    assert "16 -> 9 visual tokens" in out
+    assert run(*words)[2].startswith("clustrs: encode needs --keep K")
 
 
-PATHS = [sample.path for sample in samples("scenes")][:2]
-ASKED = [QUESTION, "What is at the top left?"]
-FEW: dict[str, Any] = {"methods": ["clustermeans", "divprune"], "keep": [64, 4]}
+def test_load_model_attaches_what_is_beside_a_checkpoint(folder_of: Any, tmp_path: Path) -> None:
+    for path in folder_of("llava", "clip").iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    with pytest.raises(ValueError, match="No such file"):
+        load_model(str(tmp_path), pruned=True)
+    PLAIN.save_pretrained(tmp_path)
+    model, processor = load_model(str(tmp_path), pruned=True)
+    inputs = processor(images=[IMAGES[0]], text=[chat_prompt(processor, "What?")], return_tensors="pt")
+    ids = model.generate(**inputs, do_sample=False, max_new_tokens=4)[0, inputs["input_ids"].shape[1] :]
+    options: dict[str, Any] = {"positions": "compact", "attention": "plain"}
+    expected = ask(*load_model(str(tmp_path)), IMAGES[0], "What?", PLAIN.method, 4, **options)
+    assert processor.decode(ids, skip_special_tokens=True).strip() == expected.text
+    assert expected.visual_tokens == 9
 
 
-def by_hand(mini: tuple[Any, Any], path: Path, question: str, method: Pruner) -> str:
-    return ask(*mini, open_image(path), question, method, 32).text
+FEW: dict[str, Any] = {"methods": ["clustermeans", "divprune"], "keep": [8, 3], "max_new_tokens": 5}
 
 
-def test_measures_are_those_of_answers_by_hand(mini: tuple[Any, Any], tmp_path: Path) -> None:
-    result = tune(*mini, PATHS, ASKED, target=0.01, output=tmp_path, methods=["clustermeans", "fastv"], keep=[16, 576])
-    from clustrs import NoPruning, get_method
-
-    for one in result.candidates:
-        own = one.config.method
-        pairs = [
-            (by_hand(mini, path, text, get_method(own.name, keep=own.keep)), by_hand(mini, path, text, NoPruning()))
-            for path in PATHS
-            for text in ASKED
-        ]
-        if one.images == len(PATHS):
-            assert one.means["exact"] == sum(first == second for first, second in pairs) / len(pairs)
-    whole = next(one for one in result.candidates if one.config.method.keep == 576 and one.images == 2)
-    assert (whole.means["exact"], whole.means["tokens"], whole.means["visual_tokens"]) == (1, 1, 576)
-    assert whole.means["kl"] == pytest.approx(0, abs=1e-4)
-    assert whole.means["kv_bytes"] == result.unpruned.means["kv_bytes"]
-    assert from_config(tmp_path) == result.recommended.config  # type: ignore[union-attr]
-    assert result.recommended.config.tuned_on["images"] == 2  # type: ignore[union-attr]
-    assert result.sentence() in (tmp_path / "tune.md").read_text().replace("\\", "")
+def records(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "tune.jsonl").read_text().splitlines()]
 
 
-def test_log_probability_is_that_of_one_pass_over_prompt_and_answer(mini: tuple[Any, Any], tmp_path: Path) -> None:
-    """The oracle feeds the model's own forward, unpruned, with prompt and answer at once."""
-    from clustrs import chat_prompt
-
-    result = tune(*mini, PATHS[:1], ASKED[:1], methods=["divprune"], keep=[1.0], output=tmp_path)
-    record = json.loads((tmp_path / "tune.jsonl").read_text().splitlines()[-1])
-    model, processor = mini
-    text = chat_prompt(processor, QUESTION)
-    inputs = processor(images=[open_image(PATHS[0])], text=[text], return_tensors="pt")
-    whole = model.generate(**inputs, do_sample=False, max_new_tokens=32)
-    new = whole.shape[1] - inputs["input_ids"].shape[1]
+@pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")
+@pytest.mark.parametrize("family", BUILDERS)
+def test_every_family(family: str, load_family: Any, tmp_path: Path) -> None:
+    """The oracles are the model's own `generate` and `forward`, unpruned, and `ask` with the method."""
+    model, processor = load_family(family)
+    search: dict[str, Any] = {"methods": ["divprune keep=1.0", "clustermeans keep=3"], "max_new_tokens": 5}
+    result = tune(model, processor, IMAGES[:1], ASKED[:1], **search, output=tmp_path)
+    assert result.problems() == []
+    whole, few = result.candidates
+    for one in (result.unpruned, whole):
+        assert [one.means[name] for name in ("exact", "agreement", "tokens")] == [1, 1, 1]
+        assert one.means["kl"] == pytest.approx(0, abs=1e-5)
+        assert one.means["visual_tokens"] == one.means["unpruned_tokens"]
+    stored = {one["candidate"]: one for one in records(tmp_path)}
+    unpruned, first, second = stored.values()
+    images = get_adapter(model).batch_images(IMAGES[:1])
+    inputs = dict(processor(images=images, text=[chat_prompt(processor, ASKED[0])], return_tensors="pt"))
+    inputs.pop("labels", None)
+    ids = model.generate(**inputs, do_sample=False, max_new_tokens=5)
+    new = ids[:, inputs["input_ids"].shape[1] :]
+    text = processor.decode(new[0], skip_special_tokens=True).strip()
+    assert [one["answer"] for one in (unpruned, first)] == [text, text]
+    answer = ask(model, processor, IMAGES[0], ASKED[0], ClusterMeans(keep=3), 5)
+    assert (second["answer"], few.means["visual_tokens"]) == (answer.text, answer.visual_tokens)
+    assert second["values"]["kl"] > 1e-6
+    types = [name for name in ("token_type_ids", "mm_token_type_ids") if name in inputs]
+    inputs |= {name: torch.cat([inputs[name], torch.zeros_like(new)], 1) for name in types}
     with torch.no_grad():
-        out = model(input_ids=whole, pixel_values=inputs["pixel_values"], attention_mask=torch.ones_like(whole))
-    expected = out.logits[0, -new - 1 : -1].log_softmax(-1).gather(1, whole[0, -new:, None]).mean()
-    assert record["logprob"] == pytest.approx(float(expected), abs=1e-4)
-    assert result.candidates[0].means["logprob"] == record["logprob"]
+        out = model(**{**inputs, "input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    expected = out.logits[0, -new.shape[1] - 1 : -1].log_softmax(-1).gather(1, new[0][:, None]).mean()
+    if not family.startswith("paligemma"):  # which reads a prompt in both directions: with its answer it is another
+        assert result.unpruned.means["logprob"] == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_means_and_files(load: Load, tmp_path: Path) -> None:
+    result = tune(*load(), IMAGES, ASKED, **FEW, target=0.01, output=tmp_path)
+    stored = [one for one in records(tmp_path) if '"name": "none"' not in one["candidate"]]
+    for one in result.candidates:
+        method = json.loads(json.dumps(one.config.method.to_dict()))
+        own = [r for r in stored if json.loads(r["candidate"])["method"] == method]
+        by_hand = [float(r["answer"].lower() == r["reference"].lower()) for r in own]
+        assert len(by_hand) == 2 * one.images
+        assert one.means["agreement"] == pytest.approx(sum(by_hand) / len(by_hand), abs=1e-6)
+        assert one.finalist == (one.images == 3)
+    assert [one.keep for one in result.candidates] == [8, 8, 3, 3]
+    assert [sum(one.images == 3 for one in result.candidates if one.keep == keep) for keep in (8, 3)] == [1, 1]
+    chosen = result.recommended
+    assert chosen is not None
+    assert (chosen.keep, chosen.finalist) == (3, True)
+    assert from_config(tmp_path) == chosen.config
+    assert (chosen.config.tuned_on["images"], chosen.config.tuned_on["questions"]) == (3, 2)
+    assert result.sentence() in (tmp_path / "tune.md").read_text().replace("\\", "")
+    page = (tmp_path / "tune.html").read_text()
+    assert page.count("<svg") >= 2
+    assert "Pareto front" in page
+
+
+def test_sentence_has_interval_and_next_budget(load: Load) -> None:
+    result = tune(*load(), IMAGES, ASKED, methods=["divprune"], keep=[3, 8, 1.0], max_new_tokens=5, target=1)
+    assert [str(one.keep) for one in result.candidates] == ["1.0", "8", "3"]
+    assert result.sentence().startswith(
+        "keep 1.0 with divprune (16 of 16 visual tokens): 100.0 % agreement (100.0 to 100.0, 3 images), "
+    )
+    following = result.candidates[1]
+    assert result.sentence().endswith(f"keep 8 with divprune: {100 * following.means['agreement']:.1f} %")
+    assert result.figures()[0].ticks == ("3", "8", "1.0")
+
+
+def test_target_that_is_missed_leaves_no_old_configuration(load: Load, tmp_path: Path) -> None:
+    model, processor = load()
+    few: dict[str, Any] = {"methods": ["divprune"], "max_new_tokens": 5, "output": tmp_path}
+    assert tune(model, processor, IMAGES, ASKED, **few, keep=[1.0]).recommended is not None
+    before = from_config(tmp_path)
+    result = tune(model, processor, IMAGES, ASKED, **few, keep=[1], target=1)
+    assert result.sentence().startswith("no candidate reaches 100.0 %; the best is keep 1 with divprune")
+    assert not (tmp_path / "pruning.json").exists()
+    assert from_config(tmp_path / "pruning.json.old") == before
 
 
 def test_interrupted_run_resumes_and_the_tower_runs_once_an_image(
-    mini: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, calls = _Tuner.measured, list[str]()
+    mini, calls, encoded = load(), list[str](), list[Any]()
+    measured, encode = Tuner.measured, Tuner.encode
 
-    def measured(self: _Tuner, config: PruningConfig, *rest: Any) -> Any:
+    def interrupted(self: Tuner, config: PruningConfig, *rest: Any) -> Any:
         calls.append(config.method.name)
         if len(calls) == 4:
             raise KeyboardInterrupt
-        return original(self, config, *rest)
+        return measured(self, config, *rest)
 
-    monkeypatch.setattr(_Tuner, "measured", measured)
+    monkeypatch.setattr(Tuner, "measured", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        tune(*mini, PATHS[:1], ASKED, **FEW, output=tmp_path)
+        tune(*mini, IMAGES[:1], ASKED, **FEW, output=tmp_path)
     kept = (tmp_path / "tune.jsonl").read_text()
     assert kept.count("\n") == 4  # the unpruned model and one candidate, two questions each
     (tmp_path / "tune.jsonl").write_text(kept + "torn")
-    encoded: list[Any] = []
-    encode = _Tuner.encode
-
-    def counted(*given: Any) -> Any:
-        encoded.append(1)
-        return encode(*given)
-
-    monkeypatch.setattr(_Tuner, "encode", counted)
-    result = tune(*mini, PATHS[:1], ASKED, **FEW, output=tmp_path)
+    monkeypatch.setattr(Tuner, "encode", lambda *given: encoded.append(1) or encode(*given))
+    result = tune(*mini, IMAGES[:1], ASKED, **FEW, output=tmp_path)
     assert (len(encoded), result.complete, [one.images for one in result.candidates]) == (1, True, [1] * 4)
     before = len(calls)
-    assert tune(*mini, PATHS[:1], ASKED, **FEW, output=tmp_path).sentence() == result.sentence()
+    assert tune(*mini, IMAGES[:1], ASKED, **FEW, output=tmp_path).sentence() == result.sentence()
     assert len(calls) == before
+    assert tune(*mini, IMAGES[:1], ASKED, **{**FEW, "max_new_tokens": 4}, output=tmp_path).complete
+    assert len(calls) > before  # other answers, so nothing can be reused
 
 
-def test_command_counts_unreadable_images_and_writes_the_configuration(tmp_path: Path, run: Any) -> None:
-    photos = tmp_path / "photos"
+def test_command(folder_of: Any, tmp_path: Path, run: Any) -> None:
+    photos, out_folder = tmp_path / "photos", tmp_path / "out"
     photos.mkdir()
-    (photos / "a.png").symlink_to(PATHS[0])
+    IMAGES[0].save(photos / "a.png")
     (photos / "b.png").write_bytes(b"no image")
-    (tmp_path / "q.txt").write_text(f"{QUESTION}\n\nWas ist \u00e4\u4e2d?\n", encoding="utf-8")
-    words = ("tune", "--model", "mini-llava", "--images", str(photos), "--questions", str(tmp_path / "q.txt"))
-    out_folder = tmp_path / "out"
-    few = ("--methods", "divprune", "--keep", "1.0", "--corrupt", "gaussian:0.1", "--quiet", "-o", str(out_folder))
-    code, out, err = run(*words, *few)
+    questions = tmp_path / "q.txt"
+    questions.write_text("What?\n\nWas ist \u00e4\u4e2d\U0001f600 \x07 \u202e?\n", encoding="utf-8")
+    words = ("tune", "--model", folder_of("llava", "clip"), "--quiet", "-o", out_folder, "--max-new-tokens", 4)
+    few = (*words, "--methods", "divprune", "--keep", "1.0", "--corrupt", "gaussian:0.1")
+    code, out, err = run(*few, "--images", photos, "--questions", questions)
     assert code == 0, err
     assert "b.png was left out" in err
-    assert "keep 1 with divprune (576 of 576 visual tokens): 100.0 % agreement" in out
-    assert from_config(out_folder).method.name == "divprune"
-    assert "clean" in json.loads((out_folder / "pruning.json").read_text())["tuned_on"]
-    assert run(*words, "--target", "1.1")[2] == "clustrs: --target must be a number above 0, at most 1, got 1.1\n"
+    assert "keep 1.0 with divprune (16 of 16 visual tokens): 100.0 % agreement (100.0 to 100.0, 1 image)" in out
+    tuned = from_config(out_folder)
+    assert (tuned.method.name, tuned.tuned_on["questions"]) == ("divprune", 2)
+    assert 0 <= tuned.tuned_on["clean"] <= 1
+    pairs = tmp_path / "q.jsonl"
+    pairs.write_text('{"image": "photos/a.png", "question": "Who?"}\n{"image": "photos/a.png", "question": "Why?"}\n')
+    assert run(*few, "--questions", pairs)[0] == 0
+    assert from_config(out_folder).tuned_on["questions"] == 2
+    empty = tmp_path / "empty.txt"
+    empty.write_text("\n")
+    for more, message in (
+        (("--images", photos, "--target", "1.1"), "target must be a number above 0, at most 1, got 1.1"),
+        (("--images", photos, "--minutes", "0"), "minutes must be a number above 0, got 0.0"),
+        ((), "tune needs --images FOLDER, or --questions FILE.jsonl with an image in each line"),
+        (("--images", photos, "--questions", empty), f"--questions {str(empty)!r}: there is no question in it"),
+        (("--questions", empty.with_suffix(".jsonl")), f"'{empty}l' cannot be read: No such file or directory"),
+    ):
+        assert run(*words, *more)[::2] == (2, f"clustrs: {message}\n".replace(".txtl", ".jsonl"))
 
 
-def test_bad_input_of_tune_is_refused(mini: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_input_of_tune_is_refused(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mini = load()
     for arguments, message in (
         ((tmp_path,), "images must be a folder with images"),
         ((tmp_path / "gone",), "images must be a folder"),
         (([],), "images must be at least one image"),
-        ((PATHS, [""]), "question must not be empty"),
-        ((PATHS, ["\ud800"]), "questions must be texts"),
-        ((PATHS, [["a"]]), "questions must be texts, or a list"),
+        ((IMAGES, [""]), "question must not be empty"),
+        ((IMAGES, ["\ud800"]), "questions must be texts"),
+        ((IMAGES, [["a"]]), "questions must be texts, or a list"),
         (([tmp_path / "gone.png"], ASKED), "none of 1 could be read"),
     ):
         with pytest.raises(ValueError, match=message):
             tune(*mini, *arguments, **FEW)
     with pytest.raises(ValueError, match=r"target must be a number above 0, at most 1, got 1\.1"):
-        tune(*mini, PATHS, target=1.1)
+        tune(*mini, IMAGES, target=1.1)
     monkeypatch.setattr(mini[1], "decode", lambda *_, **__: " ")
     with pytest.raises(ValueError, match="the unpruned model answers nothing"):
-        tune(*mini, PATHS[:1], ASKED, **FEW)
+        tune(*mini, IMAGES[:1], ASKED, **FEW)
 
 
-def test_time_limit_and_failing_candidates(mini: tuple[Any, Any]) -> None:
-    result = tune(*mini, PATHS, ASKED[:1], methods=["divprune", "fastv layer=99"], keep=[16], minutes=1e-9)
+def test_time_limit_and_failing_candidates(load: Load) -> None:
+    methods = ["divprune", "fastv layer=99"]
+    result = tune(*load(), IMAGES, ASKED[:1], methods=methods, keep=[3], minutes=1e-9, max_new_tokens=4)
     assert (result.complete, result.unpruned.images) == (False, 1)
     failed = next(one for one in result.candidates if one.config.method.name == "fastv")
     assert (failed.images, failed.finalist) == (0, False)
     assert "layer must be less than" in str(failed.error)
     assert any("failed" in line for line in result.problems())
+    assert "the time was over before all images were seen" in result.problems()
+
+
+def test_logits_that_are_not_numbers_are_an_error(load: Load) -> None:
+    model, processor = load()
+    broken = PruningConfig(method=ClusterMeans(keep=3))
+    tuner = Tuner(model, processor, 4)
+    assert tuner.see(IMAGES[0], ASKED[:1], [])
+    with torch.no_grad():
+        model.lm_head.weight.fill_(torch.nan)
+    with pytest.raises(ValueError, match="the model's logits are not numbers"):
+        tuner.see(IMAGES[1], ASKED[:1], [broken])

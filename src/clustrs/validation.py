@@ -1,12 +1,20 @@
-"""Checks of parameters, values as users type them, and the options that several rooms share. Nothing needs torch."""
+"""Checks of parameters, values as users type them, options that several rooms share, and files read and written safely.
 
+Nothing here needs torch.
+"""
+
+import errno
 import json
 import os
 import re
+import stat
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from io import BufferedReader
+from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args
 
@@ -135,3 +143,58 @@ def source_date() -> int | None:
         shown = ascii(text) if len(text) <= 40 else f"{text[:37]!a}..."
         raise ValueError(f"SOURCE_DATE_EPOCH must be whole seconds since 1970, 0 to {latest}, got {shown}")
     return int(text)
+
+
+def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
+    """Open a regular file to read its bytes; an OSError for anything else: a FIFO could block the caller for ever."""
+    # Checked before it is opened, since opening a device may do something, and after: it may have been replaced.
+    if stat.S_ISREG(os.stat(path).st_mode):
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        descriptor = os.open(path, flags)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return os.fdopen(descriptor, "rb")
+        os.close(descriptor)
+    raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+
+
+def read_text(path: Path, largest: int = sys.maxsize) -> str:
+    """Read a text file of at most `largest` bytes; a ValueError names the file."""
+    try:
+        with open_regular(path) as file:
+            if os.fstat(file.fileno()).st_size > largest:
+                raise ValueError(f"{str(path)!r} is too large, at most {largest} bytes are read")
+            return file.read().decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError(f"{str(path)!r} must be a text in UTF-8") from None
+    except OSError as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {error.strerror or type(error).__name__}") from None
+
+
+def parse_json(text: str | bytes, where: str) -> Any:
+    """Parse JSON from a file that may be wrong in any way; NaN, Infinity and a key that occurs twice are refused."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        for key, count in Counter(key for key, _ in pairs).items():
+            if count > 1:
+                raise ValueError(f"the key {excerpt(key)} occurs twice")
+        return dict(pairs)
+
+    def constant(name: str) -> None:
+        raise ValueError(f"{name} is not a number")
+
+    try:
+        decoded = text if isinstance(text, str) else text.decode("utf-8-sig")
+        return json.loads(decoded, object_pairs_hook=once, parse_constant=constant)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise ValueError(f"{where}: not JSON ({reason})") from None
+
+
+def write_whole(path: Path, content: str | Iterable[bytes]) -> None:
+    """Write a file so that it is there with all its content or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.writelines([content.encode()] if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)

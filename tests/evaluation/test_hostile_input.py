@@ -16,12 +16,12 @@ from evaluation.run_files import answers, config, entry, errors, time_limit
 from PIL import Image
 
 from clustrs.corruptions import Corruption
-from clustrs.corruptions.images import open_regular
 from clustrs.evaluation import register_task, run
 from clustrs.evaluation.config import Config, expand_methods
 from clustrs.evaluation.store import lines, read_answers, read_object
-from clustrs.evaluation.tasks import Item, parse_json, read_text
+from clustrs.evaluation.tasks import Item
 from clustrs.models import ask as shared_encoding
+from clustrs.validation import open_regular, parse_json, read_text
 from clustrs_paper.exchange import holds_grades, import_predictions
 
 Run = Callable[..., tuple[int, str, str]]

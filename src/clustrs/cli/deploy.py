@@ -30,7 +30,7 @@ examples:
   clustrs export-onnx --tokens 576 --dim 4096 --keep 16 -o select.onnx  the selection alone
 """
 KEEP = "visual tokens kept of each image: a count (64) or a fraction (0.25)"
-Budget = Annotated[float, o.option(KEEP, "K", o.PRUNING, read=o.read_keep)]
+Budget = Annotated[float | None, o.option(KEEP, "K", o.PRUNING, read=o.read_keep)]
 PLAIN = "plain: each kept token counts once; vLLM's kernels take no bias, so proportional is refused"
 SERVED = "a folder, a Hugging Face id, or the embedded mini-llava or mini-onevision"
 EXPORTED = "a folder, a Hugging Face id, or an embedded model; clustrs models --matrix has the families"
@@ -43,7 +43,7 @@ PASS_ON = {"ignore_unknown_options": True}
 def serve(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=SERVED, autocompletion=o.complete_models)],
     ctx: typer.Context,
-    keep: Annotated[float | None, o.option(KEEP, "K", o.PRUNING, read=o.read_keep)] = None,
+    keep: Budget = None,
     method: o.Method = "clustrs",
     pruning: o.PruningFile = None,
     settings: o.Settings = None,
@@ -72,9 +72,11 @@ def serve(
 @o.takes(o.loading)
 def encode(
     images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help=o.IMAGE, autocompletion=o.complete_images)],
-    keep: Budget,
+    ctx: typer.Context,
     output: o.OutputFolder,
+    keep: Budget = None,
     method: o.Method = "clustrs",
+    pruning: o.PruningFile = None,
     settings: o.Settings = None,
     model: o.Model = DEFAULT,
     save_dtype: Annotated[SaveDtype, o.option("type of the numbers that are written", choices=SaveDtype)] = "float16",
@@ -90,7 +92,10 @@ def encode(
     from clustrs.models.load import load_model, quiet_transformers
     from clustrs.serving import embeddings
 
-    pruner, files = make_method(method, keep, settings), dict[Path, Path]()
+    config = o.read_pruning(ctx, pruning, model, refused=["scope", "crops", "deepstack"])
+    if config is None and keep is None:
+        raise ValueError(f"encode needs --keep K ({KEEP}), or --pruning FILE")
+    pruner, files = config.method if config else make_method(method, keep, settings), dict[Path, Path]()
     for path in map(image_path, images):
         file = output / f"{path.stem}.safetensors"
         if file in files.values():

@@ -1,15 +1,14 @@
 """`clustrs tune`: choose a method and a budget on a user's images."""
 
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from clustrs.cli import base
 from clustrs.cli import options as o
 from clustrs.cli.base import Command, app
 from clustrs.embedded import DEFAULT, folder_of
-from clustrs.validation import Attention, LoadOptions, Positions, excerpt
+from clustrs.validation import Attention, LoadOptions, Positions, parse_json, read_text
 
 EXAMPLES = """\
 examples (M stands for a folder or a Hugging Face id):
@@ -22,7 +21,12 @@ QUESTIONS = "a .txt file, a question a line, asked about every image; or .jsonl,
 TARGET = "share of the unpruned model's answers that must stay the same"
 MEASURE = "agreement of answers (without case and full stop), exact, or of single tokens"
 OUTPUT = "the folder for measurements and results (default: runs/tune-MODEL)"
-Measure = Annotated[str, o.option(MEASURE, "agreement|exact|tokens")]
+KEEP = "budgets to try (default: 0.5 to 0.03125)"
+Measure = Literal["agreement", "exact", "tokens"]
+
+
+def tried(name: str, kind: Any) -> Any:
+    return o.option(f"{name} to try (default: auto)", "NAME...", o.PRUNING, read=o.several(o.one_of(kind)))
 
 
 @app.command("tune", cls=Command, epilog=EXAMPLES, rich_help_panel="Measure")
@@ -32,18 +36,12 @@ def tune(
     images: Annotated[Path | None, o.option(IMAGES, "FOLDER", o.IMAGES)] = None,
     questions: Annotated[Path | None, o.option(QUESTIONS, "FILE", o.QUESTIONS)] = None,
     target: Annotated[float, o.option(TARGET, "SHARE")] = 0.97,
-    measure: Measure = "agreement",
+    measure: Annotated[Measure, o.option(MEASURE, choices=Measure)] = "agreement",
     minutes: Annotated[float | None, o.option("stop after this time, with what is there", "MINUTES")] = None,
     methods: o.Methods = None,
-    keep: Annotated[
-        Sequence[float] | None, o.option("budgets to try", "K...", o.PRUNING, read=o.several(o.read_keep))
-    ] = None,
-    positions: Annotated[
-        Sequence[str], o.option("positions to try", "P...", o.PRUNING, read=o.several(o.one_of(Positions)))
-    ] = ("auto",),
-    attention: Annotated[
-        Sequence[str], o.option("attention to try", "A...", o.PRUNING, read=o.several(o.one_of(Attention)))
-    ] = ("auto",),
+    keep: Annotated[Sequence[float] | None, o.option(KEEP, "K...", o.PRUNING, read=o.several(o.read_keep))] = None,
+    positions: Annotated[Sequence[Positions] | None, tried("positions", Positions)] = None,
+    attention: Annotated[Sequence[Attention] | None, tried("attention", Attention)] = None,
     corrupt: o.Corrupt = None,
     seed: o.Seed = 0,
     max_new_tokens: Annotated[int, o.option("longest answer", "N", o.MODEL, read=o.integer())] = 32,
@@ -55,39 +53,28 @@ def tune(
 
     Needs no labels. Prints a table and a recommendation, and writes tune.html, tune.md and pruning.json.
     """
-    if not 0 < target <= 1:
-        raise ValueError(f"--target must be a number above 0, at most 1, got {target:g}")
-    if minutes is not None and not minutes > 0:
-        raise ValueError(f"--minutes must be a number above 0, got {minutes:g}")
     folder_of(model)
     folder = output or Path("runs") / f"tune-{Path(model).name[:60]}"
     base.check_folder("--output", folder)
     from clustrs.evaluation import tuning
     from clustrs.models.load import apply_image_padding, load_model, quiet_transformers
 
+    tuning.check_limits(target, minutes)
     sources, asked = read_questions(images, questions)
+    template, padding = given.pop("prompt_template"), given.pop("image_padding")
     quiet_transformers()
     with base.status(f"loading {model}"):
-        loaded, processor = load_model(model, LoadOptions(**{one.name: given[one.name] for one in fields(LoadOptions)}))
-    result = tuning.tune(
-        loaded,
-        apply_image_padding(processor, given["image_padding"]),
-        sources,
-        asked,
-        target=target,
-        measure=measure,  # type: ignore[arg-type]
-        methods=methods,
-        keep=keep or tuning.KEEPS,
-        positions=positions,  # type: ignore[arg-type]
-        attention=attention,  # type: ignore[arg-type]
-        corrupt=corrupt,
-        seed=seed,
-        max_new_tokens=max_new_tokens,
-        prompt_template=given["prompt_template"],
-        minutes=minutes,
-        output=folder,
-        progress=not quiet,
-    )
+        loaded, processor = load_model(model, LoadOptions(**given))
+    search: dict[str, Any] = {"methods": methods, "keep": keep or tuning.KEEPS, "corrupt": corrupt, "seed": seed}
+    search |= {"positions": positions or ("auto",), "attention": attention or ("auto",), "prompt_template": template}
+    limits: dict[str, Any] = {
+        "target": target,
+        "measure": measure,
+        "max_new_tokens": max_new_tokens,
+        "minutes": minutes,
+    }
+    processor = apply_image_padding(processor, padding)
+    result = tuning.tune(loaded, processor, sources, asked, **search, **limits, output=folder, progress=not quiet)
     print(result.table().terminal(base.width()))
     for line in result.problems():
         base.say(f"clustrs: {line}")
@@ -97,25 +84,21 @@ def tune(
 
 def read_questions(images: Path | None, questions: Path | None) -> tuple[Any, Any]:
     """Return images and questions as `clustrs.tune` takes them."""
-    from clustrs.evaluation.tasks import parse_json, read_text
+    from clustrs.evaluation.tasks.custom import Entry
 
-    if questions is None or questions.suffix.lower() != ".jsonl":
-        if images is None:
-            raise ValueError("tune needs --images FOLDER, or --questions FILE.jsonl with an image in each line")
-        lines = None if questions is None else [one.strip() for one in read_text(questions).splitlines() if one.strip()]
-        if lines == []:
-            raise ValueError(f"--questions {str(questions)!r}: there is no question in it")
-        return images, lines
-    folder, asked = images or questions.parent, dict[str, list[str]]()
-    for number, line in enumerate(read_text(questions).split("\n"), 1):
-        where = f"{str(questions)!r} line {number}"
-        entry = parse_json(line, where) if line.strip() else None
-        if entry is None:
-            continue
-        pair = [entry.get(name) for name in ("image", "question")] if isinstance(entry, dict) else [None]
-        if not all(isinstance(one, str) for one in pair):
-            raise ValueError(f"{where}: expected an object with image and question, both text, got {excerpt(entry)}")
-        asked.setdefault(str(pair[0]), []).append(str(pair[1]))
-    if not asked:
+    pairs = questions is not None and questions.suffix.lower() == ".jsonl"
+    if images is None and not pairs:
+        raise ValueError("tune needs --images FOLDER, or --questions FILE.jsonl with an image in each line")
+    if questions is None:
+        return images, None
+    lines = [(n, line.strip()) for n, line in enumerate(read_text(questions).split("\n"), 1) if line.strip()]
+    if not lines:
         raise ValueError(f"--questions {str(questions)!r}: there is no question in it")
-    return [folder / name for name in asked], list(asked.values())
+    if not pairs:
+        return images, [line for _, line in lines]
+    asked = dict[Path, list[str]]()
+    for number, line in lines:
+        where = f"{str(questions)!r} line {number}"
+        entry = Entry(where, parse_json(line, where))
+        asked.setdefault((images or questions.parent) / entry.text("image"), []).append(entry.text("question"))
+    return list(asked), list(asked.values())

@@ -3,16 +3,15 @@
 An effect gets an RGB image, the strength `level`, and the generator from which all randomness comes.
 """
 
-import errno
 import io
 import math
 import os
-import stat
-from io import BufferedReader
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageOps, UnidentifiedImageError
+
+from clustrs.validation import open_regular
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")  # decoded without starting another program
 MAX_PIXELS = 64_000_000  # corruptions and processors work on several copies in floating point
@@ -21,18 +20,6 @@ MAX_ASPECT_RATIO = 100  # of the sides: processors resize the shorter one to hun
 
 class ImageTooLarge(ValueError):
     """An image that would cost more memory than any image should."""
-
-
-def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
-    """Open a regular file to read its bytes; an OSError for anything else: a FIFO could block the caller for ever."""
-    # Checked before it is opened, since opening a device may do something, and after: it may have been replaced.
-    if stat.S_ISREG(os.stat(path).st_mode):
-        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-        descriptor = os.open(path, flags)
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return os.fdopen(descriptor, "rb")
-        os.close(descriptor)
-    raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
 
 
 def open_image(path: str | os.PathLike[str]) -> Image.Image:

@@ -14,7 +14,7 @@ readers skip and the next writer cuts off.
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,11 +24,10 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 import msgspec
 from filelock import FileLock, Timeout
 
-from clustrs.corruptions.images import open_regular
 from clustrs.evaluation.config import CHANGEABLE, Config, differences
-from clustrs.evaluation.tasks import Item, Task, image_checksum, parse_json, read_text
+from clustrs.evaluation.tasks import Item, Task, image_checksum
 from clustrs.pruners import from_dict
-from clustrs.validation import excerpt, source_date
+from clustrs.validation import excerpt, open_regular, parse_json, read_text, source_date, write_whole
 
 UNCHECKED = (*CHANGEABLE, "started")  # entries of config.json that may differ when a run is resumed
 SAME_ANSWERS = {"0.1.0", "0.2.0"}  # versions that give the same answers: each resumes runs of the others
@@ -163,16 +162,6 @@ def drop_torn_line(path: Path) -> None:
     whole = sum(len(line) for _, line in raw_lines(path))
     if whole < path.stat().st_size:
         os.truncate(path, whole)
-
-
-def write_whole(path: Path, content: str | Iterable[bytes]) -> None:
-    """Write a file so that it is there with all its content or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.writelines([content.encode()] if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,14 +28,14 @@ from clustrs.corruptions import Corruption
 from clustrs.corruptions.images import FORMATS, open_image
 from clustrs.evaluation.config import expand_methods
 from clustrs.evaluation.metrics import Estimate, estimates
-from clustrs.evaluation.report.tuning import Measure, TunedCandidate, TuningResult, rank
+from clustrs.evaluation.report.tuning import Measure, TunedCandidate, TuningResult, order
 from clustrs.evaluation.runner import one_line, printable
 from clustrs.evaluation.store import drop_torn_line, encode_record, locked, read_records
 from clustrs.evaluation.tasks import has_surrogates, normalize_answer
 from clustrs.models import ask as asking
 from clustrs.models.attach import Handle
 from clustrs.models.configuration import PruningConfig
-from clustrs.models.costs import CACHED
+from clustrs.models.costs import cache_bytes
 from clustrs.models.scoring import now
 from clustrs.pruners import NoPruning, list_methods, variant_labels
 from clustrs.validation import Attention, Positions, PromptTemplate
@@ -46,14 +46,14 @@ LEFT_OUT = ("none", "random", "grid", "denoise")  # unless they are asked for
 BLANK = 3  # images without any answer after which a run stops
 UNPRUNED = PruningConfig(method=NoPruning())
 ImageSource = str | os.PathLike[str] | Image.Image
-Item = tuple[ImageSource, list[str]]  # an image and its questions
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """Measurements of one candidate on one question. A failed one has an `error`, and nothing else that is measured.
+    """Measurements of one candidate on one question: `values` by name, none of a candidate with an `error`.
 
-    `tokens` is the share of the reference's tokens that come first under the pruned model, `logprob` their mean
-    log-probability, `kl` that of the first token from the unpruned model's. `seconds` are selection and prefill.
+    "tokens" is the share of the reference's tokens that come first under the pruned model, "logprob" their mean
+    log-probability, "kl" the divergence of the first token's distribution from the unpruned model's. "encode" is the
+    time of the tower, "seconds" that of selection and prefill.
     """
 
     setting: str
@@ -61,22 +61,9 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     image: str
     question: str
     reference: str
-    encode_seconds: float
-    answer: str | None = None
-    exact: float | None = None
-    agreement: float | None = None
-    clean: float | None = None
-    tokens: float | None = None
-    logprob: float | None = None
-    kl: float | None = None
-    seconds: float | None = None
-    kv_bytes: float | None = None
-    visual_tokens: float | None = None
-    unpruned_tokens: float | None = None
+    answer: str = ""
+    values: dict[str, float] = {}
     error: str | None = None
-
-
-MEANS = ("exact", "agreement", "clean", "tokens", "logprob", "kl", "kv_bytes", "visual_tokens", "unpruned_tokens")
 
 
 def tune(
@@ -133,72 +120,71 @@ def tune(
         >>> [candidate.name for candidate in result.candidates]
         ['keep 64 with clustermeans', 'keep 16 with clustermeans']
     """
-    validation.check(validation.is_number(target) and 0 < target <= 1, "target", "a number above 0, at most 1", target)
+    check_limits(target, minutes)
     validation.choice("measure", measure, get_args(Measure))
     validation.integer("max_new_tokens", max_new_tokens, 1)
-    if minutes is not None:
-        validation.above("minutes", minutes, 0)
     methods = methods or [name for name in list_methods("encoder") if name not in LEFT_OUT]
-    described = [one for one in expand_methods(methods, keep) if one["name"] != "none"]
-    places: list[dict[str, Any]] = [{"positions": where, "attention": how} for where in positions for how in attention]
-    configs = [PruningConfig(method=clustrs.from_dict(one), **place) for one in described for place in places]
-    configs.sort(key=lambda config: -config.method.keep)
+    places: list[Any] = [{"positions": where, "attention": how} for where in positions for how in attention]
+    pruners = [clustrs.from_dict(one) for one in expand_methods(methods, keep) if one["name"] != "none"]
+    configs = [PruningConfig(method=pruner, **place) for pruner in pruners for place in places]
     validation.check(bool(configs), "methods", "at least one method that prunes", methods)
-    sources: list[Any] = [*(find_images(Path(images)) if isinstance(images, str | os.PathLike) else images)]
-    validation.check(bool(sources), "images", "at least one image", sources)
-    asked = list(QUESTIONS if questions is None else questions)
-    per_image: list[list[str]] = [[*one] for one in asked if not isinstance(one, str)]
-    per_image = per_image or [asked] * len(sources)  # type: ignore[list-item]
-    if len(per_image) != len(sources) or not all(per_image):
-        raise ValueError("questions must be texts, or a list of at least one text for each image")
-    for text in dict.fromkeys(text for own in per_image for text in own):
-        if not isinstance(text, str) or has_surrogates(text):
-            raise ValueError(f"questions must be texts, got {validation.excerpt(text)}")
+    items = pair(images, QUESTIONS if questions is None else questions)
+    asked = dict.fromkeys(text for _, own in items for text in own)
+    for text in asked:
         asking.chat_prompt(processor, text, prompt_template)
-    corruption = Corruption.parse(corrupt) if corrupt else None
-    decisive = (clustrs.__version__, torch.__version__, fingerprint(model), max_new_tokens, prompt_template, corrupt)
-    setting = hashlib.sha256(json.dumps([*decisive, seed]).encode()).hexdigest()[:16]
-    records = {need for config in configs for need in config.method.requirements()}
-    tuner = _Tuner(model, processor, max_new_tokens, prompt_template, corruption, seed, setting, measure, records)
+    random.Random(0).shuffle(items)
+    tuner = Tuner(model, processor, max_new_tokens, prompt_template, corrupt, seed)
+    tuner.deadline = math.inf if minutes is None else monotonic() + 60 * minutes
     with ExitStack() as stack:
         if output is not None:
             Path(output).mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(Path(output) / "lock", f"folder {str(output)!r}"))
             tuner.open(Path(output) / "tune.jsonl")
-        order = list(range(len(sources)))
-        random.Random(0).shuffle(order)
-        deadline = math.inf if minutes is None else monotonic() + 60 * minutes
-        finalists, complete = tuner.search(configs, [(sources[i], per_image[i]) for i in order], deadline, progress)
-    facts = {"model": str(getattr(model.config, "_name_or_path", "")), "images": len(tuner.seen), "corrupt": corrupt}
-    facts |= {"questions": len({text for own in per_image for text in own}), "target": target, "measure": measure}
-    labels = variant_labels([config.method for config in configs])
-    if len(places) > 1:
-        labels = [f"{one} {c.positions} {c.attention}" for one, c in zip(labels, configs, strict=True)]
+        finalists, complete = tuner.search(configs, items, measure, progress)
+    unpruned = tuner.summary(UNPRUNED, measure)
+    facts: dict[str, Any] = {"model": str(getattr(model.config, "_name_or_path", "")), "questions": len(asked)}
+    facts |= {"corrupt": corrupt, "target": target, "measure": measure}
     results = []
-    for config, label in zip(configs, labels, strict=True):
-        one = tuner.summary(config, label, config in finalists)
-        known = {name: round(value, 6) for name, value in one.means.items()}
-        noted = {**facts, **known, "images": one.images, "interval": [one.quality.low, one.quality.high]}
-        results.append(replace(one, config=replace(config, tuned_on=noted)) if one.images else one)
-    reached = [one for one in results if one.finalist and one.images and rank(one)[0] >= target]
-    cost = [(one.means["visual_tokens"], *(-value for value in rank(one))) for one in reached]
-    recommended = reached[cost.index(min(cost))] if reached else None
-    unpruned = tuner.summary(UNPRUNED, "none", True)
+    for config, label in zip(configs, variant_labels([config.method for config in configs]), strict=True):
+        one = tuner.summary(config, measure, config in finalists)
+        label += f" {config.positions} {config.attention}" if len(places) > 1 else ""
+        noted = {**facts, "images": one.images, "interval": [one.quality.low, one.quality.high], **one.means}
+        results.append(replace(one, label=label, config=replace(config, tuned_on=noted if one.images else {})))
+    total = unpruned.means["unpruned_tokens"]
+    results.sort(key=lambda one: -one.keep * (total if isinstance(one.keep, float) else 1))
+    reached = [one for one in results if one.finalist and (one.quality.mean or 0) >= target]
+    recommended = min(
+        reached, key=lambda one: (one.means["visual_tokens"], *(-part for part in order(one))), default=None
+    )
     result = TuningResult(tuple(results), unpruned, recommended, target, measure, complete, tuner.unreadable)
     if output is not None:
         result.save(output)
     return result
 
 
-def find_images(folder: Path) -> list[Path]:
-    """Return the image files of a folder, by name."""
-    if not os.path.isdir(folder):
-        raise ValueError(f"images must be a folder, got {str(folder)!r}")
-    suffixes = {suffix for suffix, kind in Image.registered_extensions().items() if kind in FORMATS}
-    found = sorted(path for path in folder.iterdir() if path.suffix.lower() in suffixes and path.is_file())
-    if not found:
-        raise ValueError(f"images must be a folder with images, got {str(folder)!r}, which has none")
-    return found
+def check_limits(target: float, minutes: float | None) -> None:
+    validation.check(validation.is_number(target) and 0 < target <= 1, "target", "a number above 0, at most 1", target)
+    if minutes is not None:
+        validation.above("minutes", minutes, 0)
+
+
+def pair(images: Any, questions: Sequence[Any]) -> list[tuple[ImageSource, list[str]]]:
+    """Return each image with its questions; those of a folder by name."""
+    if isinstance(images, str | os.PathLike):
+        folder, suffixes = Path(images), {end for end, kind in Image.registered_extensions().items() if kind in FORMATS}
+        if not os.path.isdir(folder):
+            raise ValueError(f"images must be a folder, got {str(images)!r}")
+        images = sorted(path for path in folder.iterdir() if path.suffix.lower() in suffixes and path.is_file())
+        if not images:
+            raise ValueError(f"images must be a folder with images, got {str(folder)!r}, which has none")
+    validation.check(bool(images), "images", "at least one image", images)
+    own = [[*one] for one in questions if not isinstance(one, str)] or [[*questions]] * len(images)
+    if len(own) != len(images) or not all(own):
+        raise ValueError("questions must be texts, or a list of at least one text for each image")
+    for text in (text for texts in own for text in texts):
+        if not isinstance(text, str) or has_surrogates(text):
+            raise ValueError(f"questions must be texts, got {validation.excerpt(text)}")
+    return list(zip(images, own, strict=True))
 
 
 def fingerprint(model: Any) -> str:
@@ -209,33 +195,42 @@ def fingerprint(model: Any) -> str:
     return checksum.hexdigest()
 
 
+def key(config: PruningConfig) -> str:
+    """Return the text by which a candidate's measurements are found."""
+    return json.dumps({"method": config.method.to_dict(), **config.options()}, sort_keys=True)
+
+
 @dataclass(frozen=True)
-class _Reference:
+class Reference:
     """Answer of the unpruned model. `plain` says that generation chose the likeliest tokens, unchanged by penalties."""
 
     ids: Tensor
     text: str
     first: Tensor
     plain: bool
-    clean: str | None = None
 
 
 @dataclass
-class _Tuner:
+class Tuner:
+    """Measures candidates against the unpruned model, image by image. What it measured is in `known`."""
+
     model: Any
     processor: Any
     max_new_tokens: int
-    template: PromptTemplate
-    corruption: Corruption | None
-    seed: int
-    setting: str
-    measure: Measure
-    records: set[str]  # what the candidates need of the vision tower
-    known: dict[tuple[str, str, str], Measured] = field(default_factory=dict)
+    template: PromptTemplate = "checkpoint"
+    corrupt: str | None = None
+    seed: int = 0
+    deadline: float = math.inf  # at the end of the first image or later
+    known: dict[tuple[str, str, str], Measured] = field(default_factory=dict)  # by candidate, image and question
     seen: list[tuple[str, list[str]]] = field(default_factory=list)  # checksums of images, and their questions
     unreadable: dict[str, str] = field(default_factory=dict)
     file: Path | None = None
-    warm: bool = False
+
+    def __post_init__(self) -> None:
+        decisive = (clustrs.__version__, torch.__version__, fingerprint(self.model), self.max_new_tokens, self.template)
+        text = json.dumps([*decisive, self.corrupt, self.seed])
+        self.setting = hashlib.sha256(text.encode()).hexdigest()[:16]  # only measurements of the same are reused
+        self.corruption = Corruption.parse(self.corrupt) if self.corrupt else None
 
     def open(self, file: Path) -> None:
         """Read the measurements of earlier calls, and write further ones there."""
@@ -246,35 +241,44 @@ class _Tuner:
             self.known = {(one.candidate, one.image, one.question): one for one in records}
 
     def search(
-        self, configs: Sequence[PruningConfig], items: Sequence[Item], deadline: float, bar: bool
+        self, configs: Sequence[PruningConfig], items: Sequence[Any], measure: Measure, bar: bool
     ) -> tuple[list[PruningConfig], bool]:
-        """Measure by successive halving; return those who were left, and whether all images were seen."""
+        """Measure by successive halving; return the candidates that were left, and whether they saw all images."""
         from tqdm import tqdm
 
-        groups: dict[float, list[PruningConfig]] = {}
+        groups: dict[str, list[PruningConfig]] = {}  # by budget; as text, since 1 is one token and 1.0 all of them
         for config in configs:
-            groups.setdefault(config.method.keep, []).append(config)
-        rounds = 1 + min(math.ceil(math.log2(max(map(len, groups.values())))), int(math.log2(len(items))))
-        ends = [math.ceil(len(items) / 2 ** (rounds - 1 - i)) for i in range(rounds)]
-        sizes = [sum(math.ceil(len(group) / 2**i) for group in groups.values()) for i in range(rounds)]
-        total = sum(size * (end - before) for size, end, before in zip(sizes, ends, [0, *ends], strict=False))
+            groups.setdefault(str(config.method.keep), []).append(config)
+        halvings = min(math.ceil(math.log2(max(map(len, groups.values())))), int(math.log2(len(items))))
+        ends = [math.ceil(len(items) / 2 ** (i + 1)) for i in range(halvings)]
+        sizes = [2 ** sum(end <= number for end in ends) for number in range(len(items))]
+        total = sum(math.ceil(len(group) / size) for size in sizes for group in groups.values())
         with tqdm(total=total, desc="tuning", unit="measurement", disable=not bar, dynamic_ncols=True) as shown:
-            for i, end in enumerate(ends):
-                for source, questions in items[ends[i - 1] if i else 0 : end]:
-                    alive = [config for group in groups.values() for config in group]
-                    if not self.see(source, questions, alive, deadline, shown.update):
-                        return alive, False
-                for budget, group in groups.items() if end < len(items) else ():
-                    ranked = sorted((self.summary(one, "", True) for one in group), key=rank, reverse=True)
-                    groups[budget] = [one.config for one in ranked[: math.ceil(len(group) / 2)]]
+            for number, (source, questions) in enumerate(items):
+                if number in ends:
+                    for budget, group in groups.items():
+                        found = sorted((self.summary(one, measure) for one in group), key=order, reverse=True)
+                        groups[budget] = [one.config for one in found[: math.ceil(len(group) / 2)]]
+                alive = [config for group in groups.values() for config in group]
+                if not self.see(source, questions, alive, shown.update):
+                    return alive, False
+                if len(self.seen) == BLANK or number + 1 == len(items):
+                    self.check_answers()
+        return alive, True
+
+    def check_answers(self) -> None:
         if not self.seen:
             name, error = next(iter(self.unreadable.items()))
             raise ValueError(f"images: none of {len(self.unreadable)} could be read; {name}: {error}")
-        self.check_answers()
-        return [config for group in groups.values() for config in group], True
+        if not any(one.reference for one in self.known.values()):
+            raise ValueError("the unpruned model answers nothing: ask other questions, or check prompt_template")
 
     def see(
-        self, source: ImageSource, questions: list[str], configs: Sequence[PruningConfig], deadline: float, done: Any
+        self,
+        source: ImageSource,
+        questions: list[str],
+        configs: Sequence[PruningConfig],
+        done: Callable[[int], Any] = bool,
     ) -> bool:
         """Measure candidates on an image; False if the time was over before."""
         name = f"image {len(self.seen) + 1}" if isinstance(source, Image.Image) else Path(source).name
@@ -286,40 +290,39 @@ class _Tuner:
             return True
         shown = self.corruption.apply(image, name, self.seed) if self.corruption else image
         digest = hashlib.sha256(f"{shown.size}".encode() + shown.tobytes()).hexdigest()[:16]
-        missing = [c for c in configs if any((_key(c), digest, text) not in self.known for text in questions)]
-        self.seen.append((digest, questions))
+        missing = [one for one in configs if any((key(one), digest, text) not in self.known for text in questions)]
         done(len(configs) - len(missing))
+        deadline = self.deadline if self.seen else math.inf
+        if missing and monotonic() > deadline:
+            return False
+        self.seen.append((digest, questions))
         if not missing:
             return True
-        if monotonic() > deadline and len(self.seen) > 1:
-            self.seen.pop()
-            return False
         start = now(self.model.device)
-        parts = self.encode(shown, questions)
+        parts = self.encode(shown, questions, missing)
         seconds = now(self.model.device) - start
-        originals = self.encode(image, questions) if self.corruption else []
         with UNPRUNED(self.model) as handle, torch.inference_mode():
             references = [self.answer(handle, part) for part in parts]
-            if originals:
-                cleans = [self.answer(handle, part).text for part in originals]
-                references = [replace(one, clean=text) for one, text in zip(references, cleans, strict=True)]
-        if not self.warm:  # the first call pays for what is set up once
+            cleans = [self.answer(handle, part).text for part in self.encode(image, questions)] if self.corrupt else []
+        if len(self.seen) == 1:  # the first call pays for what is set up once
             self.measured(UNPRUNED, parts[:1], references[:1])
-            self.warm = True
-        facts: dict[str, Any] = {"setting": self.setting, "image": digest, "encode_seconds": seconds}
         for config in (UNPRUNED, *missing):
-            if monotonic() > deadline and len(self.seen) > 1:
+            if monotonic() > deadline:
                 return False
-            rows: list[dict[str, Any]]
+            found: list[dict[str, Any]]
+            facts: dict[str, Any] = {"setting": self.setting, "candidate": key(config), "image": digest}
             try:
                 rows = self.measured(config, parts, references)
+                for (text, values), clean in zip(rows, cleans, strict=False):
+                    values["clean"] = float(normalize_answer(text) == normalize_answer(clean))
+                found = [{"answer": text, "values": {"encode": seconds, **values}} for text, values in rows]
             except Exception as error:  # methods and models raise many kinds
                 if config is UNPRUNED:
                     raise
-                rows = [{"error": printable(one_line(error))}] * len(parts)
+                found = [{"error": printable(one_line(error))}] * len(parts)
             records = [
-                Measured(**facts, candidate=_key(config), question=text, reference=one.text, **row)
-                for text, one, row in zip(questions, references, rows, strict=True)
+                Measured(question=text, reference=reference.text, **facts, **own)
+                for text, reference, own in zip(questions, references, found, strict=True)
             ]
             self.known |= {(one.candidate, one.image, one.question): one for one in records}
             if self.file is not None:
@@ -328,94 +331,74 @@ class _Tuner:
                     file.flush()
                     os.fsync(file.fileno())
             done(config is not UNPRUNED)
-        if len(self.seen) == BLANK:
-            self.check_answers()
         return True
 
-    def check_answers(self) -> None:
-        if not any(one.reference for one in self.known.values()):
-            raise ValueError("the unpruned model answers nothing: ask other questions, or check prompt_template")
-
-    def encode(self, image: Image.Image, questions: list[str]) -> list[asking.Batch]:
+    def encode(
+        self, image: Image.Image, questions: list[str], configs: Sequence[PruningConfig] = ()
+    ) -> list[asking.Batch]:
+        """Run the tower once for all questions, and record what the candidates need."""
+        records = {need for config in configs for need in config.method.requirements()}
         prompts = [(0, asking.chat_prompt(self.processor, text, self.template)) for text in questions]
-        batch = asking.encode(self.model, self.processor, [image], prompts, records=self.records)
+        batch = asking.encode(self.model, self.processor, [image], prompts, records=records)
         return [asking.part(batch, row) for row in range(len(prompts))]
 
-    def answer(self, handle: Handle, batch: asking.Batch) -> _Reference:
-        inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask, **batch.along}
+    def answer(self, handle: Handle, batch: asking.Batch) -> Reference:
         greedy = {"do_sample": False, "num_beams": 1, "max_new_tokens": self.max_new_tokens}
         kept = {"return_dict_in_generate": True, "output_logits": True, "output_scores": True}
-        out = handle.generate(batch.images, **inputs, **greedy, **kept)
+        out = handle.generate(batch.images, **batch.inputs, **greedy, **kept)
         ids = out.sequences[0, batch.input_ids.shape[1] :]
         plain = all(torch.equal(score, logits) for score, logits in zip(out.scores, out.logits, strict=True))
         text = printable(self.processor.decode(ids, skip_special_tokens=True).strip())
-        return _Reference(ids, text, out.logits[0][0].float().log_softmax(-1), plain)
+        return Reference(ids, text, out.logits[0][0].float().log_softmax(-1), plain)
 
     def measured(
-        self, config: PruningConfig, parts: Sequence[asking.Batch], references: Sequence[_Reference]
-    ) -> list[dict[str, Any]]:
-        """Measure a candidate on encoded prompts: one forward for the prompt, and one for the reference's answer."""
+        self, config: PruningConfig, parts: Sequence[asking.Batch], references: Sequence[Reference]
+    ) -> list[tuple[str, dict[str, float]]]:
+        """Answer encoded prompts and measure: one forward for the prompt, and one for the reference's answer."""
         rows = []
         with config(self.model, processor=self.processor) as handle, torch.inference_mode():
             for batch, reference in zip(parts, references, strict=True):
-                device, ids = batch.input_ids.device, reference.ids
-                inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask, **batch.along}
-                start = now(device)
-                out = handle.forward(batch.images, **inputs, use_cache=True, logits_to_keep=1)
-                seconds, image = now(device) - start, handle.last[0]
-                held = [getattr(layer, name, None) for layer in out.past_key_values.layers for name in CACHED]
-                kv_bytes = sum(one.nbytes for one in held if isinstance(one, Tensor))
-                logits = out.logits[0, -1:]
+                ids, start = reference.ids, now(self.model.device)
+                out = handle.forward(batch.images, **batch.inputs, use_cache=True, logits_to_keep=1)
+                seconds, image = now(self.model.device) - start, handle.last[0]
+                cached, logits = cache_bytes(out.past_key_values), out.logits[0, -1:]
                 if len(ids) > 1:
-                    whole = torch.ones(1, batch.input_ids.shape[1] + len(ids) - 1, dtype=torch.long, device=device)
-                    cache = out.past_key_values
-                    out = self.model(
-                        input_ids=ids[None, :-1], past_key_values=cache, attention_mask=whole, use_cache=True
-                    )
-                    logits = torch.cat([logits, out.logits[0]])
+                    mask = batch.attention_mask.new_ones(1, batch.input_ids.shape[1] + len(ids) - 1)
+                    more = {"past_key_values": out.past_key_values, "attention_mask": mask, "use_cache": True}
+                    logits = torch.cat([logits, self.model(input_ids=ids[None, :-1], **more).logits[0]])
                 found = logits.float().log_softmax(-1)
+                if found.isnan().any():
+                    raise ValueError("the model's logits are not numbers")
                 first = (found.argmax(-1) == ids).float()
                 text = reference.text if bool(first.all()) and reference.plain else self.answer(handle, batch).text
-                said = normalize_answer(text)
-                rows.append(
-                    {
-                        "answer": text,
-                        "exact": float(text == reference.text),
-                        "agreement": float(said == normalize_answer(reference.text)),
-                        "clean": None if reference.clean is None else float(said == normalize_answer(reference.clean)),
-                        "tokens": float(first.mean()),
-                        "logprob": float(found.gather(1, ids[:, None]).mean().nan_to_num()),
-                        "kl": float(
-                            (reference.first.exp() * (reference.first - found[0])).nan_to_num().sum().clamp(min=0)
-                        ),
-                        "seconds": seconds,
-                        "kv_bytes": kv_bytes,
-                        "visual_tokens": image.kept if image.average is None else image.average,
-                        "unpruned_tokens": image.placeholders,
-                    }
-                )
+                share = reference.first.exp()
+                values = {
+                    "exact": float(text == reference.text),
+                    "agreement": float(normalize_answer(text) == normalize_answer(reference.text)),
+                    "tokens": float(first.mean()),
+                    "logprob": float(found.gather(1, ids[:, None]).mean()),
+                    "kl": float((share * (reference.first - found[0])).nan_to_num().sum().clamp(min=0)),
+                    "seconds": seconds,
+                    "kv_bytes": cached,
+                    "visual_tokens": image.kept if image.average is None else image.average,
+                    "unpruned_tokens": image.placeholders,
+                }
+                rows.append((text, values))
         return rows
 
-    def summary(self, config: PruningConfig, label: str, finalist: bool) -> TunedCandidate:
+    def summary(self, config: PruningConfig, measure: Measure, finalist: bool = True) -> TunedCandidate:
         """Average what is known of a candidate, first over the questions of an image."""
-        found = [[self.known.get((_key(config), image, text)) for text in asked] for image, asked in self.seen]
+        found = [[self.known.get((key(config), image, text)) for text in asked] for image, asked in self.seen]
         images = [records for own in found if (records := [one for one in own if one is not None])]
-        if len(images) == 1:  # then questions are what is drawn
+        count = len(images)
+        if count == 1:  # then questions are what is drawn
             images = [[one] for one in images[0]]
         error = next((one.error for own in images for one in own if one.error), None)
         if error or not images:
-            return TunedCandidate(config, label, 0, Estimate(0, None), {}, math.nan, False, error)
-        values = {
-            name: np.array([np.mean([getattr(one, name) for one in own]) for own in images])
-            for name in MEANS
-            if name != "clean" or self.corruption
-        }
-        (quality,) = estimates(values[self.measure][None])
-        means = {name: float(own.mean()) for name, own in values.items()}
-        seconds = np.array([(one.seconds, one.encode_seconds) for own in images for one in own])
-        count = sum(any(one is not None for one in own) for own in found)
-        return TunedCandidate(config, label, count, quality, means, float(np.median(seconds, 0).sum()), finalist)
-
-
-def _key(config: PruningConfig) -> str:
-    return json.dumps({"method": config.method.to_dict(), **config.options()}, sort_keys=True)
+            return TunedCandidate(config, config.method.name, 0, Estimate(0, None), {}, False, error)
+        names = images[0][0].values
+        table = {name: np.array([np.mean([one.values[name] for one in own]) for own in images]) for name in names}
+        time = np.median(table.pop("encode")) + np.median(table.pop("seconds"))
+        means = {name: round(float(own.mean()), 6) for name, own in table.items()} | {"first_token": float(time)}
+        (quality,) = estimates(table[measure][None])
+        return TunedCandidate(config, config.method.name, count, quality, means, finalist)

@@ -231,6 +231,11 @@ class Batch:
     images: list[VisualTokens]
     along: dict[str, Any] = field(default_factory=dict)  # further per-token arguments: token types
 
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """Arguments of `Handle.generate` and `Handle.forward` besides the images."""
+        return {"input_ids": self.input_ids, "attention_mask": self.attention_mask, **self.along}
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -282,14 +287,7 @@ def questions(model: Any, processor: Any, batch: Batch, method: Pruner) -> list[
 def reply(model: Any, processor: Any, batch: Batch, method: Pruner, max_new_tokens: int, **options: Any) -> list[Reply]:
     """Greedy answers to all prompts of a batch, with the tokens that `method` leaves. Options are those of `attach`."""
     with method(model, processor=processor, **options) as handle, torch.inference_mode():
-        output = handle.generate(
-            batch.images,
-            input_ids=batch.input_ids,
-            attention_mask=batch.attention_mask,
-            **batch.along,
-            max_new_tokens=max_new_tokens,
-            do_sample=False,
-        )
+        output = handle.generate(batch.images, **batch.inputs, max_new_tokens=max_new_tokens, do_sample=False)
         selections = handle.last
     new = output[:, batch.input_ids.shape[1] :]
     texts = processor.batch_decode(new, skip_special_tokens=True)

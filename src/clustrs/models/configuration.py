@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import clustrs
 from clustrs import validation
-from clustrs.corruptions.images import open_regular
 from clustrs.pruners import Pruner, from_dict
 from clustrs.validation import Attention, Crops, Deepstack, Positions, Scope, excerpt
 
@@ -72,9 +71,7 @@ class PruningConfig:
         """Write `pruning.json` into a folder, for example beside a checkpoint, and return its path."""
         path = Path(folder) / FILE
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{FILE}.partial")
-        partial.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
-        os.replace(partial, path)
+        validation.write_whole(path, json.dumps(self.to_dict(), indent=2) + "\n")
         return path
 
 
@@ -97,7 +94,11 @@ def from_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> PruningCo
         ...     handle.method
         ClusterMeans(keep=16...)
     """
-    data, where = (source, "") if isinstance(source, Mapping) else _read(Path(source))
+    data: Any = source
+    where = ""
+    if not isinstance(source, Mapping):
+        path = Path(source) / FILE if os.path.isdir(source) else Path(source)
+        data, where = validation.parse_json(validation.read_text(path, LARGEST), repr(str(path))), f"{str(path)!r}: "
     known = {"format": FORMAT, "clustrs": "", **{one.name: None for one in fields(PruningConfig)}}
     try:
         validation.check(isinstance(data, Mapping), "the file", "an object", excerpt(data))
@@ -112,22 +113,3 @@ def from_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> PruningCo
         raise ValueError(f"{where}{str(error)[:500]}") from None
     except RecursionError:
         raise ValueError(f"{where}a value is nested too deeply") from None
-
-
-def _read(path: Path) -> tuple[Any, str]:
-    path = path / FILE if os.path.isdir(path) else path
-    where = f"pruning configuration {excerpt(str(path))}: "
-    try:
-        with open_regular(path) as file:
-            content = file.read(LARGEST + 1)
-        if len(content) > LARGEST:
-            raise ValueError(f"{where}too large, at most {LARGEST} bytes are read")
-        return json.loads(content.decode("utf-8-sig")), where
-    except OSError as error:
-        raise ValueError(f"{where}{error.strerror or error}") from None
-    except RecursionError:
-        raise ValueError(f"{where}nested too deeply") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{where}not text in UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where}not JSON ({error})") from None

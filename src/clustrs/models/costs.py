@@ -150,13 +150,14 @@ def count_text(
         counts.append(total(counter))
         if cache is None:
             cache = out.past_key_values
-            held = sum(
-                tensor.numel() * tensor.element_size()
-                for layer in cache.layers
-                for tensor in tree_leaves([getattr(layer, name, None) for name in CACHED])
-                if isinstance(tensor, Tensor)
-            )
+            held = cache_bytes(cache)
     return counts[0], counts[1], held
+
+
+def cache_bytes(cache: Any) -> int:
+    """Return the size of what a cache holds of its prompt."""
+    held = [getattr(layer, name, None) for layer in cache.layers for name in CACHED]
+    return sum(tensor.nbytes for tensor in tree_leaves(held) if isinstance(tensor, Tensor))
 
 
 @contextmanager

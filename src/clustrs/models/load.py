@@ -10,6 +10,7 @@ import torch
 from clustrs import validation
 from clustrs.corruptions.images import first_sentence
 from clustrs.embedded import folder_of
+from clustrs.models.configuration import from_config
 from clustrs.validation import ImagePadding, LoadOptions
 
 ADVICE = "give a folder that save_pretrained wrote (model and processor), or an id of the Hugging Face hub"
@@ -41,12 +42,13 @@ def quiet_transformers() -> None:
     logging.disable_progress_bar()
 
 
-def load_model(model_id: str, options: LoadOptions = DEFAULTS) -> tuple[Any, Any]:
+def load_model(model_id: str, options: LoadOptions = DEFAULTS, *, pruned: bool = False) -> tuple[Any, Any]:
     """Load a model and its processor.
 
     Args:
         model_id: Name of an embedded model, a folder that `save_pretrained` wrote, or an id of the Hugging Face hub.
         options: Device, number format, attention implementation and quantization.
+        pruned: Attach the pruning that the checkpoint's `pruning.json` describes.
 
     Returns:
         The model in evaluation mode, and its processor.
@@ -75,7 +77,10 @@ def load_model(model_id: str, options: LoadOptions = DEFAULTS) -> tuple[Any, Any
         raise ValueError(f"model {model_id!r} could not be loaded: {first_sentence(error)}; {advice}") from error
     if not hasattr(processor, "image_processor"):
         raise ValueError(f"model {model_id!r} has no image processor, only a {type(processor).__name__}")
-    return (model if "device_map" in arguments else model.to(device)).eval(), processor
+    model = (model if "device_map" in arguments else model.to(device)).eval()
+    if pruned:
+        from_config(local_files(model_id))(model, processor=processor)
+    return model, processor
 
 
 def describe(options: LoadOptions) -> str:

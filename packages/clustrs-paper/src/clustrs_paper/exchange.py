@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from clustrs import __version__, validation
 from clustrs.evaluation import store
-from clustrs.evaluation.store import AnswerRecord, Mark, VerdictRecord, encode_record, require, write_whole
-from clustrs.evaluation.tasks import Item, Task, fingerprint, read_text
-from clustrs.validation import excerpt
+from clustrs.evaluation.store import AnswerRecord, Mark, VerdictRecord, encode_record, require
+from clustrs.evaluation.tasks import Item, Task, fingerprint
+from clustrs.validation import excerpt, read_text, write_whole
 
 FORMATS = ("mmvet", "llava")
 LONGEST_NAME = 120

@@ -9,8 +9,9 @@ from PIL import Image
 
 from clustrs import validation
 from clustrs.corruptions.images import ImageTooLarge, check_size, first_sentence
-from clustrs.evaluation.tasks import Item, parse_json, read_text, task_info
+from clustrs.evaluation.tasks import Item, task_info
 from clustrs.evaluation.tasks.custom import LETTERS, Entry, Folder, Illustrated, asked, bare, chosen, gather, is_text
+from clustrs.validation import parse_json, read_text
 
 MMVET = "lmms-lab/MMVet"
 MMVET_ADVICE = (

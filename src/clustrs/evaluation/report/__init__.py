@@ -10,7 +10,7 @@ from textwrap import wrap
 from clustrs.evaluation.report import charts, document, scores, summary
 from clustrs.evaluation.report.summary import STATES, Summary
 from clustrs.evaluation.results import Run, load_run
-from clustrs.evaluation.store import write_whole
+from clustrs.validation import write_whole
 
 __all__ = ["replace_files", "terminal_table", "write_report"]
 

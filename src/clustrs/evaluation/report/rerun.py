@@ -21,12 +21,13 @@ from clustrs.evaluation.report.scores import OURS, judged_on, ranked
 from clustrs.evaluation.report.summary import EXAMPLES_FILE, LATENCY_FILE, PARTS, Latency, Summary
 from clustrs.evaluation.results import Run, load_run
 from clustrs.evaluation.runner import Worker
-from clustrs.evaluation.store import identity, key_of, read_answers, read_config, write_whole
+from clustrs.evaluation.store import identity, key_of, read_answers, read_config
 from clustrs.evaluation.tasks import Item
 from clustrs.models.ask import Answer, as_seen, ask
 from clustrs.models.costs import count_text, meta_model
 from clustrs.models.draw import overlay_kept
 from clustrs.pruners import Pruner
+from clustrs.validation import write_whole
 
 SIZE = 264  # pixels of the longer side of a drawing
 

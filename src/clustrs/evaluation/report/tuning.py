@@ -5,15 +5,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from clustrs.evaluation.metrics import Estimate
 from clustrs.evaluation.report import charts, document, replace_files
-from clustrs.models.configuration import PruningConfig
+from clustrs.models.configuration import FILE, PruningConfig
 from clustrs.tables import NOTHING, Row, Table, Value
 
 Measure = Literal["agreement", "exact", "tokens"]
-COLUMNS = ("images", "visual tokens", "agreement", "exact", "tokens", "log-prob", "KL", "ms", "x faster", "KV kB")
+WORDS: dict[str, str] = {"agreement": "agreement", "exact": "identical answers", "tokens": "of the answers' tokens"}
+COLUMNS = {  # of the table: name of a mean, by what it is multiplied, and how it is written
+    "images": ("images", 1, "d"),
+    "visual tokens": ("visual_tokens", 1, ".4g"),
+    **{name: (name, 100, ".1f") for name in (*WORDS, "clean")},
+    "log-prob": ("logprob", 1, ".3f"),
+    "KL": ("kl", 1, ".3f"),
+    "ms": ("first_token", 1000, ".1f"),
+    "x faster": ("faster", 1, ".2f"),
+    "KV kB": ("kv_bytes", 0.001, ".0f"),
+}
 
 
 @dataclass(frozen=True)
@@ -25,8 +35,8 @@ class TunedCandidate:
         label: Its method, with what tells it from others.
         images: Number of images that it was measured on.
         quality: The chosen measure with its 95 % interval, from a bootstrap over images.
-        means: Means of all measures by name, as in `Measured`.
-        first_token: Median seconds of encoding an image, selection and prefill.
+        means: Means of all measures by name, as in `Measured`; "first_token" is the median of the seconds of encoding
+            an image, selection and prefill.
         finalist: False if halving left it out.
         error: Why it failed, if it did.
     """
@@ -36,13 +46,16 @@ class TunedCandidate:
     images: int
     quality: Estimate
     means: Mapping[str, float]
-    first_token: float
     finalist: bool
     error: str | None = None
 
     @property
+    def keep(self) -> int | float:
+        return self.config.method.keep
+
+    @property
     def name(self) -> str:
-        return f"keep {self.config.method.keep:g} with {self.label}"
+        return f"keep {self.keep} with {self.label}"
 
 
 @dataclass(frozen=True)
@@ -67,84 +80,69 @@ class TuningResult:
     complete: bool
     unreadable: Mapping[str, str]
 
+    def speedup(self, one: TunedCandidate) -> float:
+        """Return how many times faster the first token is there than unpruned."""
+        return self.unpruned.means["first_token"] / one.means["first_token"]
+
     def sentence(self) -> str:
         """Return the recommendation, with its uncertainty."""
         measured = [one for one in self.candidates if one.finalist and one.images]
-        chosen = self.recommended or max(measured, key=rank, default=None)
+        chosen = self.recommended or max(measured, key=order, default=None)
         if chosen is None:
             return "no candidate could be measured"
-        quality, words = chosen.quality, {"exact": "identical answers", "tokens": "of the answers' tokens"}
-        interval = "" if quality.low is None else f"{_percent(quality.low, '')} to {_percent(quality.high, '')}, "
         left, total = chosen.means["visual_tokens"], chosen.means["unpruned_tokens"]
+        where = f"{chosen.images} image{'s' * (chosen.images != 1)}"
         text = (
-            f"{chosen.name} ({left:.4g} of {total:.4g} visual tokens): "
-            f"{_percent(quality.mean)} {words.get(self.measure, 'agreement')} ({interval}{_counted(chosen.images)}), "
-            f"{self.unpruned.first_token / chosen.first_token:.1f} x faster to the first token"
+            f"{chosen.name} ({left:.4g} of {total:.4g} visual tokens): {_percent(chosen.quality.mean)} % "
+            f"{WORDS[self.measure]} ({_interval(chosen.quality, ' to ', ', ')}{where}), "
+            f"{self.speedup(chosen):.1f} x faster to the first token"
         )
         if self.recommended is None:
-            return f"no candidate reaches {_percent(self.target)}; the best is {text}"
-        if quality.low is None or quality.low < self.target:
+            return f"no candidate reaches {_percent(self.target)} %; the best is {text}"
+        if (chosen.quality.low or 0) < self.target:
             text += "; the true value may lie below the target, more images would tell"
-        fewer = [one for one in measured if one.means["visual_tokens"] < chosen.means["visual_tokens"]]
-        following = max(fewer, key=rank, default=None)
-        return text + (f"; {following.name}: {_percent(following.quality.mean)}" if following else "")
+        fewer = [one for one in measured if one.means["visual_tokens"] < left]
+        following = max((one for one in fewer if one.keep == fewer[0].keep), key=order, default=None)  # by budget
+        return text + (f"; {following.name}: {_percent(following.quality.mean)} %" if following else "")
 
     def table(self) -> Table:
         """Return the candidates as a table; the recommended one is marked."""
-        clean = "clean" in self.unpruned.means
-        rows, last = [], None
+        columns = {head: own for head, own in COLUMNS.items() if head != "clean" or head in self.unpruned.means}
+        rows: list[Row] = []
         for one in (self.unpruned, *self.candidates):
-            means, keep = one.means, f"{one.config.method.keep:g}"
-            heads, opens = (keep, one.label), keep != last
-            last = keep
-            if not one.images:
-                rows.append(Row(heads, (NOTHING,) * (len(COLUMNS) + clean), opens))
-                continue
-            quality = (
-                f"{_percent(one.quality.low, '')}-{_percent(one.quality.high, '')}"
-                if one.quality.low is not None
-                else ""
-            )
-            shares = [
-                Value(_percent(means[name], ""), quality * (name == self.measure), strong=one is self.recommended)
-                for name in ("agreement", "exact", "tokens", *["clean"] * clean)
-            ]
-            speed = self.unpruned.first_token / one.first_token
-            texts = f"{means['logprob']:.3f}", f"{means['kl']:.3f}", f"{1000 * one.first_token:.1f}", f"{speed:.2f}"
-            numbers = [Value(text) for text in (*texts, f"{means['kv_bytes'] / 1000:.0f}")]
-            counts = (Value(f"{one.images}"), Value(f"{means['visual_tokens']:.4g}"))
-            rows.append(Row(heads, (*counts, *shares[:3], *numbers, *shares[3:]), opens))
-        columns = (*COLUMNS, *["clean"] * clean)
-        return Table("Candidates", ("keep", "method"), columns, tuple(rows), caption="shares in per cent")
+            values, bounds = [NOTHING] * len(columns), {self.measure: _interval(one.quality, "-")}
+            if one.images:
+                means = {**one.means, "images": one.images, "faster": self.speedup(one)}
+                values = [
+                    Value(f"{means[name] * unit:{form}}", bounds.get(name, ""), strong=one is self.recommended)
+                    for name, unit, form in columns.values()
+                ]
+            opens = not rows or rows[-1].heads[0] != str(one.keep)
+            rows.append(Row((str(one.keep), one.label), tuple(values), opens))
+        return Table("Candidates", ("keep", "method"), tuple(columns), tuple(rows), caption="shares in per cent")
 
     def figures(self) -> tuple[charts.Figure, ...]:
-        """Return curves of the quality against the budget, and the candidates that are best for their time."""
-        shown = [one for one in self.candidates if one.images]
-        budgets = sorted({one.config.method.keep for one in shown})
-        ahead: list[TunedCandidate] = []
-        for one in sorted([self.unpruned, *shown], key=lambda one: (one.first_token, -rank(one)[0])):
-            if not ahead or rank(one)[0] > rank(ahead[-1])[0]:
-                ahead.append(one)
-
-        def figure(label: str, name: str, title: str, ticks: Sequence[str], placed: Any) -> charts.Figure:
-            curves: dict[str, list[charts.Point]] = {}
-            for tick, one in placed:
-                bounds = [None if bound is None else 100 * bound for bound in (one.quality.low, one.quality.high)]
-                curves.setdefault(one.label, []).append(charts.Point(tick, 100 * rank(one)[0], *bounds))
-            methods = {one.label: one.config.method.name for _, one in placed}
-            drawn = tuple(charts.Curve(methods[key], key, tuple(points)) for key, points in curves.items())
-            return charts.Figure(title, label, f"{self.measure} (%)", tuple(ticks), (("", drawn),), 1, name)
-
-        by_budget = [(budgets.index(one.config.method.keep), one) for one in shown]
-        by_budget.sort(key=lambda pair: pair[0])
-        times = [f"{1000 * one.first_token:.3g}" for one in ahead]
-        words = f"Answers like those of the unpruned model ({self.measure})"
-        budget_title = f"{words} by budget; bands are 95 % intervals."
-        time_title = f"{words} by milliseconds to the first token: the Pareto front."
+        """Return the quality against the budget, and against the time, with the Pareto front."""
+        shown = [one for one in reversed(self.candidates) if one.images]
+        front: list[TunedCandidate] = []
+        for one in sorted([self.unpruned, *shown], key=lambda one: (one.means["first_token"], -order(one)[0])):
+            if not front or order(one)[0] > order(front[-1])[0]:
+                front.append(one)
+        times = [f"{1000 * one.means['first_token']:.3g}" for one in front]
         return (
-            figure("keep", "keep", budget_title, [f"{k:g}" for k in budgets], by_budget),
-            figure("ms", "time", time_title, times, [*enumerate(ahead)]),
+            self._figure("keep", "budget; bands are 95 % intervals", [str(one.keep) for one in shown], shown),
+            self._figure("ms", "milliseconds to the first token: the Pareto front", times, front),
         )
+
+    def _figure(self, label: str, by: str, places: Sequence[str], shown: Sequence[TunedCandidate]) -> charts.Figure:
+        ticks, curves = tuple(dict.fromkeys(places)), dict[tuple[str, str], list[charts.Point]]()
+        for place, one in zip(places, shown, strict=True):
+            low, high = (None if bound is None else 100 * bound for bound in (one.quality.low, one.quality.high))
+            point = charts.Point(ticks.index(place), 100 * order(one)[0], low, high)
+            curves.setdefault((one.config.method.name, one.label), []).append(point)
+        drawn = tuple(charts.Curve(*names, tuple(points)) for names, points in curves.items())
+        title = f"Answers like those of the unpruned model ({self.measure}) by {by}."
+        return charts.Figure(title, label, f"{self.measure} (%)", ticks, (("", drawn),), 1, label)
 
     def problems(self) -> list[str]:
         """Return what went wrong: candidates that failed, images that could not be read, time that was over."""
@@ -153,28 +151,33 @@ class TuningResult:
         return lines + ([] if self.complete else ["the time was over before all images were seen"])
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write tune.html and tune.md; pruning.json if a candidate is recommended. Returns the path of tune.html."""
-        failed = self.problems()
-        blocks: tuple[document.Block, ...] = (document.Text(self.sentence()), self.table(), *self.figures())
-        sections = [document.Section("Recommendation", (*blocks, *([document.Lines(tuple(failed))] if failed else [])))]
-        title = f"Pruning tuned on {_counted(self.unpruned.images)}"
+        """Write tune.html, tune.md, and pruning.json if a candidate is recommended; returns the path of tune.html.
+
+        Without a recommendation, a pruning.json of an earlier run is renamed to pruning.json.old.
+        """
+        blocks: list[document.Block] = [document.Text(self.sentence()), self.table(), *self.figures()]
+        blocks += [document.Lines(tuple(lines))] if (lines := self.problems()) else []
+        title, sections = "Tuned pruning", [document.Section("Recommendation", tuple(blocks))]
         pages = {"tune.html": document.page(title, sections), "tune.md": document.markdown(title, sections)}
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        replace_files(Path(folder), {name: text.encode(errors="replace") for name, text in pages.items()})
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        replace_files(target, {name: text.encode(errors="replace") for name, text in pages.items()})
         if self.recommended:
-            self.recommended.config.save_pretrained(folder)
-        return Path(folder) / "tune.html"
+            self.recommended.config.save_pretrained(target)
+        elif (target / FILE).exists():
+            (target / FILE).replace(target / f"{FILE}.old")
+        return target / "tune.html"
 
 
-def rank(one: TunedCandidate) -> tuple[float, float, float]:
+def order(one: TunedCandidate) -> tuple[float, float, float]:
     """Order candidates by the measure, then by fewer visual tokens, then by log-probability of the unpruned answer."""
     quality = -1.0 if one.quality.mean is None else one.quality.mean
     return quality, -one.means.get("visual_tokens", inf), one.means.get("logprob", -inf)
 
 
-def _percent(share: float | None, unit: str = " %") -> str:
-    return "-" if share is None else f"{100 * share:.1f}{unit}"
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f}"
 
 
-def _counted(images: int) -> str:
-    return f"{images} image{'s' * (images != 1)}"
+def _interval(quality: Estimate, dash: str, end: str = "") -> str:
+    return "" if quality.low is None else f"{_percent(quality.low)}{dash}{_percent(quality.high)}{end}"

@@ -10,7 +10,6 @@ import inspect
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -21,10 +20,9 @@ from typing import Any, Protocol, TypeVar
 from PIL import Image
 
 from clustrs import validation
-from clustrs.corruptions.images import open_regular
 from clustrs.embedded import INSTALL
 from clustrs.plugins import describe, install_hint, leave_out, load_entry, plugin_entries
-from clustrs.validation import excerpt
+from clustrs.validation import open_regular
 
 GROUP = "clustrs.tasks"  # group of the entry points by which a package offers tasks: `name = "package.module:load"`
 MEMBERS = ("name", "items", "max_new_tokens", "judged", "scale", "open", "score")  # of every task, see `Task`
@@ -292,33 +290,3 @@ def image_checksum(task: Task, name: str) -> str | None:
 def has_surrogates(text: str) -> bool:
     """Check for lone surrogates, which JSON's escapes can hold, but no tokenizer and no UTF-8 file."""
     return re.search(r"[\ud800-\udfff]", text) is not None
-
-
-def read_text(path: Path) -> str:
-    try:
-        with open_regular(path) as file:
-            return file.read().decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise ValueError(f"{str(path)!r} must be a text in UTF-8") from None
-    except OSError as error:
-        raise ValueError(f"{str(path)!r} cannot be read: {error.strerror or type(error).__name__}") from None
-
-
-def parse_json(text: str | bytes, where: str) -> Any:
-    """Parse JSON from a file that may be wrong in any way; NaN, Infinity and a key that occurs twice are refused."""
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        for key, count in Counter(key for key, _ in pairs).items():
-            if count > 1:
-                raise ValueError(f"the key {excerpt(key)} occurs twice")
-        return dict(pairs)
-
-    def constant(name: str) -> None:
-        raise ValueError(f"{name} is not a number")
-
-    try:
-        decoded = text if isinstance(text, str) else text.decode("utf-8-sig")
-        return json.loads(decoded, object_pairs_hook=once, parse_constant=constant)
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else error
-        raise ValueError(f"{where}: not JSON ({reason})") from None

@@ -14,7 +14,8 @@ from PIL import Image
 
 from clustrs import validation
 from clustrs.corruptions.images import open_image
-from clustrs.evaluation.tasks import Item, has_surrogates, parse_json, read_text, task_info
+from clustrs.evaluation.tasks import Item, has_surrogates, task_info
+from clustrs.validation import parse_json, read_text
 
 K = TypeVar("K")
 LETTERS = tuple("ABCDE")

@@ -12,8 +12,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from clustrs.evaluation.store import AnswerRecord, encode_record, identity, lines, read_object, require, write_whole
-from clustrs.validation import excerpt
+from clustrs.evaluation.store import AnswerRecord, encode_record, identity, lines, read_object, require
+from clustrs.validation import excerpt, write_whole
 
 ENDING = "_results.json"
 DEPTHS = ("", "*/", "*/*/")  # levels that are searched for result files: a folder and two levels below
