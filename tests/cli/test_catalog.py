@@ -10,7 +10,7 @@ import pytest
 from clustrs.cli import catalog
 from clustrs.corruptions import list_corruptions
 from clustrs.evaluation.tasks import OWNERS, SAMPLE_TASKS
-from clustrs.export.vision import encoder_of
+from clustrs.export import encoder_of
 from clustrs.models.adapters.base import adapter_class, list_model_types
 from clustrs.serving.plugin import check_architectures
 from clustrs_models import imagenet_c

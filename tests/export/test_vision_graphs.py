@@ -17,8 +17,7 @@ from torch import Tensor
 from clustrs import ClusterMeans, ClustRS, Denoise, DivPrune, FasterVLM, Grid, NoPruning, Pruner, Random, VisPruner
 from clustrs.corruptions import Corruption
 from clustrs.evaluation.tasks import get_task
-from clustrs.export import PrunedVision, export_onnx
-from clustrs.export.vision import ENCODERS
+from clustrs.export import ENCODERS, PrunedVision, export_onnx
 from clustrs.models.load import load_model
 from clustrs_models.scenes import examples
 

@@ -6,7 +6,7 @@ import pytest
 
 from clustrs import __version__
 from clustrs.corruptions import Corruption
-from clustrs.integrations.lmms_eval.arguments import read_arguments
+from clustrs.integrations.lmms_eval.engine import read_arguments
 from clustrs.pruners import get_method
 
 GIVEN = {"pretrained": "mini-llava", "keep": 16}

@@ -22,8 +22,7 @@ from clustrs.evaluation.config import expand_methods
 from clustrs.evaluation.store import read_answers
 from clustrs.evaluation.tasks import Task, get_task
 from clustrs.integrations.lmms_eval import results
-from clustrs.integrations.lmms_eval.arguments import read_arguments
-from clustrs.integrations.lmms_eval.engine import continued
+from clustrs.integrations.lmms_eval.engine import continued, read_arguments
 from clustrs.models.ask import chat_prompt
 from clustrs.models.load import load_model
 from clustrs.pruners import from_dict, get_method

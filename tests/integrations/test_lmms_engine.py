@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 
 from clustrs.evaluation.tasks import get_task
-from clustrs.integrations.lmms_eval.arguments import read_arguments
 from clustrs.integrations.lmms_eval.engine import (
     Engine,
     Generated,
@@ -19,6 +18,7 @@ from clustrs.integrations.lmms_eval.engine import (
     Tally,
     continued,
     cut,
+    read_arguments,
     read_generation,
     user_turn,
 )

@@ -9,8 +9,7 @@ from PIL import Image
 
 from clustrs import NoPruning
 from clustrs.corruptions import Corruption
-from clustrs.integrations.lmms_eval.arguments import ModelArguments
-from clustrs.integrations.lmms_eval.engine import PromptBuilder, fingerprint, user_turn
+from clustrs.integrations.lmms_eval.engine import ModelArguments, PromptBuilder, fingerprint, user_turn
 from clustrs.models.ask import SYSTEM, messages_prompt
 
 NOISE = Corruption("gaussian", 0.5)

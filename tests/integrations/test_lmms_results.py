@@ -9,7 +9,7 @@ import pytest
 
 from clustrs.cli import main
 from clustrs.evaluation.results import load_run
-from clustrs.integrations.lmms_eval.arguments import read_arguments
+from clustrs.integrations.lmms_eval.engine import read_arguments
 from clustrs.integrations.lmms_eval.results import RUNS, holds_results, import_results
 
 CLUSTRS = {"method": "clustrs", "keep": 16}

@@ -14,7 +14,7 @@ from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from clustrs import __version__, embedded
+from clustrs import __version__, embedded, validation
 from clustrs.app import markup
 from clustrs.app.results import RunLibrary
 from clustrs.app.tabs import Html, InspectTab, ResultsTab, TryTab
@@ -166,8 +166,7 @@ def launch(
         ValueError: the model cannot be loaded, or the port cannot be used.
     """
     if port is not None:  # in one line: Gradio's own message names its environment variables
-        if not 1 <= port <= 65535:
-            raise ValueError(f"port must be a number from 1 to 65535, got {port}")
+        validation.check(1 <= port <= 65535, "port", "a number from 1 to 65535", port)
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

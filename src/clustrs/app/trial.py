@@ -177,9 +177,7 @@ def _stream(loaded: LoadedModel, batch: asking.Batch, method: Pruner, max_new_to
             with torch.inference_mode():
                 handle.generate(
                     batch.images,
-                    input_ids=batch.input_ids,
-                    attention_mask=batch.attention_mask,
-                    **batch.along,
+                    **batch.inputs,
                     max_new_tokens=max_new_tokens,
                     do_sample=False,
                     streamer=streamer,

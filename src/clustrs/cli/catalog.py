@@ -142,7 +142,7 @@ def families() -> list[dict[str, Any]]:
     from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as CLASSES
 
-    from clustrs.export.vision import ENCODERS
+    from clustrs.export import ENCODERS
     from clustrs.models.adapters.base import adapter_class, list_model_types
     from clustrs.models.inside import has_full_attention
     from clustrs.serving.plugin import ARCHITECTURES

@@ -363,7 +363,7 @@ class Tuner:
                 seconds, image = now(self.model.device) - start, handle.last[0]
                 cached, logits = cache_bytes(out.past_key_values), out.logits[0, -1:]
                 if len(ids) > 1:
-                    mask = batch.attention_mask.new_ones(1, batch.input_ids.shape[1] + len(ids) - 1)
+                    mask = batch.input_ids.new_ones(1, batch.input_ids.shape[1] + len(ids) - 1)
                     more = {"past_key_values": out.past_key_values, "attention_mask": mask, "use_cache": True}
                     logits = torch.cat([logits, self.model(input_ids=ids[None, :-1], **more).logits[0]])
                 found = logits.float().log_softmax(-1)

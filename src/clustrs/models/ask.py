@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, get_args
 
@@ -219,22 +219,19 @@ def name_unknown_words(processor: Any, text: str) -> str:
     return f"not in the model's vocabulary: {', '.join(named)}" if named else ""
 
 
-ALONG = ("token_type_ids", "mm_token_type_ids")
+PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Prompts with one image each; prompts about the same image share its `VisualTokens`."""
+    """Prompts with one image each, as per-token `inputs`; prompts about the same image share its `VisualTokens`."""
 
-    input_ids: Tensor
-    attention_mask: Tensor
+    inputs: dict[str, Tensor]
     images: list[VisualTokens]
-    along: dict[str, Any] = field(default_factory=dict)  # further per-token arguments: token types
 
     @property
-    def inputs(self) -> dict[str, Any]:
-        """Arguments of `Handle.generate` and `Handle.forward` besides the images."""
-        return {"input_ids": self.input_ids, "attention_mask": self.attention_mask, **self.along}
+    def input_ids(self) -> Tensor:
+        return self.inputs["input_ids"]
 
 
 @dataclass(frozen=True)
@@ -269,8 +266,7 @@ def encode(
         encoded = adapter.encode(adapter.take_images(dict(inputs), rows), StageTimer(model.device), crops)
     by_row = dict(zip(rows, encoded, strict=True))
     shared = [by_row[first[index]] for index, _ in prompts]
-    along = {name: inputs[name] for name in ALONG if name in inputs}
-    return Batch(inputs["input_ids"], inputs["attention_mask"], shared, along)
+    return Batch({name: inputs[name] for name in PER_TOKEN if name in inputs}, shared)
 
 
 def questions(model: Any, processor: Any, batch: Batch, method: Pruner) -> list[Tensor] | None:
@@ -281,7 +277,7 @@ def questions(model: Any, processor: Any, batch: Batch, method: Pruner) -> list[
 
     adapter = get_adapter(model)
     reader = QuestionReader(model, processor, None, adapter.written_text)
-    return reader.read(adapter, batch.input_ids, batch.attention_mask, batch.images)
+    return reader.read(adapter, batch.input_ids, batch.inputs["attention_mask"], batch.images)
 
 
 def reply(model: Any, processor: Any, batch: Batch, method: Pruner, max_new_tokens: int, **options: Any) -> list[Reply]:
@@ -296,7 +292,5 @@ def reply(model: Any, processor: Any, batch: Batch, method: Pruner, max_new_toke
 
 def part(batch: Batch, row: int) -> Batch:
     """One prompt of a batch alone, without its padding."""
-    real = batch.attention_mask[row].bool()
-    ids = batch.input_ids[row][real][None]
-    along = {name: part[row][real][None] for name, part in batch.along.items()}
-    return Batch(ids, torch.ones_like(ids), [batch.images[row]], along)
+    real = batch.inputs["attention_mask"][row].bool()
+    return Batch({name: part[row][real][None] for name, part in batch.inputs.items()}, [batch.images[row]])

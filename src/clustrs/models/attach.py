@@ -4,13 +4,13 @@ While it is attached, `forward` and `generate` are called with two things change
 and have k rows per image (`mm_encoder_outputs`), and the prompt is compacted to fit. All else is the model's own.
 """
 
-import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from copy import copy, deepcopy
 from dataclasses import replace
+from functools import partial, update_wrapper
 from typing import Any, Literal, Self, get_args
 
 import torch
@@ -75,7 +75,7 @@ class Wrapper:
         self.handle, self.name = handle, name
         self.original: Callable[..., Any] = getattr(module, name)
         self.signature = inspect.signature(self.original)
-        functools.update_wrapper(self, self.original)
+        update_wrapper(self, self.original)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         handle = self.handle
@@ -158,15 +158,11 @@ class Handle:
         self._encoder_method, self._inside_method = method.parts()
         if method.where == "language model":  # nothing is dropped before it, and what it keeps stands for itself
             self.positions, self.attention = "original", "plain"
+        family = self.adapter.config.model_type
         if getattr(self._inside_method, "compact", False) and type(self.adapter).positions is not Adapter.positions:
-            raise ValueError(
-                f"compact must be False for a {self.adapter.config.model_type} model, with M-RoPE positions"
-            )
+            raise ValueError(f"compact must be False for a {family} model, with M-RoPE positions")
         if deepstack == "shrunk" and not self.adapter.has_planes:
-            family = self.adapter.config.model_type
-            raise ValueError(
-                f"deepstack must be 'raw' for a {family} model, which has no deepstack features, got 'shrunk'"
-            )
+            raise ValueError(f"deepstack must be 'raw' for a {family} model, without such features, got 'shrunk'")
         self._reader: Any = None
         if "question" in method.requirements():
             from clustrs.models.question import QuestionReader
@@ -184,9 +180,7 @@ class Handle:
         self._thread = threading.local()
         self._latest: tuple[list[ImageSelection], dict[str, float]] = [], {}
         self.adapter.records = method.requirements()
-        self._layers = self.adapter.hooked_layers()
-        for layer in self._layers:
-            scoring.hook(layer)
+        self._hooks += map(scoring.Hook, self.adapter.hooked_layers())
         self._model_generate: Any = getattr(self.model, "generate", None)
         self._before: list[tuple[Any, str, Any, Any]] = []
         wrapped = [(self.inner, "forward")]
@@ -195,7 +189,7 @@ class Handle:
             wrapped += [(self.model, name) for name in names]
         ours: list[Any] = [(module, name, Wrapper(self, module, name)) for module, name in wrapped]
         if self._inside_method is not None and hasattr(decoder, "_deepstack_process"):
-            ours.append((decoder, "_deepstack_process", inside.Deepstack(decoder._deepstack_process)))
+            ours.append((decoder, "_deepstack_process", partial(inside.add_deepstack, decoder._deepstack_process)))
         for module, name, value in (*ours, (self.model, MARK, self), (self.inner, MARK, self)):
             self._before.append((module, name, module.__dict__.get(name), value))
             module.__dict__[name] = value
@@ -204,8 +198,6 @@ class Handle:
         """Restore the model; what others have set meanwhile stays. Calling it twice does no harm."""
         if self.attached:
             self.attached = False
-            for layer in self._layers:
-                scoring.unhook(layer)
             for one in self._hooks:
                 one.remove()
         while self._before:
@@ -317,10 +309,7 @@ class Handle:
     def generate(self, encoded: list[VisualTokens] | None, **arguments: Any) -> Any:
         """Call the model's `generate` with encoded images, one for each image of the prompts, in order."""
         if arguments.get("assistant_model") is not None:
-            raise ValueError(
-                "assistant_model: assisted decoding is not supported while a method is attached, because the assistant "
-                "would see another prompt; leave it out, or remove the method (handle.remove())"
-            )
+            raise ValueError("assistant_model: assisted decoding is not supported while a method is attached")
         prompt = checked_ids(arguments)
         if arguments.get("attention_mask") is None:
             config = arguments.get("generation_config") or self.model.generation_config
@@ -331,8 +320,8 @@ class Handle:
             counted = (mask.cumsum(-1) - 1).clamp(min=0) if self.positions == "original" else None
             turn, call = self._first_turn(arguments, prompt, True, encoded, counted)
         else:
-            known = [m for m in get_args(Modality) if hasattr(self.adapter.config, f"{m}_token_id")]
-            placeholders = [self.adapter.placeholder(modality) for modality in known]
+            config = self.adapter.config
+            placeholders = [self.adapter.placeholder(m) for m in get_args(Modality) if hasattr(config, f"{m}_token_id")]
             turn, call = turn.continue_prompt(prompt, mask, placeholders), self._continue(turn)
             for name in (*self.adapter.pixel_arguments, *self.adapter.vision_kwargs):
                 arguments.pop(name, None)
@@ -360,9 +349,7 @@ class Handle:
     def _has_images(self, arguments: dict[str, Any]) -> bool:
         ready = arguments.get("mm_encoder_outputs")
         if ready and not isinstance(ready, PrunedOutputs):
-            raise ValueError(
-                "mm_encoder_outputs must be None while a method is attached: pass pixel_values, which can be pruned"
-            )
+            raise ValueError("mm_encoder_outputs must be None while a method is attached (pass pixel_values)")
         return not ready and any(arguments.get(name) is not None for name in self.adapter.pixel_arguments)
 
     def _first_turn(
@@ -384,10 +371,7 @@ class Handle:
         given, family = arguments.pop("position_ids", None), self.adapter.positions(arguments)
         cache = arguments.get("past_key_values")
         if cache is not None and cache.get_seq_length() > 0:
-            raise ValueError(
-                "past_key_values: images can't be added to a cache that holds something else than a prompt which was "
-                "pruned by this handle; leave the cache out"
-            )
+            raise ValueError("past_key_values: images can't be added to a cache that holds a prompt; leave it out")
         timer = scoring.StageTimer(prompt.device)
         if encoded is None:
             encoded = self.adapter.encode(arguments, timer, self.crops)
@@ -395,10 +379,7 @@ class Handle:
             sizes, questions = self.attention == "proportional", None
             if self._reader is not None:
                 if compiling:
-                    raise ValueError(
-                        f"torch.compile: {self.method.name} reads the question in a prompt's ids, which "
-                        "are not known while compiling"
-                    )
+                    raise ValueError(f"torch.compile: {self.method.name} reads the question in a prompt's ids")
                 questions = self._reader.read(self.adapter, prompt, arguments.get("attention_mask"), encoded)
             kept, last = prune_images(self._encoder_method, encoded, self.scope, self.deepstack, sizes, questions)
         groups: dict[Modality, list[PrunedImage]] = {}
@@ -411,10 +392,8 @@ class Handle:
             self._thread.results = self._latest
         for name in (*self.adapter.pixel_arguments, *self.adapter.vision_kwargs):
             arguments.pop(name, None)
-        outputs: dict[str, Any] = {
-            modality: self.adapter.outputs(group, modality) for modality, group in groups.items()
-        }
-        arguments["mm_encoder_outputs"] = PrunedOutputs(outputs)
+        fed = ((modality, self.adapter.outputs(group, modality)) for modality, group in groups.items())
+        arguments["mm_encoder_outputs"] = PrunedOutputs(fed)
         compact_arguments(arguments, compaction, prompts.pad_id(self.model, avoid=[token for token, _ in images]))
         if compiling:  # embeddings: the model's check that ids and features fit does not compile with a selection
             if any(tokens.planes is not None for tokens in kept):
@@ -454,10 +433,8 @@ class Handle:
         if not turn.columns:
             return None
         if self._inside_method is None:
-            raise ValueError(
-                "past_key_values needs a method inside the language model, with which its prompt was read, got "
-                f"{self.method.name}"
-            )
+            needed = "a method inside the language model, with which its prompt was read"
+            raise ValueError(f"past_key_values needs {needed}, got {self.method.name}")
         return InsideCall(self._inside_method, self._decoder, turn.columns)
 
     @contextmanager
@@ -484,9 +461,7 @@ class Handle:
         cache = arguments.get("past_key_values")
         turn = None if cache is None else turns.recall(cache)
         if turn is not None and turn.compaction.log_sizes is not None and self.attention == "plain":
-            raise ValueError(
-                "past_key_values needs attention='proportional', with which its prompt was read, got 'plain'"
-            )
+            raise ValueError("past_key_values needs attention='proportional', as its prompt was read, got 'plain'")
         given = arguments.get("input_ids")
         given = arguments.get("inputs_embeds") if given is None else given
         if turn is None or given is None or turn.input_ids.device == given.device:

@@ -94,8 +94,8 @@ def count_cost(
     kind = adapter_class(getattr(config, "model_type", None) or type(config).__name__)
     if kind.takes_grid and grid is None:
         raise ValueError(f"grid must be a PatchGrid for a {config.model_type} model, whose images have any size")
-    if grid is not None and not kind.takes_grid:
-        raise ValueError(f"grid must be None for a {config.model_type} model, whose crops have one size, got {grid!r}")
+    what = f"None for a {config.model_type} model, whose crops have one size"
+    validation.check(grid is None or kind.takes_grid, "grid", what, grid)
     model = meta_model(config, dtype)
     tower, projector = count_vision(model, grid)
     inside: InsidePruner | None = None

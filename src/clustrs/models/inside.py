@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from clustrs import validation
 from clustrs.models import scoring
 from clustrs.pruners.inputs import check_indices
 from clustrs.pruners.inside import InsidePruner, LayerState
@@ -299,12 +298,8 @@ def pruned_inside(call: InsideCall | None) -> Iterator[None]:
     if call is None:
         yield
         return
-    token = _call.set(call)
-    try:
-        with scoring.recorded_by(call):
-            yield
-    finally:
-        _call.reset(token)
+    with scoring.using(_call, call), scoring.using(scoring.active_recorder, call):
+        yield
 
 
 def has_full_attention(config: Any) -> bool:
@@ -315,8 +310,8 @@ def has_full_attention(config: Any) -> bool:
 def hook_layers(decoder: Any, method: InsidePruner) -> list[Any]:
     """Hook the layers of a language model for a method, or raise ValueError; returns the hooks, to be removed."""
     name, implementation = method.name, getattr(decoder.config, "_attn_implementation", None)
-    if implementation not in ("sdpa", "eager"):
-        raise ValueError(f"attn_implementation must be 'sdpa' or 'eager' for {name}, got {implementation!r}")
+    usable = ("sdpa", "eager")
+    validation.check(implementation in usable, "attn_implementation", f"'sdpa' or 'eager' for {name}", implementation)
     layers = getattr(decoder, "layers", [])
     known = all(hasattr(layer, "self_attn") and hasattr(layer, "input_layernorm") for layer in layers)
     if not (layers and known and has_full_attention(decoder.config)):
@@ -326,10 +321,7 @@ def hook_layers(decoder: Any, method: InsidePruner) -> list[Any]:
     read = [layers[index if method.own_layer else index - 1].self_attn for index in pruned]
     hooks: list[Any] = [layer.register_forward_pre_hook(_before, with_kwargs=True) for layer in layers]
     hooks.append(layers[-1].register_forward_hook(_after))
-    for attention in read:
-        scoring.hook(attention)
-        hooks.append(SimpleNamespace(remove=partial(scoring.unhook, attention)))
-    return hooks
+    return [*hooks, *map(scoring.Hook, read)]
 
 
 def _before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -342,12 +334,8 @@ def _after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     return None if call is None else call.after(output)
 
 
-class Deepstack:
-    """Replacement for the method of a decoder that adds further features to visual tokens (Qwen3-VL)."""
-
-    def __init__(self, original: Callable[..., Tensor]) -> None:
-        self.original = original
-
-    def __call__(self, hidden_states: Tensor, visual_pos_masks: Tensor, visual_embeds: Tensor) -> Tensor:
-        call, given = _call.get(), (hidden_states, visual_pos_masks, visual_embeds)
-        return self.original(*(given if call is None else call.deepstack(*given)))
+def add_deepstack(original: Any, hidden_states: Tensor, visual_pos_masks: Tensor, visual_embeds: Tensor) -> Tensor:
+    """Call the method of a decoder that adds further features to visual tokens (Qwen3-VL) with those that are left."""
+    call, given = _call.get(), (hidden_states, visual_pos_masks, visual_embeds)
+    added: Tensor = original(*(given if call is None else call.deepstack(*given)))
+    return added

@@ -76,20 +76,24 @@ def checked_ids(arguments: dict[str, Any]) -> Tensor:
     if arguments.get("inputs_embeds") is not None:
         raise ValueError("inputs_embeds must be None in a call with images, pass input_ids alone")
     if mask is not None and (mask.dim() != 2 or mask.shape != ids.shape):
-        raise ValueError(f"attention_mask must have the shape of input_ids {list(ids.shape)}, got {list(mask.shape)}")
+        raise wrong_shape("attention_mask", mask, ids.shape)
     return ids
 
 
 def compact_arguments(arguments: dict[str, Any], compaction: Compaction, pad: int) -> None:
     """Compact the ids and all per-token arguments of a call, in place; `pad` is the token id for padding."""
     shape = arguments["input_ids"].shape
-    given = {name: arguments[name] for name in FOLLOWERS if arguments.get(name) is not None}
-    for name, tensor in given.items():
-        if tensor.shape != shape:
-            raise ValueError(f"{name} must have the shape of input_ids {list(shape)}, got {list(tensor.shape)}")
-    arguments.update({name: compaction.gather(tensor, FOLLOWERS[name]) for name, tensor in given.items()})
+    for name, pad_value in FOLLOWERS.items():
+        if (tensor := arguments.get(name)) is not None:
+            if tensor.shape != shape:
+                raise wrong_shape(name, tensor, shape)
+            arguments[name] = compaction.gather(tensor, pad_value)
     arguments["input_ids"] = compaction.gather(arguments["input_ids"], pad)
     arguments["attention_mask"] = compaction.mask
+
+
+def wrong_shape(name: str, tensor: Tensor, ids: Sequence[int]) -> ValueError:
+    return ValueError(f"{name} must have the shape of input_ids {list(ids)}, got {list(tensor.shape)}")
 
 
 def mismatch(tokens: int, features: int) -> ValueError:

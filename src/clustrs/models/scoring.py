@@ -13,7 +13,7 @@ added in front of the layer, in this thread and for the length of a call; linear
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from math import nan
@@ -29,13 +29,18 @@ _timing: ContextVar[bool] = ContextVar("timing", default=False)
 
 
 @contextmanager
-def timing() -> Iterator[None]:
-    """Time the stages on an accelerator, too, by waiting for it around each, which is slower. A CPU is always timed."""
-    before = _timing.set(True)
+def using(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    """Set a context variable until the block ends."""
+    before = variable.set(value)
     try:
         yield
     finally:
-        _timing.reset(before)
+        variable.reset(before)
+
+
+def timing() -> AbstractContextManager[None]:
+    """Time the stages on an accelerator, too, by waiting for it around each, which is slower. A CPU is always timed."""
+    return using(_timing, True)
 
 
 def runs_ahead(device: torch.device) -> bool:
@@ -124,7 +129,8 @@ class _Tracing:
     bias: "KeyBias | None" = None
 
 
-_recorder: ContextVar[ScoreRecorder | None] = ContextVar("clustrs_recorder", default=None)
+active_recorder: ContextVar[Any] = ContextVar("clustrs_recorder", default=None)
+"""What records hooked layers in this thread: a `ScoreRecorder`, or another object with `layers` and `record`."""
 _lock = threading.Lock()
 
 
@@ -192,24 +198,10 @@ def record_scores(
         yield recorder
         _Tracing.recorder = None
         return
-    token = _recorder.set(recorder)
-    try:
-        with ExitStack() as hooks:
-            for one in recorder.layers():
-                hooks.enter_context(hooked(one))
-            yield recorder
-    finally:
-        _recorder.reset(token)
-
-
-@contextmanager
-def recorded_by(recorder: Any) -> Iterator[None]:
-    """Let a recorder, with the methods `layers` and `record`, record hooked layers in this thread."""
-    token = _recorder.set(recorder)
-    try:
-        yield
-    finally:
-        _recorder.reset(token)
+    with using(active_recorder, recorder), ExitStack() as hooks:
+        for one in recorder.layers():
+            hooks.enter_context(Hook(one))
+        yield recorder
 
 
 class HookedConfig:
@@ -235,31 +227,26 @@ class HookedConfig:
         setattr(self.__dict__["wrapped"], name, value)
 
 
-@contextmanager
-def hooked(layer: Any) -> Iterator[None]:
-    """Route a layer's attention through the recording function; several threads may do so at once."""
-    hook(layer)
-    try:
-        yield
-    finally:
-        unhook(layer)
+class Hook(AbstractContextManager["Hook"]):
+    """Routes a layer's attention through the recording function until `remove`; several threads may do so at once."""
 
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+        with _lock:
+            if not isinstance(layer.config, HookedConfig):
+                layer.config = HookedConfig(layer.config)
+            layer.config.__dict__["users"] += 1
 
-def hook(layer: Any) -> None:
-    """Route a layer's attention through the recording function until `unhook`."""
-    with _lock:
-        if not isinstance(layer.config, HookedConfig):
-            layer.config = HookedConfig(layer.config)
-        layer.config.__dict__["users"] += 1
+    def remove(self) -> None:
+        with _lock:
+            config = self.layer.config
+            if isinstance(config, HookedConfig):
+                config.__dict__["users"] -= 1
+                if config.__dict__["users"] <= 0:
+                    self.layer.config = config.__dict__["wrapped"]
 
-
-def unhook(layer: Any) -> None:
-    with _lock:
-        config = layer.config
-        if isinstance(config, HookedConfig):
-            config.__dict__["users"] -= 1
-            if config.__dict__["users"] <= 0:
-                layer.config = config.__dict__["wrapped"]
+    def __exit__(self, *_: object) -> None:
+        self.remove()
 
 
 def _recording_function(implementation: str) -> Callable[..., Any]:
@@ -268,7 +255,7 @@ def _recording_function(implementation: str) -> Callable[..., Any]:
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> Any:
-        recorder = _Tracing.recorder if torch.compiler.is_compiling() else _recorder.get()
+        recorder = _Tracing.recorder if torch.compiler.is_compiling() else active_recorder.get()
         if recorder is not None and any(layer is module for layer in recorder.layers()):
             scaling = kwargs.get("scaling")
             scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -377,11 +364,8 @@ def biased(log_sizes: Tensor | None, columns: Callable[[int], Tensor | None] | N
         yield
         _Tracing.bias = None
         return
-    token = _bias.set(bias)
-    try:
+    with using(_bias, bias):
         yield
-    finally:
-        _bias.reset(token)
 
 
 def hook_attention(language_model: nn.Module) -> list[Any]:

@@ -53,10 +53,7 @@ class Turn:
         width = compaction.width - removed
         last = torch.arange(width, compaction.width, device=compaction.source.device)
         if not bool(((compaction.source[:, length:] == last) & compaction.valid[:, length:]).all()):
-            raise ValueError(
-                f"crop must leave the images and the padding of the prompt in the cache, got {removed} columns of the "
-                "prompt to remove: generate from the shorter prompt without a cache"
-            )
+            raise ValueError(f"crop must leave the images of the prompt in the cache, got {removed} columns to remove")
         shorter = self.map(lambda tensor: tensor[..., :length])
         compaction, columns = replace(shorter.compaction, width=width), tuple(one.crop(length) for one in self.columns)
         return replace(shorter, input_ids=self.input_ids[:, :width], compaction=compaction, columns=columns)
@@ -73,10 +70,8 @@ class Turn:
         elif mask.dim() == 2 and mask.shape[1] == whole.width:
             mask = whole.gather(mask, 0)
         elif mask.dim() == 2 and mask.shape[1] != held + new:
-            raise ValueError(
-                f"attention_mask has shape {list(mask.shape)}: {whole.width} columns go with the prompt as given, "
-                f"{held + new} with what is left of it after pruning"
-            )
+            widths = f"{whole.width} columns, or after pruning {held + new}"
+            raise ValueError(f"attention_mask must have {widths}, got shape {list(mask.shape)}")
         arguments["attention_mask"] = mask
         positions = arguments.get("position_ids")
         if self.positions is not None:
@@ -137,10 +132,7 @@ class PrunedCache:
     def crop(self, tokens_to_remove: int) -> None:
         turn = getattr(self, TURN, None)
         if turn is not None and tokens_to_remove > 0:
-            raise ValueError(
-                f"crop must get a negative number, how many tokens to remove, got {tokens_to_remove}: lengths of a "
-                "pruned prompt's cache do not count the dropped tokens"
-            )
+            raise ValueError(f"crop must get a negative number, how many tokens to remove, got {tokens_to_remove}")
         cropped = None if turn is None else turn.crop(self.get_seq_length() + tokens_to_remove)  # type: ignore[attr-defined]
         super().crop(tokens_to_remove)  # type: ignore[misc]
         setattr(self, TURN, cropped)
@@ -181,10 +173,7 @@ def recall(cache: Any) -> Turn | None:
         return None
     rows, known = cache_rows(cache), len(turn.input_ids)
     if rows is not None and rows != known:
-        raise ValueError(
-            f"past_key_values has {rows} rows, expected {known} as in the pruned prompt: change rows with "
-            "reorder_cache, batch_select_indices or batch_repeat_interleave of the cache"
-        )
+        raise ValueError(f"past_key_values has {rows} rows, expected {known} (reorder it by the cache's own methods)")
     return turn
 
 

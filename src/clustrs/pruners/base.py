@@ -1,6 +1,6 @@
 """Base class of all methods: budget, checks, attaching, and what a method declares about itself."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 SERVED = ("scores", "layout")
 """Inputs besides the tokens that are there in vLLM, also when a tower's heads are split over ranks."""
+
+
+def accepts(check: Callable[..., None], *limits: Any) -> dict[str, Any]:
+    """Return the `metadata` of a parameter that is checked by a function of `clustrs.validation` with these limits."""
+    return {"check": lambda name, value: check(name, value, *limits)}
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,9 @@ class Pruner:
 
     def __post_init__(self) -> None:
         validation.keep(self.keep)
+        for field in fields(self):
+            if "check" in field.metadata:
+                field.metadata["check"](field.name, getattr(self, field.name))
 
     def count(self, n: int) -> int:
         """Return how many of n tokens survive."""

@@ -1,6 +1,6 @@
 """CDPruner: the tokens that are relevant to the question and differ from each other."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import torch
@@ -10,7 +10,7 @@ from torch.linalg import vecdot
 from clustrs import validation
 from clustrs.ops.distances import can_read_without_sync, gram, map_images
 from clustrs.ops.diversity import unit_rows
-from clustrs.pruners.base import Pruner
+from clustrs.pruners.base import Pruner, accepts
 from clustrs.pruners.inputs import PrunerInputs
 from clustrs.pruners.registry import register
 
@@ -47,11 +47,10 @@ class CDPruner(Pruner):
     needs = ("question",)
 
     theta: float | None = None
-    relevance: Relevance = "embeddings"
+    relevance: Relevance = field(default="embeddings", metadata=accepts(validation.choice, get_args(Relevance)))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        validation.choice("relevance", self.relevance, get_args(Relevance))
         theta = self.theta
         accepted = theta is None or (validation.is_number(theta) and 0 < theta < 1)
         validation.check(accepted, "theta", "None or a number between 0 and 1", theta)
@@ -62,12 +61,9 @@ class CDPruner(Pruner):
     def _choose(self, inputs: PrunerInputs, k: int) -> Tensor:
         unit = unit_rows(inputs.tokens)
         if self.relevance == "clip":
-            assert inputs.clip_tokens is not None
-            assert inputs.clip_question is not None
-            relevance = -mean_cosine(unit_rows(inputs.clip_tokens), inputs.clip_question, None)
+            relevance = -mean_cosine(unit_rows(inputs["clip_tokens"]), inputs["clip_question"], None)
         else:
-            assert inputs.question is not None
-            relevance = mean_cosine(unit, inputs.question, inputs.question_mask)
+            relevance = mean_cosine(unit, inputs["question"], inputs.question_mask)
         low, high = relevance.amin(-1, keepdim=True), relevance.amax(-1, keepdim=True)
         relevance = (relevance - low + LEAST) / (high - low).clamp(min=LEAST)
         log_quality = relevance.log() if self.theta is None else self.theta / (2 * (1 - self.theta)) * relevance

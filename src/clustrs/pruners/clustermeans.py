@@ -1,6 +1,6 @@
 """ClusterMeans: the weighted mean of each cluster, in the place where the cluster lies."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from clustrs import validation
 from clustrs.ops.distances import gather_tokens
 from clustrs.ops.kmeans import cluster_sizes, membership
-from clustrs.pruners.base import Pruner
+from clustrs.pruners.base import Pruner, accepts
 from clustrs.pruners.clustrs import ClustRS, token_weights
 from clustrs.pruners.inputs import PrunerInputs, Selection, grid_layout
 from clustrs.pruners.registry import register
@@ -43,7 +43,7 @@ class ClusterMeans(Pruner):
     merges = True
     exportable = True
 
-    power: float = 0.1
+    power: float = field(default=0.1, metadata=accepts(validation.number, 0, 16))
     tau: float = 1.0
     iterations: int = 3
     tolerance: float = 0.01
@@ -52,7 +52,6 @@ class ClusterMeans(Pruner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        validation.number("power", self.power, 0, 16)
         self._clustering  # noqa: B018 - checks the parameters; torch.compile cannot trace the checks
 
     @cached_property

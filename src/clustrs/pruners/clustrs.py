@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -12,12 +12,15 @@ from clustrs import validation
 from clustrs.ops import kmeans
 from clustrs.ops.dispatch import PLAIN, Steps, steps
 from clustrs.ops.distances import can_read_without_sync, center, gather_tokens, multiply_power, upcast_half
-from clustrs.pruners.base import Pruner
+from clustrs.pruners.base import Pruner, accepts
 from clustrs.pruners.inputs import PrunerInputs, Selection, check_finite
 from clustrs.pruners.registry import register
 
 SWITCHES = ("representative", "attention_power")  # parameters beyond the paper, off at their defaults
 Chosen = tuple[Tensor, Tensor]
+Distance = Literal["huber", "euclidean"]
+Centroid = Literal["mean", "huber"]
+Kept = Literal["attention", "medoid"]
 
 
 @register
@@ -57,31 +60,21 @@ class ClustRS(Pruner):
         "clustering": {"distance": "euclidean", "shrink": False},
     }
 
-    tau: float = 1.0
-    iterations: int = 3
-    tolerance: float = 0.01
-    distance: Literal["huber", "euclidean"] = "huber"
-    centroid: Literal["mean", "huber"] = "mean"
-    shrink: bool = True
+    tau: float = field(default=1.0, metadata=accepts(validation.above, 0))
+    iterations: int = field(default=3, metadata=accepts(validation.integer, 1))
+    tolerance: float = field(default=0.01, metadata=accepts(validation.number, 0, 1))
+    distance: Distance = field(default="huber", metadata=accepts(validation.choice, get_args(Distance)))
+    centroid: Centroid = field(default="mean", metadata=accepts(validation.choice, get_args(Centroid)))
+    shrink: bool = field(default=True, metadata=accepts(validation.choice, (True, False)))
     clip: tuple[float, float] = (0.10, 0.95)
-    salience: bool | None = None
-    seed: int = 0
-    representative: Literal["attention", "medoid"] = "attention"
-    attention_power: float = 1.0
+    salience: bool | None = field(default=None, metadata=accepts(validation.choice, (True, False, None)))
+    seed: int = field(default=0, metadata=accepts(validation.integer, 0))
+    representative: Kept = field(default="attention", metadata=accepts(validation.choice, get_args(Kept)))
+    attention_power: float = field(default=1.0, metadata=accepts(validation.above, 0))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        validation.above("tau", self.tau, 0)
-        validation.integer("iterations", self.iterations, 1)
-        validation.number("tolerance", self.tolerance, 0, 1)
-        validation.choice("distance", self.distance, ("huber", "euclidean"))
-        validation.choice("centroid", self.centroid, ("mean", "huber"))
-        validation.choice("shrink", self.shrink, (True, False))
         object.__setattr__(self, "clip", validation.interval("clip", self.clip, 0, 1))
-        validation.choice("salience", self.salience, (True, False, None))
-        validation.integer("seed", self.seed, 0)
-        validation.choice("representative", self.representative, ("attention", "medoid"))
-        validation.above("attention_power", self.attention_power, 0)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the method as a dict, without parameters beyond the paper that are off, so that older runs match."""
@@ -158,9 +151,8 @@ def select_clusters(
 
 def token_weights(inputs: PrunerInputs, with_salience: bool | None, power: float = 1.0) -> Tensor:
     """Return the weight [B, N] of each token: its attention, with salience (None: if there is no CLS), to a power."""
-    assert inputs.scores is not None
     features = upcast_half(inputs.tokens)
-    weight = inputs.scores.to(features.dtype)
+    weight = inputs["scores"].to(features.dtype)
     if with_salience or (with_salience is None and not inputs.cls):
         weight = kmeans.salience(features, weight)
     weight = kmeans.unit_scale(weight)

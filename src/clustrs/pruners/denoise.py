@@ -9,7 +9,7 @@ from clustrs import validation
 from clustrs.ops.dispatch import steps
 from clustrs.ops.distances import ROUNDING, gather_tokens
 from clustrs.ops.kmeans import nearest
-from clustrs.pruners.base import Pruner
+from clustrs.pruners.base import Pruner, accepts
 from clustrs.pruners.clustrs import Chosen, select_clusters, token_weights
 from clustrs.pruners.inputs import PrunerInputs, Selection
 from clustrs.pruners.registry import as_method, register
@@ -45,19 +45,18 @@ class Denoise(Pruner):
     keep: int | float = field(default=None, kw_only=True)  # type: ignore[assignment]
     inner: Pruner = field(default="fastervlm")  # type: ignore[assignment]
     clip: tuple[float, float] = (0.10, 0.95)
-    salience: bool | None = None
+    salience: bool | None = field(default=None, metadata=accepts(validation.choice, (True, False, None)))
 
     def __post_init__(self) -> None:
         inner = as_method("inner", self.inner, {}, {} if self.keep is None else {"keep": self.keep})
         validation.check(inner.where == "encoder", "inner", "a method that prunes in the encoder", inner.name)
-        if inner.merges:
-            raise ValueError(f"inner must be a method that only drops tokens, got {inner.name!r}, which merges tokens")
+        what = "a method that only drops tokens"
+        validation.check(not inner.merges, "inner", what, inner.name, ", which merges tokens")
         own = {"inner": inner, "keep": inner.keep, "clip": validation.interval("clip", self.clip, 0, 1)}
         for name in ("exportable", "servable"):  # what the inner method cannot do, neither can this one
             own[name] = getattr(type(self), name) and getattr(inner, name)
         for name, value in own.items():
             object.__setattr__(self, name, value)
-        validation.choice("salience", self.salience, (True, False, None))
         super().__post_init__()
 
     def requirements(self) -> tuple[str, ...]:

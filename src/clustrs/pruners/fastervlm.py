@@ -26,5 +26,4 @@ class FasterVLM(Pruner):
     exportable = True
 
     def _choose(self, inputs: PrunerInputs, k: int) -> Tensor:
-        assert inputs.scores is not None
-        return stable_topk(inputs.scores, k)
+        return stable_topk(inputs["scores"], k)

@@ -1,13 +1,13 @@
 """HiPrune: objects and their surroundings by a middle layer, the rest by a deep one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from clustrs import validation
 from clustrs.ops.distances import stable_topk
-from clustrs.pruners.base import Pruner
+from clustrs.pruners.base import Pruner, accepts
 from clustrs.pruners.inputs import PrunerInputs, grid_layout
 from clustrs.pruners.registry import register
 
@@ -37,23 +37,17 @@ class HiPrune(Pruner):
     paper = "https://arxiv.org/abs/2508.00553"
     needs = ("received", "object_scores")
 
-    objects: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        validation.number("objects", self.objects, 0, 1)
+    objects: float = field(default=0.1, metadata=accepts(validation.number, 0, 1))
 
     def _choose(self, inputs: PrunerInputs, k: int) -> Tensor:
-        assert inputs.received is not None
-        assert inputs.object_scores is not None
-        layout = inputs.layout or grid_layout(inputs.tokens)
-        anchors = stable_topk(inputs.object_scores, max(1, round(k * self.objects / 5)))
+        layout, scores = inputs.layout or grid_layout(inputs.tokens), inputs["object_scores"]
+        anchors = stable_topk(scores, max(1, round(k * self.objects / 5)))
 
         def apart(axis: Tensor) -> Tensor:
             return (axis.gather(-1, anchors).unsqueeze(-1) - axis.unsqueeze(1)).abs()
 
         near = (apart(layout.tile) == 0) & (apart(layout.y) + apart(layout.x) == 1)
         rank = near.any(1).long().scatter(-1, anchors, 2)  # anchors before buffers before the rest
-        attention = torch.where(rank > 0, inputs.object_scores, inputs.received)
+        attention = torch.where(rank > 0, scores, inputs["received"])
         order = stable_topk(attention, attention.shape[-1])
         return order.gather(-1, stable_topk(rank.gather(-1, order), k))

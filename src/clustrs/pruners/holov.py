@@ -1,6 +1,6 @@
 """HoloV: a budget for each part of the image, then the most attended tokens there."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from torch import Tensor
 from clustrs import validation
 from clustrs.ops.distances import deterministic_matmul, map_images, stable_topk, upcast_half
 from clustrs.ops.diversity import raise_tiny
-from clustrs.pruners.base import Pruner
+from clustrs.pruners.base import Pruner, accepts
 from clustrs.pruners.inputs import PrunerInputs
 from clustrs.pruners.registry import register
 
@@ -41,21 +41,16 @@ class HoloV(Pruner):
     needs = ("scores",)
     exportable = True
 
-    runs: int = 16
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        validation.integer("runs", self.runs, 1)
+    runs: int = field(default=16, metadata=accepts(validation.integer, 1))
 
     def _choose(self, inputs: PrunerInputs, k: int) -> Tensor:
-        assert inputs.scores is not None
         (batch, n, _), device = inputs.tokens.shape, inputs.tokens.device
         runs = min(self.runs, n)
         sizes = torch.tensor([n // runs + (run < n % runs) for run in range(runs)], device=device)
         cell = torch.arange(-(-n // runs), device=device)
         inside = cell < sizes[:, None]
         place = ((sizes.cumsum(0) - sizes)[:, None] + cell).clamp(max=n - 1)
-        scores = inputs.scores.double()[:, place.flatten()].unflatten(1, place.shape)
+        scores = inputs["scores"].double()[:, place.flatten()].unflatten(1, place.shape)
         tokens = inputs.tokens.unflatten(1, place.shape) if n % runs == 0 else inputs.tokens[:, place]
         share = run_shares(tokens, scores * SCALE, inside, sizes)
         budget = divide(share, sizes, k).unsqueeze(-1)

@@ -92,6 +92,12 @@ class PrunerInputs:
     joint_scores: Tensor | None = None
     joint_keys: Tensor | None = None
 
+    def __getitem__(self, name: str) -> Tensor:
+        """Return an input that the method needs, so that it is there."""
+        value: Tensor | None = getattr(self, name)
+        assert value is not None, name
+        return value
+
     @property
     def patch_hidden(self) -> Tensor | None:
         """Hidden states [B, N, H] without the CLS token."""

@@ -1,6 +1,6 @@
 """MMR: maximal marginal relevance, attention against redundancy."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from torch import Tensor
 from clustrs import validation
 from clustrs.ops.distances import stable_topk
 from clustrs.ops.diversity import most_diverse
-from clustrs.pruners.base import Pruner
+from clustrs.pruners.base import Pruner, accepts
 from clustrs.pruners.inputs import PrunerInputs
 from clustrs.pruners.registry import register
 
@@ -39,17 +39,12 @@ class MMR(Pruner):
     needs = ("scores",)
     exportable = True
 
-    importance: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        validation.number("importance", self.importance, 0, 1)
+    importance: float = field(default=0.5, metadata=accepts(validation.number, 0, 1))
 
     def _choose(self, inputs: PrunerInputs, k: int) -> Tensor:
-        assert inputs.scores is not None
         if self.importance == 1:
-            return stable_topk(inputs.scores, k)
-        scores = inputs.scores.double()
+            return stable_topk(inputs["scores"], k)
+        scores = inputs["scores"].double()
         low, high = scores.amin(-1, keepdim=True), scores.amax(-1, keepdim=True)
         scaled = (scores - low) / torch.where(high > low, high - low, 1)
         return most_diverse(inputs.tokens, k, self.importance * scaled, 1 - self.importance)

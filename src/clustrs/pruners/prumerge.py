@@ -1,6 +1,6 @@
 """PruMerge+: attended and evenly spaced tokens, each with its nearest ones added."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from torch import Tensor
 from clustrs import validation
 from clustrs.ops.distances import gather_tokens, map_images, stable_topk, upcast_half
 from clustrs.ops.diversity import cosines
-from clustrs.pruners.base import Pruner
+from clustrs.pruners.base import Pruner, accepts
 from clustrs.pruners.inputs import PrunerInputs, Selection, check_finite
 from clustrs.pruners.registry import register
 from clustrs.pruners.visionzip import evenly_spaced
@@ -40,17 +40,10 @@ class PruMergePlus(Pruner):
     needs = ("joint_scores", "joint_keys", "hidden", "projector")
     merges = True
 
-    neighbors: int = 32
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        validation.integer("neighbors", self.neighbors, 1)
+    neighbors: int = field(default=32, metadata=accepts(validation.integer, 1))
 
     def _select(self, inputs: PrunerInputs, k: int, check: bool) -> Selection:
-        hidden, scores, keys = inputs.patch_hidden, inputs.joint_scores, inputs.joint_keys
-        assert hidden is not None
-        assert scores is not None
-        assert keys is not None
+        hidden, scores, keys = inputs["patch_hidden"], inputs["joint_scores"], inputs["joint_keys"]
         assert inputs.projector is not None
         if check:
             check_finite("tokens", inputs.tokens)

@@ -1,12 +1,12 @@
 """SCOPE: coverage of all tokens times attention."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from clustrs import validation
 from clustrs.ops.diversity import best_covering
-from clustrs.pruners.base import Pruner
+from clustrs.pruners.base import Pruner, accepts
 from clustrs.pruners.inputs import PrunerInputs, Selection, check_finite
 from clustrs.pruners.registry import register
 
@@ -36,11 +36,7 @@ class SCOPE(Pruner):
     needs = ("scores",)
     exportable = True
 
-    alpha: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        validation.number("alpha", self.alpha, 0, 16)
+    alpha: float = field(default=1.0, metadata=accepts(validation.number, 0, 16))
 
     def _select(self, inputs: PrunerInputs, k: int, check: bool) -> Selection:
         if check and inputs.hidden is not None:
@@ -48,9 +44,8 @@ class SCOPE(Pruner):
         return super()._select(inputs, k, check)
 
     def _choose(self, inputs: PrunerInputs, k: int) -> Tensor:
-        assert inputs.scores is not None
         features = inputs.tokens if inputs.patch_hidden is None else inputs.patch_hidden
-        weight = inputs.scores.double()
+        weight = inputs["scores"].double()
         if self.alpha != 1:
             weight = (weight / weight.amax(-1, keepdim=True).clamp(min=1e-300)).pow(self.alpha)
         return best_covering(features, weight, k)

@@ -35,18 +35,14 @@ class VisionZip(Pruner):
     def _select(self, inputs: PrunerInputs, k: int, check: bool) -> Selection:
         if check:
             check_finite("tokens", inputs.tokens)
-        hidden, keys = inputs.patch_hidden, inputs.patch_keys
-        assert inputs.scores is not None
-        assert inputs.hidden is not None
-        assert hidden is not None
-        assert keys is not None
+        hidden, keys = inputs["patch_hidden"], inputs["patch_keys"]
         assert inputs.projector is not None
         first = int(inputs.cls)
         contextual = max(1, 10 * k // 64) if k > 1 else 0
         dominant = k - contextual  # with the CLS token
-        rank = stable_topk(inputs.scores, inputs.tokens.shape[1])
+        rank = stable_topk(inputs["scores"], inputs.tokens.shape[1])
         best, rest = (part.sort(-1).values for part in rank.tensor_split([dominant - first], -1))
-        parts = [inputs.hidden[:, :first], gather_tokens(hidden, best)]
+        parts = [inputs["hidden"][:, :first], gather_tokens(hidden, best)]
         targets, others = evenly_spaced(rest, contextual)
         indices = torch.cat([torch.full_like(rank[:, :first], -1), best, targets], -1)
         outputs = torch.arange(k, device=rank.device).expand(len(rank), k)

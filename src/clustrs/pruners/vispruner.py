@@ -1,6 +1,6 @@
 """VisPruner: half the tokens by attention, half by dissimilarity."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from torch import Tensor
 from clustrs import validation
 from clustrs.ops.distances import stable_topk
 from clustrs.ops.diversity import cosines, thin
-from clustrs.pruners.base import Pruner
+from clustrs.pruners.base import Pruner, accepts
 from clustrs.pruners.inputs import PrunerInputs
 from clustrs.pruners.registry import register
 
@@ -34,18 +34,12 @@ class VisPruner(Pruner):
     needs = ("scores", "hidden")
     exportable = True
 
-    important: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        validation.number("important", self.important, 0, 1)
+    important: float = field(default=0.5, metadata=accepts(validation.number, 0, 1))
 
     def _choose(self, inputs: PrunerInputs, k: int) -> Tensor:
-        assert inputs.scores is not None
-        assert inputs.patch_hidden is not None
-        rank = stable_topk(inputs.scores, inputs.tokens.shape[1])
+        rank = stable_topk(inputs["scores"], inputs.tokens.shape[1])
         important = int(k * self.important)
         if important == k:
             return rank[:, :k]
-        diverse = thin(cosines(inputs.patch_hidden), rank[:, important:], k - important)
+        diverse = thin(cosines(inputs["patch_hidden"]), rank[:, important:], k - important)
         return torch.cat([rank[:, :important], diverse], -1)

@@ -1,6 +1,6 @@
 """VScan, stage 1: a local scan of windows, a global scan, and the rest merged into what they keep."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from clustrs import validation
 from clustrs.ops.distances import gather_tokens, stable_topk, upcast_half
 from clustrs.ops.diversity import nearest_cosines
 from clustrs.ops.kmeans import cluster_sizes, weighted_sums
-from clustrs.pruners.base import Pruner
+from clustrs.pruners.base import Pruner, accepts
 from clustrs.pruners.baselines import TileGrids
 from clustrs.pruners.inputs import Layout, PrunerInputs, Selection, check_finite, grid_layout
 from clustrs.pruners.registry import register
@@ -42,22 +42,16 @@ class VScan(Pruner):
     needs = ("scores", "early_scores")
     merges = True
 
-    windows: int = 4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        validation.integer("windows", self.windows, 1)
+    windows: int = field(default=4, metadata=accepts(validation.integer, 1))
 
     def _select(self, inputs: PrunerInputs, k: int, check: bool) -> Selection:
-        assert inputs.scores is not None
-        assert inputs.early_scores is not None
         if check:
             check_finite("tokens", inputs.tokens)
         tokens = upcast_half(inputs.tokens)
         with torch.no_grad():
             window = window_of(inputs.layout or grid_layout(inputs.tokens), self.windows)
-            local = scan_windows(inputs.early_scores, window, k // 2)
-            others = inputs.scores.scatter(-1, local, -1)
+            local = scan_windows(inputs["early_scores"], window, k // 2)
+            others = inputs["scores"].scatter(-1, local, -1)
             indices = torch.cat([local, stable_topk(others, k - k // 2)], -1).sort(-1).values
             labels = nearest_cosines(tokens, gather_tokens(tokens, indices))
             own = torch.arange(k, device=labels.device).expand_as(indices)

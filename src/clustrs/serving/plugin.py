@@ -27,26 +27,21 @@ MARK = "_clustrs"  # on a function of vLLM's that is wrapped already
 
 def read_method(settings: Any) -> Pruner:
     """Build the method that the key describes: {"method": name, "keep": count or fraction, any parameter: value}."""
-    if not isinstance(settings, Mapping):
-        raise ValueError(f'{KEY} must be an object such as {{"method": "clustrs", "keep": 64}}, got {settings!r}')
+    what = 'an object such as {"method": "clustrs", "keep": 64}'
+    validation.check(isinstance(settings, Mapping), KEY, what, settings)
     parameters = dict(settings)
     parameters.pop("positions", None)
     attention = parameters.pop("attention", "plain")
-    if attention not in ("auto", "plain"):
-        raise ValueError(
-            f"attention must be 'plain' in vLLM, whose kernels take no bias for each key, got {attention!r}"
-        )
+    what = "'plain' in vLLM, whose kernels take no bias for each key"
+    validation.check(attention in ("auto", "plain"), "attention", what, attention)
     name = parameters.pop("method", DEFAULT_METHOD)
-    if not isinstance(name, str):
-        raise ValueError(f"method must be the name of a method (for example {DEFAULT_METHOD!r}), got {name!r}")
+    validation.check(isinstance(name, str), "method", f"the name of a method (for example {DEFAULT_METHOD!r})", name)
     if "keep" not in parameters:
         raise ValueError("keep is missing (a count such as 64, or a fraction such as 0.25 of the visual tokens)")
     validation.keep(parameters["keep"])
     method = get_method(name, **parameters)
     if method.where != "encoder":
-        raise ValueError(
-            f"method {name!r} cannot be served: it prunes inside the language model, which vLLM runs itself"
-        )
+        raise ValueError(f"method {name!r} cannot be served: it prunes inside the language model, which vLLM runs")
     if "question" in method.requirements():
         reason = "vLLM keeps an image's features for every request that shows it, whatever it asks"
         raise ValueError(f"method {name!r} cannot be served: it selects by the question, but {reason}")
@@ -83,8 +78,8 @@ def check_model(config: Any) -> str:
     tower, strategy = config.vision_config.model_type, config.vision_feature_select_strategy
     if tower not in TOWERS:
         raise ValueError(f"vision tower {tower!r} cannot be served pruned (supported: {', '.join(TOWERS)})")
-    if not isinstance(config.vision_feature_layer, int):
-        raise ValueError(f"vision_feature_layer must be one layer (an int), got {config.vision_feature_layer!r}")
+    layer = config.vision_feature_layer
+    validation.check(isinstance(layer, int), "vision_feature_layer", "one layer (an int)", layer)
     if strategy != TOWERS[tower]:
         raise ValueError(f"vision_feature_select_strategy for {tower} must be {TOWERS[tower]!r}, got {strategy!r}")
     return architecture
@@ -150,8 +145,8 @@ def redirect(model_config: Any) -> None:
     check_version(vllm.__version__)
     read_method(settings)
     architecture = check_model(config)
-    if model_config.model_impl not in ("auto", "vllm"):
-        raise ValueError(f"model_impl must be 'auto' or 'vllm' for a pruned model, got {model_config.model_impl!r}")
+    chosen = model_config.model_impl
+    validation.check(chosen in ("auto", "vllm"), "model_impl", "'auto' or 'vllm' for a pruned model", chosen)
     if read_positions(config) == "original" and architecture in LLAVA:
         # vLLM's runner then asks the model for positions in three rows. The language model keeps its own rotary layer.
         config.mrope_section = [1, 1, 1]

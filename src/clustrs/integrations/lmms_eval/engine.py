@@ -1,18 +1,24 @@
-"""Answer prompts with any number of images by a loaded and pruned model."""
+"""The settings of `--model_args`, and prompts with any number of images answered by the model that they describe."""
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from PIL import Image
 
+from clustrs import __version__, validation
+from clustrs.corruptions import Corruption
 from clustrs.corruptions.images import check_size, open_image, to_rgb
-from clustrs.integrations.lmms_eval.arguments import ModelArguments
+from clustrs.evaluation.config import CLEAN, LARGEST, convert, parse_corruption
 from clustrs.models.ask import messages_prompt
 from clustrs.models.load import apply_image_padding, load_model
+from clustrs.pruners import Pruner, from_dict
+from clustrs.pruners.registry import method_class, parse_method
+from clustrs.validation import Attention, Crops, ImagePadding, LoadOptions, Positions, PromptTemplate, Scope
 
 Messages = list[dict[str, Any]]
 MAX_NEW_TOKENS = 1024  # where a task sets none, as LLaVA-1.5 is evaluated
@@ -21,6 +27,81 @@ SAMPLING = ("temperature", "top_p", "top_k")
 NO_CONCERN = ("image_aspect_ratio",)  # of other models: changes nothing here
 STOPS = ("until", "stop_sequences")
 PARAGRAPH = "\n\n"  # lmms-eval adds this stop when a task has none; like its own models, this one ignores it
+DEFAULT_METHOD = "clustrs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelArguments(LoadOptions):
+    """The settings of a model in lmms-eval. Those of `LoadOptions` say how it is loaded."""
+
+    pretrained: str  # A folder, a Hugging Face id, or an embedded model
+    method: Pruner
+    corrupt: Corruption | None = None
+    seed: int = 0  # of the corruption
+    image_id: str | None = None  # the field of a task's documents that names their images; None: by their pixels
+    batch_size: int = 1
+    prompt_template: PromptTemplate = "checkpoint"
+    image_padding: ImagePadding = "checkpoint"
+    scope: Scope = "image"
+    crops: Crops = "all"
+    positions: Positions = "auto"
+    attention: Attention = "auto"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all settings and the version of clustrs, as results store them."""
+        return {
+            "clustrs": __version__,
+            **{one.name: getattr(self, one.name) for one in fields(self) if one.name not in OPTIONAL},
+            "method": self.method.to_dict(),
+            "corrupt": CLEAN if self.corrupt is None else str(self.corrupt),
+            **self.given(),
+        }
+
+
+OPTIONAL = {one.name for one in fields(LoadOptions)}
+NAMES = {one.name for one in fields(ModelArguments)} | {"keep"}
+
+
+def read_arguments(given: Mapping[str, Any]) -> ModelArguments:
+    """Read model_args as lmms-eval splits them; a name that is not a setting is a parameter of the method (tau=2)."""
+    values = {name: value for name, value in given.items() if value is not None}
+    if "pretrained" not in values:
+        raise ValueError("pretrained is missing (write pretrained=... with a folder, a Hugging Face id or mini-llava)")
+    described = values.pop("method", DEFAULT_METHOD)
+    what = f"the name of a method (for example {DEFAULT_METHOD})"
+    validation.check(isinstance(described, str), "method", what, described)
+    method = parse_method(described.strip("\"'"))
+    known = {one.name: one.default for one in fields(method_class(method["name"]))}
+    hints = get_type_hints(ModelArguments)
+    settings = {}
+    for name, value in values.items():
+        if name in hints:
+            settings[name] = read_value(name, value, hints[name])
+        elif name in known:
+            method[name] = validation.key_value(f"{name}={value}", "")[1] if isinstance(value, str) else value
+        else:
+            own = [one for one in known if one not in NAMES]
+            near = validation.nearest(name, [*sorted(NAMES), *own])
+            accepted = f"{', '.join(sorted(NAMES))}, or a parameter of {method['name']}: {', '.join(own)}"
+            raise ValueError(f"unknown argument {name}={value!r}{near} (accepted: {accepted})")
+    if "keep" not in method and known["keep"] is MISSING:
+        raise ValueError("keep is missing (write keep=64 for a count, keep=0.25 for a fraction of the visual tokens)")
+    return ModelArguments(**settings, method=from_dict(method))
+
+
+def read_value(name: str, value: Any, hint: Any) -> Any:
+    if name == "corrupt":
+        what = f"NAME:LEVEL (for example gaussian:0.5) or {CLEAN}"
+        validation.check(isinstance(value, str), "corrupt", what, value)
+        return parse_corruption(value)
+    if name == "batch_size":  # lmms-eval passes it as text
+        accepted = re.fullmatch("0*[1-9][0-9]*", str(value)) is not None
+        validation.check(accepted, name, "an integer of at least 1", value)
+        return int(value)
+    found = convert(name, value, validation.plain_hint(hint))
+    accepted = name != "seed" or 0 <= found <= LARGEST
+    validation.check(accepted, "seed", f"an integer from 0 to {LARGEST}", value)
+    return found
 
 
 class Prompt(NamedTuple):

@@ -108,11 +108,9 @@ class PatchGrid:
     def check(self, multiple: int) -> None:
         """Raise ValueError for sizes that no processor makes: sides are positive multiples of a number of patches."""
         for name in ("height", "width"):
-            value = getattr(self, name)
-            if value < 1 or value % multiple:
-                raise ValueError(f"grid.{name} must be a positive multiple of {multiple} patches, got {value!r}")
-        if self.frames < 1:
-            raise ValueError(f"grid.frames must be at least 1, got {self.frames!r}")
+            value, what = getattr(self, name), f"a positive multiple of {multiple} patches"
+            validation.check(value >= 1 and value % multiple == 0, f"grid.{name}", what, value)
+        validation.check(self.frames >= 1, "grid.frames", "at least 1", self.frames)
 
 
 class Adapter:
@@ -403,6 +401,11 @@ def setting(config: Any, inputs: dict[str, Any], name: str) -> Any:
     """Return an argument of the call, or the model's configured value."""
     given = inputs.get(name)
     return getattr(config, name) if given is None else given
+
+
+def present(inputs: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return those of some arguments that are given."""
+    return {name: inputs[name] for name in names if inputs.get(name) is not None}
 
 
 def required(inputs: dict[str, Any], name: str, partner: str) -> Any:

@@ -5,17 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clustrs.models.adapters.base import (
-    Adapter,
-    VisualTokens,
-    attention_layer,
-    has_cls,
-    recorded,
-    recorded_more,
-    register_adapter,
-    split_more,
-    tower_layers,
-)
+from clustrs.models.adapters import base
+from clustrs.models.adapters.base import Adapter, VisualTokens, register_adapter
 from clustrs.models.scoring import StageTimer
 from clustrs.validation import Crops
 
@@ -34,13 +25,13 @@ class PaliGemmaAdapter(Adapter):
 
     def scoring_layer(self) -> Any:
         tower = self.inner.vision_tower
-        if has_cls(tower):
+        if base.has_cls(tower):
             kind = tower.config.model_type
             raise ValueError(f"vision tower {kind!r} has a CLS token: a {self.config.model_type} model needs SigLIP")
-        return attention_layer(tower, -1)
+        return base.attention_layer(tower, -1)
 
     def attention_layers(self) -> Any:
-        return tower_layers(self.inner.vision_tower)
+        return base.tower_layers(self.inner.vision_tower)
 
     def encode(self, inputs: dict[str, Any], timer: StageTimer, crops: Crops = "all") -> list[VisualTokens]:
         if inputs.get("pixel_values_videos") is not None:
@@ -54,8 +45,8 @@ class PaliGemmaAdapter(Adapter):
         with timer.time("vision"), self.recording(self.scoring_layer(), "received", timer) as recorder:
             out = self.inner.get_image_features(pixels, return_dict=True)
         with timer.time("scoring"):
-            scores, keys = recorded(recorder)
-            more = recorded_more(recorder)
+            scores, keys = base.recorded(recorder)
+            more = base.recorded_more(recorder)
             patches = (scores[..., None], out.last_hidden_state, keys, *more.values())
             maps = (out.pooler_output, *map(self.pooled, patches))
             cells = maps[0].shape[1]
@@ -63,7 +54,7 @@ class PaliGemmaAdapter(Adapter):
             images = []
             for count, *parts in zip(counts, *(part.split(encoded) for part in maps), strict=True):
                 features, scores, hidden, keys, *further = (part.flatten(0, 1) for part in parts)
-                own = split_more(dict(zip(more, further, strict=True)))
+                own = base.split_more(dict(zip(more, further, strict=True)))
                 states = {"hidden": hidden, "keys": keys, "more": own, "project": self.project, "slots": count * cells}
                 images.append(VisualTokens.on_grid(features, scores[:, 0], (side, side), **states))
             return images

@@ -106,8 +106,8 @@ class Gemma4Adapter(Adapter):
         unit, patches = vision.pooling_kernel_size**2, grid.padded
         grid.check(vision.pooling_kernel_size)
         if patches is None or patches < grid.height * grid.width or patches % unit:
-            accepted = f"pixel_values.shape[-2], a multiple of {unit} and at least height times width"
-            raise ValueError(f"grid.padded must be {accepted}, got {patches!r}")
+            what = f"pixel_values.shape[-2], a multiple of {unit} and at least height times width"
+            raise ValueError(f"grid.padded must be {what}, got {patches!r}")
         cells = torch.cartesian_prod(torch.arange(grid.height), torch.arange(grid.width)).flip(-1)
         positions = torch.full((grid.frames, patches, 2), -1)
         positions[:, : len(cells)] = cells
@@ -121,9 +121,7 @@ def pooling_order(positions: Tensor, valid: Tensor, kernel: int) -> tuple[Tensor
     x, y = positions[patches].unbind(-1)
     columns, rows = ((int(axis.max()) + 1 if len(axis) else 0) for axis in (x, y))
     if not len(patches) or columns % kernel or rows % kernel or columns * rows != len(patches):
-        raise ValueError(
-            f"position ids of an image: {len(patches)} patches in {rows} rows and {columns} columns; give a full grid, "
-            f"with sides that are multiples of {kernel}"
-        )
+        found = f"{len(patches)} patches in {rows} rows and {columns} columns"
+        raise ValueError(f"position ids of an image: {found}, expected a full grid, sides multiples of {kernel}")
     token = y // kernel * (columns // kernel) + x // kernel
     return patches[token.argsort(stable=True)], (rows // kernel, columns // kernel)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from clustrs import validation
 from clustrs.models.adapters import base
 from clustrs.models.adapters.base import Adapter, Chosen, Modality, PatchGrid, VisualTokens, has_cls, register_adapter
 from clustrs.models.scoring import Reduction, ScoreRecorder, StageTimer
@@ -65,9 +66,8 @@ class LlavaAdapter(Adapter):
         """Return whether the tower has a CLS token; raise ValueError if the projector would read it."""
         cls = has_cls(self.inner.vision_tower)
         strategy = base.setting(self.config, inputs, "vision_feature_select_strategy")
-        if (strategy == "default") != cls:
-            other = "default" if cls else "full"
-            raise ValueError(f"vision_feature_select_strategy must be {other!r} for this tower, got {strategy!r}")
+        what = f"{'default' if cls else 'full'!r} for this tower"
+        validation.check((strategy == "default") == cls, "vision_feature_select_strategy", what, strategy)
         return cls
 
     def record(self, inputs: dict[str, Any], timer: StageTimer) -> Any:
@@ -102,7 +102,7 @@ class LlavaAdapter(Adapter):
             return [self.image(features, encoded, i) for i, features in enumerate(out.pooler_output)]
 
     def get_features(self, inputs: dict[str, Any], **others: Any) -> Any:
-        given = {name: inputs[name] for name in self.feature_arguments if inputs.get(name) is not None}
+        given = base.present(inputs, self.feature_arguments)
         return self.inner.get_image_features(pixel_values=inputs["pixel_values"], return_dict=True, **given, **others)
 
     def image(self, features: Tensor, encoded: EncodedCrops, index: int, **others: Any) -> VisualTokens:
@@ -204,8 +204,7 @@ class LlavaOnevisionAdapter(LlavaNextAdapter):
         if pixels is None:
             return images
         self.check(inputs)
-        names = LlavaAdapter.feature_arguments
-        given = {name: inputs[name] for name in names if inputs.get(name) is not None}
+        given = base.present(inputs, LlavaAdapter.feature_arguments)
         with timer.time("vision"), self.record(inputs, timer) as recorder:
             out = self.inner.get_video_features(pixels, return_dict=True, **given)
         with timer.time("scoring"), torch.no_grad():

@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from clustrs.models.adapters.base import Adapter, Modality, PatchGrid, VisualTokens, register_adapter, required
-from clustrs.models.prompt import Compaction, PrunedImage
+from clustrs import validation
+from clustrs.models.adapters.base import Adapter, Modality, PatchGrid, VisualTokens, present, register_adapter, required
+from clustrs.models.prompt import Compaction, PrunedImage, wrong_shape
 from clustrs.models.scoring import StageTimer
 from clustrs.validation import Crops
 
@@ -95,9 +96,8 @@ class Qwen2VLAdapter(Adapter):
         assert grid is not None
         vision = self.config.vision_config
         grid.check(vision.spatial_merge_size)
-        if grid.padded is not None:
-            kind = self.config.model_type
-            raise ValueError(f"grid.padded must be None for a {kind} model, which pads nothing, got {grid.padded!r}")
+        what = f"None for a {self.config.model_type} model, which pads nothing"
+        validation.check(grid.padded is None, "grid.padded", what, grid.padded)
         size = grid.frames * grid.height * grid.width
         width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
         sizes = torch.tensor([[grid.frames, grid.height, grid.width]])
@@ -119,10 +119,8 @@ class Qwen2VLAdapter(Adapter):
         if types is None:
             types = (ids == self.config.image_token_id).long() + 2 * (ids == self.config.video_token_id)
         elif types.shape != ids.shape:
-            shapes = f"{list(ids.shape)}, got {list(types.shape)}"
-            raise ValueError(f"mm_token_type_ids must have the shape of input_ids {shapes}")
-        names = ("attention_mask", *self.vision_kwargs)
-        given = {name: inputs[name] for name in names if inputs.get(name) is not None}
+            raise wrong_shape("mm_token_type_ids", types, ids.shape)
+        given = present(inputs, ("attention_mask", *self.vision_kwargs))
         return self.inner.get_rope_index(ids, mm_token_type_ids=types, **given)[0]
 
     def set_position_ids(self, arguments: dict[str, Any], compaction: Compaction, positions: Tensor | None) -> None:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from clustrs import validation
 from clustrs.models.adapters import base
 from clustrs.models.adapters.base import Adapter, Chosen, PatchGrid, VisualTokens, attention_layer, register_adapter
 from clustrs.models.prompt import mismatch
@@ -76,8 +77,7 @@ class InternVLAdapter(Adapter):
         """Return features [C, T, D] of tiles, and the hidden states [C, (1 +) P, H] before the projector."""
         names = ("vision_feature_layer", "vision_feature_select_strategy")
         layer, strategy = settings = [base.setting(self.config, inputs, name) for name in names]
-        if strategy != "default":
-            raise ValueError(f"vision_feature_select_strategy must be 'default' for this tower, got {strategy!r}")
+        validation.check(strategy == "default", names[1], "'default' for this tower", strategy)
         out = self.inner.get_image_features(**tiles, **dict(zip(names, settings, strict=True)), return_dict=True)
         return out.pooler_output, out.last_hidden_state if layer == -1 else out.hidden_states[layer]
 
@@ -184,10 +184,7 @@ class Idefics3Adapter(InternVLAdapter):
             for (_, stop), (start, _) in pairwise(runs):
                 marks = sum(ids[stop:start].count(token) for token in around)
                 if marks == 0:
-                    raise ValueError(
-                        "input_ids must be the prompt that the processor writes, with <fake_token_around_image> before "
-                        "each crop and after the last one of an image"
-                    )
+                    raise ValueError("input_ids must have <fake_token_around_image> before and after each crop")
                 if marks == 1:
                     counts[-1] += 1
                 else:
