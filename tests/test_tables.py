@@ -8,7 +8,7 @@ from clustrs import ClustRS, NoPruning
 from clustrs.cli.ask import answers_table
 from clustrs.models.ask import Answer, Seconds
 from clustrs.pruners import variant_labels
-from clustrs.tables import NOTHING, Row, Table, Value
+from clustrs.tables import NOTHING, Row, Table, Value, to_csv
 
 LABELS = ("unpruned", "clustrs", "clustrs clip=[0,0]", "clustrs distance=euclidean shrink=false", "divprune", "tome")
 
@@ -96,3 +96,8 @@ def test_comparison_of_variants_fits_the_terminal(width: int) -> None:
     assert variant_labels(methods) == ["none", "clustrs", "clustrs clip=[0,0]"]
     assert all(f"\n{label} " in text for label in variant_labels(methods))
     assert " ".join(text.split()).count("camera") == 3
+
+
+def test_csv_runs_no_formula_and_keeps_numbers() -> None:
+    text = to_csv([("=1+1", "-2", "-2+3", "1e-05", 7), ("a;=b", "+x", "\x1b@", "", -0.5)])
+    assert text == "'=1+1,-2,'-2+3,1e-05,7\na;'=b,'+x,\ufffd@,,-0.5\n"

@@ -3,10 +3,12 @@
 Text comes from result files, so every renderer makes it harmless for the place where it is shown.
 """
 
+import csv
+import io
 import re
 import sys
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from textwrap import wrap
 
@@ -19,6 +21,7 @@ TEX = {
 }
 MARKDOWN = {ord(c): f"\\{c}" for c in "\\`*_{}[]#!|~"} | {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;"}
 FORMULA = re.compile(r"(^|[;\t])(?=\s*[=+\-@\uff1d\uff0b\uff0d\uff20])")  # some spreadsheets separate by semicolons
+NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?(e[-+]?[0-9]+)?", re.ASCII)
 LONGEST = 40  # rows of a LaTeX table before it is divided at the next group
 NARROWEST = 24  # characters that a column of sentences needs
 
@@ -41,8 +44,16 @@ def for_tex(text: str) -> str:
 
 
 def for_spreadsheet(text: str) -> str:
-    """Put an apostrophe before what a spreadsheet would run as a formula."""
-    return FORMULA.sub(r"\1'", plain(text))
+    """Put an apostrophe before what a spreadsheet would run as a formula; a number is none."""
+    return text if NUMBER.fullmatch(text) else FORMULA.sub(r"\1'", plain(text))
+
+
+def to_csv(rows: Iterable[Sequence[object]]) -> str:
+    """Write rows as CSV, with texts that no spreadsheet runs."""
+    content = io.StringIO()
+    safe = ([for_spreadsheet(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    csv.writer(content, lineterminator="\n").writerows(safe)
+    return content.getvalue()
 
 
 def short(text: str, length: int = 200) -> str:

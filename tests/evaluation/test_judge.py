@@ -38,8 +38,11 @@ from clustrs.evaluation.judge import (
     JudgeSummary,
     JudgeUnavailable,
     judge_run,
+    prompt,
+    read_score,
+    redact,
+    without_thinking,
 )
-from clustrs.evaluation.judge_text import prompt, read_score, redact, without_thinking
 
 
 def mark(judge: Judge) -> float:

@@ -96,6 +96,16 @@ class Run:
         return float(self.config["scale"])
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """Return the configuration with what "auto" chose; older runs do not say how they attend."""
+        return {"attention": "plain", **self.config, **self.chosen}
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        chosen = self.config.get("chosen")
+        return chosen if isinstance(chosen, dict) else {}
+
+    @property
     def totals_only(self) -> bool:
         """Check whether there is one score for all questions instead of one each, as in some imported results."""
         return bool(self.config.get("totals_only"))

@@ -51,14 +51,13 @@ def write_report(folder: Path, judge: str | None = None, compare_with: str | Non
     )
     shown = [section for section in sections if section is not None]
     title = f"{run.run.config['model']} on {run.run.config['task']}"
-    contents = {
+    contents: dict[str, str | bytes] = {
         "report.csv": scores.csv_table(run),
         "report.tex": document.latex(title, shown),
         "report.md": document.markdown(title, shown),
         "report.html": document.page(title, shown),
     }
-    texts = {name: content.encode(errors="replace") for name, content in contents.items()}
-    replace_files(folder, {**texts, **charts.pdf_figures(curves)})
+    replace_files(folder, contents | charts.pdf_figures(curves))
     return folder / "report.html"
 
 
@@ -79,14 +78,15 @@ def terminal_table(run: Run, compare_with: str | None = None, width: int | None 
     return "\n".join([table.terminal(width), *legend]) + "\n"
 
 
-def replace_files(folder: Path, contents: Mapping[str, bytes]) -> None:
+def replace_files(folder: Path, contents: Mapping[str, str | bytes]) -> None:
     """Replace some files of a folder, all or none: first all new ones are written, then they take their names."""
     name, replaced = "", []
     try:
         with TemporaryDirectory(prefix=".report-", dir=folder) as scratch:
             try:
                 for name, content in contents.items():
-                    write_whole(Path(scratch, name), [content])
+                    encoded = content.encode(errors="replace") if isinstance(content, str) else content
+                    write_whole(Path(scratch, name), [encoded])
                     if (folder / name).is_file():
                         shutil.copy2(folder / name, Path(scratch, f"{name}.old"))
                 for name in contents:

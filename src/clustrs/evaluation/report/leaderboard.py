@@ -1,7 +1,5 @@
 """The leaderboard of finished runs: methods by the share of the unpruned model's score that they keep."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,7 +15,7 @@ from clustrs.evaluation.report.summary import LATENCY_FILE, UNPRUNED, Latency, r
 from clustrs.evaluation.results import SCORED, Condition, Run, load_run
 from clustrs.evaluation.store import identity
 from clustrs.pruners import variant_labels
-from clustrs.tables import NOTHING, Row, Table, Value, for_spreadsheet
+from clustrs.tables import NOTHING, Row, Table, Value, to_csv
 
 PUBLISHED, BOTH = "as published", "place and weight"
 SETTINGS = {"compact, plain": PUBLISHED, "original, proportional": BOTH}  # others have the names of their parts
@@ -94,11 +92,9 @@ def _join(model: str, task: str, runs: Sequence[tuple[Path, Run]]) -> list[Entry
     found: dict[tuple[str, str, str], Entry] = {}
     for folder, run in runs:
         latency: Latency | None = read_stored(folder / LATENCY_FILE, Latency)
-        known = {identity(dict(method)): times for method, times in latency.milliseconds} if latency else {}
+        known = latency.by_method if latency else {}
         cells = np.ix_([*map(run.conditions.index, conditions)], [*map(run.items.index, items)])
-        chosen = run.config.get("chosen")
-        used = {"attention": "plain", **run.config, **(chosen if isinstance(chosen, dict) else {})}
-        setting = f"{used.get('positions')}, {used['attention']}"
+        setting = f"{run.settings.get('positions')}, {run.settings['attention']}"
         setting = SETTINGS.get(setting, setting)
         for i, method in enumerate(run.methods):
             scores = metrics.question_means(run.scores[i])[cells]
@@ -193,18 +189,16 @@ def model_section(title: str, entries: Sequence[Entry]) -> Section:
 
 def csv_table(ranked: Mapping[str, Sequence[Entry]]) -> str:
     """Build a row per entry and condition, and one for the mean over conditions; scores and shares from 0 to 1."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     head = ("task", "model", "method", "setting", "keep", "condition", "questions", "score", "retention", "low", "high")
-    writer.writerow((*head, *COSTS))
+    rows: list[Sequence[object]] = [(*head, *COSTS)]
     for one in (one for group in ranked.values() for one in group):
         costs = [f"{one.costs[name]:.6g}" if name in one.costs else "" for name in COSTS]
         for name, part in zip(("mean", *map(str, one.conditions)), _parts(one.conditions), strict=True):
             found = share([one], part)
             shares = ["" if x is None else f"{x / 100:.6f}" for x in (found.mean, found.low, found.high)]
-            texts = map(for_spreadsheet, (one.task, one.model, one.method, one.setting, one.budget, name))
-            writer.writerow((*texts, found.n, f"{one.scores[part].mean():.6f}", *shares, *costs))
-    return text.getvalue()
+            texts = (one.task, one.model, one.method, one.setting, one.budget, name)
+            rows.append((*texts, found.n, f"{one.scores[part].mean():.6f}", *shares, *costs))
+    return to_csv(rows)
 
 
 def write_leaderboard(folders: Sequence[Path], output: Path, sort: str = "retention") -> Table:
@@ -218,7 +212,7 @@ def write_leaderboard(folders: Sequence[Path], output: Path, sort: str = "retent
         "leaderboard.html": document.page("Leaderboard", sections),
     }
     output.mkdir(parents=True, exist_ok=True)
-    replace_files(output, {name: text.encode(errors="replace") for name, text in contents.items()})
+    replace_files(output, contents)
     count = sum(column.startswith("keep ") for column in table.columns) + 1
     bare = [(row.values[0], *(replace(value, interval="") for value in row.values[1:count])) for row in table.rows]
     rows = tuple(replace(row, values=values) for row, values in zip(table.rows, bare, strict=True))

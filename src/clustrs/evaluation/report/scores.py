@@ -1,7 +1,5 @@
 """The scores of a run: in words, in tables and curves, against rivals, under corruption, by kind, and as CSV."""
 
-import csv
-import io
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,7 +14,7 @@ from clustrs.evaluation.report.charts import Curve, Figure, Point
 from clustrs.evaluation.report.document import Block, Lines, Section, Text
 from clustrs.evaluation.report.summary import Summary
 from clustrs.evaluation.results import FAILED, MISSING, UNJUDGED
-from clustrs.tables import NOTHING, Row, Table, Value, for_spreadsheet
+from clustrs.tables import NOTHING, Row, Table, Value, to_csv
 
 OURS = "clustrs"
 COLUMNS = (
@@ -343,14 +341,11 @@ def csv_table(summary: Summary) -> str:
     groups: list[tuple[int | str, list[int]]] = [(seed, [i]) for i, seed in enumerate(run.seeds)]
     if len(run.seeds) > 1:
         groups.append(("all", list(range(len(run.seeds)))))
-    content = io.StringIO()
-    writer = csv.writer(content, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    rows: list[Sequence[object]] = [COLUMNS]
     for i, method in enumerate(run.methods):
         values = np.stack([metrics.question_means(run.scores[i][:, seeds]) for _, seeds in groups], axis=1)
         estimates = iter(metrics.estimates(values))
-        texts = (run.config["task"], run.config["model"], method.label, method.budget, json.dumps(method.parameters))
-        *named, parameters = map(for_spreadsheet, texts)
+        named, parameters = (run.config["task"], run.config["model"], method.label, method.budget), method.parameters
         for j, condition in enumerate(run.conditions):
             paper = summary.paper_score(i, condition.name, condition.level)
             for seed, indices in groups:
@@ -358,6 +353,6 @@ def csv_table(summary: Summary) -> str:
                 missing = len(indices) * run.config["items"] - (states != MISSING).sum()
                 counts = (e.n, (states == FAILED).sum(), (states == UNJUDGED).sum(), missing)
                 numbers = ["" if x is None else f"{x * run.scale:.6f}" for x in (e.mean, e.low, e.high, paper)]
-                cell = (for_spreadsheet(condition.name), condition.level_text, seed)
-                writer.writerow([*named, *cell, *counts, *numbers[:3], f"{run.scale:g}", numbers[3], parameters])
-    return content.getvalue()
+                cell = (condition.name, condition.level_text, seed, *counts, *numbers[:3])
+                rows.append((*named, *cell, f"{run.scale:g}", numbers[3], json.dumps(parameters)))
+    return to_csv(rows)

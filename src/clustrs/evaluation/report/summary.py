@@ -167,10 +167,8 @@ def overview(summary: Summary) -> Section:
     }
     prompt = PROMPTS.get(str(config.get("prompt_template")), "unknown")
     padding = PADDINGS.get(str(config.get("image_padding")), "fitted in an unknown way")
-    chosen = config["chosen"] if isinstance(config.get("chosen"), dict) else {}
-    used = {"attention": "plain", **config, **chosen}
-    place, weight = PLACES.get(str(used.get("positions"))), WEIGHTS.get(str(used["attention"]))
-    how = f" (chosen automatically: {', '.join(chosen)})" if chosen else ""
+    place, weight = PLACES.get(str(run.settings.get("positions"))), WEIGHTS.get(str(run.settings["attention"]))
+    how = f" (chosen automatically: {', '.join(run.chosen)})" if run.chosen else ""
     kept = f" Kept tokens: {place}, {weight}{how}." if place and weight else ""
     started = f"Started on {config['started']} (UTC)" if config.get("started") else "Started on an unknown day"
     versions = [f"{name} {config[name]}" for name in ("clustrs", "torch", "transformers") if config.get(name)]
@@ -238,6 +236,10 @@ class Latency:
     repeats: int
     milliseconds: tuple[tuple[Mapping[str, Any], Mapping[str, float]], ...]
 
+    @property
+    def by_method(self) -> dict[str, Mapping[str, float]]:
+        return {identity(dict(method)): times for method, times in self.milliseconds}
+
 
 def read_stored(path: Path, kind: Any) -> Any:
     """Read what was measured or drawn after a run, as an object of a kind; None where there is no file."""
@@ -259,7 +261,7 @@ def costs(summary: Summary, latency: Latency | None = None) -> Section | None:
     columns, times = ["visual tokens", *["mean over layers"] * inside, "of unpruned", *scored], {}
     if latency is not None:
         columns += [*(f"{part} ms" for part in PARTS), "KV MiB"]
-        times = {identity(dict(method)): milliseconds for method, milliseconds in latency.milliseconds}
+        times = latency.by_method
         text += (
             f" Milliseconds are medians of {latency.repeats} answers, one at a time, measured on {latency.machine}: "
             "vision is the tower and the projector, selection includes scoring, decode is per token. "
