@@ -12,7 +12,7 @@ from recorded_run import Row, write_run
 from clustrs.app import markup
 from clustrs.app.results import Disagreement, OpenRun, RunLibrary, disagreements, kept_images
 from clustrs.app.trial import LoadedModel
-from clustrs.evaluation.report.charts import marker_path
+from clustrs.evaluation.report.document import marker_path
 from clustrs.evaluation.report.scores import figures
 from clustrs.palette import MARKERS, OTHER_MARKERS
 

@@ -15,7 +15,7 @@ from clustrs.app.inspection import Inspection, View
 from clustrs.app.results import Disagreement, OpenRun
 from clustrs.app.trial import NO_PRUNING, TrialAnswer
 from clustrs.evaluation.config import CLEAN
-from clustrs.evaluation.report import charts
+from clustrs.evaluation.report import document
 from clustrs.evaluation.report.document import LARGEST_IMAGE, data_uri
 from clustrs.evaluation.report.scores import figures, words
 from clustrs.evaluation.tasks import normalize_answer
@@ -26,7 +26,7 @@ from clustrs.pruners import method_class
 LISTED = 100  # disagreements that a list shows
 HEAT = ("#000004", "#420a68", "#932667", "#dd513a", "#fca50a", "#fcffa4")  # dark to light: they also work in gray
 PLANE, MARGIN = 400, 28  # pixels of a drawing of tokens
-FOLDERS = [Path(__file__).parent / "templates", Path(charts.__file__).parent]
+FOLDERS = [Path(__file__).parent / "templates", Path(document.__file__).parent]
 TEMPLATES = Environment(loader=FileSystemLoader(FOLDERS), autoescape=True, undefined=StrictUndefined)
 TEMPLATES.filters["milliseconds"] = lambda seconds: "\N{EN DASH}" if seconds is None else f"{1000 * seconds:.1f} ms"
 TEMPLATES.filters["short"] = lambda text, width: shorten(text, width, placeholder=" …")
@@ -127,7 +127,7 @@ def curves(opened: OpenRun, corruption: str, budget: str) -> str:
     for figure in figures(opened.summary):
         if figure.x_label == f"{corruption} level":
             shown = replace(figure, panels=tuple(panel for panel in figure.panels if panel[0] == f"keep {budget}"))
-            return render("curves", block=shown, size=charts)
+            return render("curves", block=shown, size=document)
     return ""
 
 

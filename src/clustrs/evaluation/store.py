@@ -14,7 +14,7 @@ readers skip and the next writer cuts off.
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -157,6 +157,14 @@ def encode_record(record: msgspec.Struct) -> bytes:
         return json.dumps(msgspec.structs.asdict(record)).encode() + b"\n"
 
 
+def append_records(path: Path, records: Iterable[msgspec.Struct]) -> None:
+    """Add records to a file; they are on the disk when this returns."""
+    with path.open("ab") as file:
+        file.write(b"".join(map(encode_record, records)))
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def drop_torn_line(path: Path) -> None:
     """Cut off a last line without a line break, which a killed process left."""
     whole = sum(len(line) for _, line in raw_lines(path))
@@ -236,10 +244,7 @@ class RunFolder:
         late = {one.image for one in records if one.error is None and self.images.get(one.image) is None}
         with self._writing():
             self._write_images(self.images | {name: image_checksum(self.task, name) for name in sorted(late)})
-            with self.answers.open("ab") as file:
-                file.write(b"".join(map(encode_record, records)))
-                file.flush()
-                os.fsync(file.fileno())
+            append_records(self.answers, records)
         self.done |= {key_of(record) for record in records}
         self.failed |= {key_of(record) for record in records if record.error is not None}
 

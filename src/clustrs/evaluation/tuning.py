@@ -30,7 +30,7 @@ from clustrs.evaluation.config import expand_methods
 from clustrs.evaluation.metrics import Estimate, estimates
 from clustrs.evaluation.report.tuning import Measure, TunedCandidate, TuningResult, order
 from clustrs.evaluation.runner import one_line, printable
-from clustrs.evaluation.store import drop_torn_line, encode_record, locked, read_records
+from clustrs.evaluation.store import append_records, drop_torn_line, locked, read_records
 from clustrs.evaluation.tasks import has_surrogates, normalize_answer
 from clustrs.models import ask as asking
 from clustrs.models.attach import Handle
@@ -326,10 +326,7 @@ class Tuner:
             ]
             self.known |= {(one.candidate, one.image, one.question): one for one in records}
             if self.file is not None:
-                with self.file.open("ab") as file:
-                    file.write(b"".join(map(encode_record, records)))
-                    file.flush()
-                    os.fsync(file.fileno())
+                append_records(self.file, records)
             done(config is not UNPRUNED)
         return True
 

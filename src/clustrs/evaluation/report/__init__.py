@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import wrap
 
-from clustrs.evaluation.report import charts, document, scores, summary
+from clustrs.evaluation.report import document, scores, summary
 from clustrs.evaluation.report.summary import STATES, Summary
 from clustrs.evaluation.results import Run, load_run
 from clustrs.validation import write_whole
@@ -57,7 +57,7 @@ def write_report(folder: Path, judge: str | None = None, compare_with: str | Non
         "report.md": document.markdown(title, shown),
         "report.html": document.page(title, shown),
     }
-    replace_files(folder, contents | charts.pdf_figures(curves))
+    replace_files(folder, contents | document.pdf_figures(curves))
     return folder / "report.html"
 
 

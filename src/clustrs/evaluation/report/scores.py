@@ -10,8 +10,7 @@ import numpy as np
 from clustrs.corruptions import PAPER_LEVELS
 from clustrs.evaluation import metrics
 from clustrs.evaluation.metrics import Estimate
-from clustrs.evaluation.report.charts import Curve, Figure, Point
-from clustrs.evaluation.report.document import Block, Lines, Section, Text
+from clustrs.evaluation.report.document import Block, Curve, Figure, Lines, Point, Section, Text
 from clustrs.evaluation.report.summary import Summary
 from clustrs.evaluation.results import FAILED, MISSING, UNJUDGED
 from clustrs.tables import NOTHING, Row, Table, Value, to_csv

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from clustrs.evaluation.metrics import Estimate
-from clustrs.evaluation.report import charts, document, replace_files
+from clustrs.evaluation.report import document, replace_files
 from clustrs.models.configuration import FILE, PruningConfig
 from clustrs.tables import NOTHING, Row, Table, Value
 
@@ -121,7 +121,7 @@ class TuningResult:
             rows.append(Row((str(one.keep), one.label), tuple(values), opens))
         return Table("Candidates", ("keep", "method"), tuple(columns), tuple(rows), caption="shares in per cent")
 
-    def figures(self) -> tuple[charts.Figure, ...]:
+    def figures(self) -> tuple[document.Figure, ...]:
         """Return the quality against the budget, and against the time, with the Pareto front."""
         shown = [one for one in reversed(self.candidates) if one.images]
         front: list[TunedCandidate] = []
@@ -134,15 +134,15 @@ class TuningResult:
             self._figure("ms", "milliseconds to the first token: the Pareto front", times, front),
         )
 
-    def _figure(self, label: str, by: str, places: Sequence[str], shown: Sequence[TunedCandidate]) -> charts.Figure:
-        ticks, curves = tuple(dict.fromkeys(places)), dict[tuple[str, str], list[charts.Point]]()
+    def _figure(self, label: str, by: str, places: Sequence[str], shown: Sequence[TunedCandidate]) -> document.Figure:
+        ticks, curves = tuple(dict.fromkeys(places)), dict[tuple[str, str], list[document.Point]]()
         for place, one in zip(places, shown, strict=True):
             low, high = (None if bound is None else 100 * bound for bound in (one.quality.low, one.quality.high))
-            point = charts.Point(ticks.index(place), 100 * order(one)[0], low, high)
+            point = document.Point(ticks.index(place), 100 * order(one)[0], low, high)
             curves.setdefault((one.config.method.name, one.label), []).append(point)
-        drawn = tuple(charts.Curve(*names, tuple(points)) for names, points in curves.items())
+        drawn = tuple(document.Curve(*names, tuple(points)) for names, points in curves.items())
         title = f"Answers like those of the unpruned model ({self.measure}) by {by}."
-        return charts.Figure(title, label, f"{self.measure} (%)", ticks, (("", drawn),), 1, label)
+        return document.Figure(title, label, f"{self.measure} (%)", ticks, (("", drawn),), 1, label)
 
     def problems(self) -> list[str]:
         """Return what went wrong: candidates that failed, images that could not be read, time that was over."""
@@ -161,7 +161,7 @@ class TuningResult:
         pages = {"tune.html": document.page(title, sections), "tune.md": document.markdown(title, sections)}
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
-        replace_files(target, {name: text.encode(errors="replace") for name, text in pages.items()})
+        replace_files(target, pages)
         if self.recommended:
             self.recommended.config.save_pretrained(target)
         elif (target / FILE).exists():
