@@ -39,7 +39,7 @@ NOT_RUN = {
     "^clustrs report .* --(images|latency) ": "needs the model and the images of a real run",
     "^clustrs eval .*--(config|task|engine) ": "needs the reader's own files, or a cluster",
     "^clustrs eval (--limit 48 |.*@10%)": "measures for minutes",
-    "^clustrs study (levels|manifold|stability$|stability --)": "measures for minutes",
+    "^clustrs study (levels|manifold|tuning|stability$|stability --)": "measures for minutes",
     "^clustrs compare sample:photo-1 .* --show ": "tests/test_readme_picture.py has it",
 }
 """The commands that are only parsed here, and why."""

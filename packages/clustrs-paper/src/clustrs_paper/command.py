@@ -386,6 +386,23 @@ def geometry(
     run_study(ctx)
 
 
+@study(f"{LISTS}: --keep 64 16 is --keep 64,16")
+def tuning(
+    ctx: typer.Context,
+    task: Task = None,
+    data: Data = None,
+    limit: Annotated[int, o.option("number of questions", "N", o.QUESTIONS, read=o.integer())] = 200,
+    model: Model = None,
+    methods: Annotated[Sequence[str] | None, methods_option("twelve that are fast")] = None,
+    keep: Annotated[Sequence[float] | None, budgets_option("64 16 4")] = None,
+    quiet: Quiet = False,
+    output: o.OutputFolder = Path("out/tuning"),
+    **shared: Any,
+) -> None:
+    """Compare the label-free measures of clustrs tune with true accuracy, over many candidates."""
+    run_study(ctx)
+
+
 STUDIES = tuple(str(command.name) for command in typer.main.get_group(group).commands.values())
 
 

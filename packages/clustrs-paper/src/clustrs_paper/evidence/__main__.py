@@ -22,6 +22,7 @@ from clustrs_paper.evidence.page import (
     stored_models,
 )
 from clustrs_paper.evidence.results import STORED, compact_rows, read_rows, write_rows
+from clustrs_paper.studies import tuning
 
 HERE = Path(__file__).parent
 LOSSES = (0.1, 0.35, 0.5)
@@ -30,6 +31,7 @@ STUDIES = {"stability": "40", "denoising": "24", "geometry": "40"}
 """Number of images of each study."""
 PAPER_LEVELS = {"stability": ("0", "0.1", "0.5", "1", "2", "3"), "denoising": ("0.1", "0.5", "1", "2", "3")}
 PLACE_AND_WEIGHT = "place-and-weight"
+TUNING, TUNE_PAGE = STORED.parent / "tuning", PAGE.with_name("tune.md")
 PARTS = ("levels", "grid", "parameters", *STUDIES, PLACE_AND_WEIGHT, "overhead")
 
 
@@ -107,7 +109,7 @@ def store(model: str, folder: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m clustrs_paper.evidence", description=__doc__)
-    parser.add_argument("command", choices=("run", "store", "leaderboard", "costs", "page"))
+    parser.add_argument("command", choices=("run", "store", "leaderboard", "costs", "tuning", "page"))
     parser.add_argument("model", choices=tuple(MODELS), nargs="?")
     parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS[:-1], help="some parts; overhead needs quiet")
     parser.add_argument("--questions", type=int, help="of the grid and of the parameters (default: 300)")
@@ -117,7 +119,8 @@ def main() -> int:
         models = stored_models()
         PAGE.write_text(build(models), encoding="utf-8")
         DETAILS_PAGE.write_text(build_details(models), encoding="utf-8")
-        for path, name, block in place_and_weight.blocks():
+        tuned = [row for model in MODELS for row in read_rows(TUNING / f"{model}-tuning.csv")]
+        for path, name, block in (*place_and_weight.blocks(), (TUNE_PAGE, "tuning", tuning.block(tuned))):
             path.write_text(filled(path.read_text(encoding="utf-8"), block, name), encoding="utf-8")
         for model in MODELS:
             if place_and_weight.load(model):
@@ -127,6 +130,11 @@ def main() -> int:
         text = filled(leaderboard.PAGE.read_text(encoding="utf-8"), leaderboard.block(board), "leaderboard")
         for path, page in {leaderboard.PAGE: text, **leaderboard.pages(board)}.items():
             path.write_text(page, encoding="utf-8")
+        return 0
+    if given.command == "tuning":  # of `clustrs study tuning --model M --output FOLDER/M`
+        for model in MODELS:
+            for name in ("tuning", "candidates"):
+                write_rows(TUNING / f"{model}-{name}.csv", read_rows(given.folder / model / f"{name}.csv"))
         return 0
     if given.command in ("leaderboard", "costs"):  # of the runs in --folder, see docs/leaderboard.md
         settings = (place_and_weight.PUBLISHED, place_and_weight.BOTH)
