@@ -86,6 +86,21 @@ def mmr(tokens: Tensor, scores: Tensor, k: int, **_: Any) -> Tensor:
     return tokens[torch.tensor(chosen).sort().values]
 
 
+def cdpruner(tokens: Tensor, k: int, question: Tensor, **_: Any) -> Tensor:
+    """Greedy MAP of the determinantal process by an incremental Cholesky factorization of the whole kernel."""
+    unit = normalize(tokens, dim=-1)
+    relevance = (unit @ normalize(question, dim=-1).T).mean(-1)
+    relevance = (relevance - relevance.min() + 1e-6) / (relevance.max() - relevance.min())
+    kernel = relevance[:, None] * (unit @ unit.T) * relevance
+    factor, left, chosen = torch.zeros(k, len(tokens)), kernel.diagonal().clone(), []
+    for step in range(k):
+        best = int(left.argmax())
+        chosen.append(best)
+        factor[step] = (kernel[best] - factor[:step, best] @ factor[:step]) / left[best].sqrt()
+        left = (left - factor[step].square()).index_fill(0, torch.tensor(chosen), -torch.inf)
+    return tokens[torch.tensor(chosen).sort().values]
+
+
 def scope(tokens: Tensor, scores: Tensor, k: int, hidden: Tensor, **_: Any) -> Tensor:
     unit = normalize(hidden[1:], dim=-1)
     alike, covered, chosen = unit @ unit.T, torch.zeros(len(tokens)), []
@@ -163,6 +178,7 @@ RULES: dict[str, Rule] = {
     "vispruner": vispruner,
     "tome": tome,
     "mmr": mmr,
+    "cdpruner": cdpruner,
     "scope": scope,
     "holov": holov,
     "hiprune": hiprune,
@@ -190,7 +206,7 @@ def compare(keeps: list[int], repeats: int = 9) -> str:
         given[name] = torch.randn(n + 1, size, generator=draw)
     for name in ("received", "object_scores", "early_scores", "joint_scores"):
         given[name] = torch.rand(n, generator=draw) / n
-    given["joint_keys"] = torch.randn(n, 1024, generator=draw)
+    given["joint_keys"], given["question"] = (torch.randn(*size, generator=draw) for size in ((n, 1024), (12, width)))
     lines = ["| method | k | ours ms | published rule ms | ratio |", "|:--|--:|--:|--:|--:|"]
     for name, rule in RULES.items():
         for k in keeps:

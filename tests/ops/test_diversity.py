@@ -136,13 +136,22 @@ def test_coverage_with_bounds_is_coverage_by_exact_cosines(
 
 @pytest.mark.parametrize("kind", ["noise", "clumps", "tight", "duplicates"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_nearest_by_bounds_is_nearest_by_exact_cosines(kind: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("shortest", [0, 1e-18, None])
+def test_nearest_by_bounds_is_nearest_by_exact_cosines(kind: str, dtype: torch.dtype, shortest: float | None) -> None:
     rows = tokens(kind, 300, 700).to(dtype)
-    rows[7] = 0
+    if shortest is not None:
+        rows[7] *= shortest
+        rows[170] *= shortest
     rows = torch.stack([rows, rows.flip(0)])
     left, right = rows[:, :200], rows[:, 150:]
     assert right[0].numel() > diversity.SMALL
-    assert torch.equal(diversity.nearest_cosines(left, right), cosines(left, right).argmax(-1))
+    exact = cosines(left, right)
+    assert torch.equal(diversity.nearest_cosines(left, right)[..., 0], exact.argmax(-1))
+    skip = torch.arange(200).sub(150).clamp(min=0).expand(2, -1)
+    exact = exact.scatter(-1, skip[..., None], -torch.inf)
+    expected = exact.sort(dim=-1, descending=True, stable=True).indices[..., :20]
+    result = diversity.nearest_cosines(left, right, 20, skip)
+    assert torch.equal(result.sort(-1).values, expected.sort(-1).values)
 
 
 @pytest.mark.parametrize("kind", ["noise", "clumps", "tight", "duplicates"])

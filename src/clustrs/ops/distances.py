@@ -41,8 +41,8 @@ def exporting() -> bool:
 
 
 def stable_topk(score: Tensor, k: int) -> Tensor:
-    """Return the indices [B, k] of the k largest scores of [B, N], best first."""
-    return score.sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    """Return the indices [..., k] of the k largest scores of [..., N], best first."""
+    return score.sort(dim=-1, descending=True, stable=True).indices[..., :k]
 
 
 def fill_invalid(chosen: Tensor, valid: Tensor, score: Tensor) -> Tensor:

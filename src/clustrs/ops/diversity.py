@@ -14,16 +14,25 @@ import torch
 from torch import Tensor
 from torch.linalg import vecdot
 
-from clustrs.ops.distances import can_read_without_sync, edges, exporting, gather_tokens, gram, map_images, upcast_half
+from clustrs.ops.distances import (
+    can_read_without_sync,
+    edges,
+    exporting,
+    gather_tokens,
+    gram,
+    map_images,
+    stable_topk,
+    upcast_half,
+)
 
 HIGH_BITS, LOW_BITS = 26, 20
 LARGEST_EXPONENT = 900  # rows whose norm lies beyond 2^±900 are out of range: none that `select` accepts
 SMALLEST = 2.0**-400  # rows of float64 numbers below this are multiplied by a power of two before they are squared
 NOT_A_NUMBER = 2.0  # stands for a cosine that is NaN: more than any other, so that its tokens come last
 LARGEST_SIMILARITY = 2.0**127  # stands for an infinite one: less than that to itself, and every exporter can write it
-CHUNK = 512  # features that are added up in float32 at once: the fewer, the smaller the error
+CHUNK = 256  # features that are added up in float32 at once: the fewer, the smaller the error
+USUAL = 1e15  # rows with norms between 1 / USUAL and this are multiplied as they are
 NEAR = 1e-11  # cosines in float64 differ by less from the exact ones
-EAGER = 48  # candidates whose coverage is computed anew at once
 SMALL = 128 * 256  # up to this many numbers an image has, exact cosines of everything are quicker
 AT_ONCE = 8  # tokens that one round drops at most
 WINDOW = 48  # nearest neighbors that are remembered of each token
@@ -51,6 +60,12 @@ def paired_cosines(left: Tensor, right: Tensor) -> Tensor:
     return _divide(_inner(a, b, vecdot), _inner(a, a, vecdot) * _inner(b, b, vecdot))
 
 
+def _double_cosines(left: Tensor, right: Tensor) -> Tensor:
+    """Return `paired_cosines` up to NEAR, sooner; NaN for a row of zeros."""
+    a, b = raise_tiny(left).double(), raise_tiny(right).double()
+    return vecdot(a, b) / vecdot(a, a).sqrt_() / vecdot(b, b).sqrt_()
+
+
 def fixed_point(rows: Tensor) -> FixedPoint:
     """Return integers `high` and `low` (in float64) with rows [N, D] ~ scale * (high + low / 2^20)."""
     rows = raise_tiny(upcast_half(rows))
@@ -74,11 +89,11 @@ def raise_tiny(rows: Tensor) -> Tensor:
     return torch.where(tiny, rows * 2.0**700, rows) if tiny.any() else rows
 
 
-def unit_rows(rows: Tensor) -> Tensor:
-    """Return the rows of [..., D] with norm 1, in float64; zeros stay zeros."""
-    rows = raise_tiny(upcast_half(rows)).to(torch.float64, copy=True)
-    norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-    return rows.div_(torch.where(norms > 0, norms, 1))
+def double_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows of [..., D] in float64 and the inverse of their norms [...]; 0 for zeros."""
+    rows = raise_tiny(rows).double()
+    norms = torch.linalg.vector_norm(rows, dim=-1)
+    return rows, torch.where(norms > 0, norms.reciprocal(), 0)
 
 
 def _self_cosines(rows: Tensor) -> Tensor:
@@ -140,15 +155,6 @@ def _certain_max_min(tokens: Tensor, k: int, bonus: Tensor | None, weight: float
     candidate, by float64 where they leave several, and by exact cosines where that leaves several, too."""
     n = len(tokens)
     rough, error = rough_cosines(tokens)
-    norms = torch.linalg.vector_norm(tokens, dim=-1, dtype=torch.float64)
-
-    def in_double(left: Tensor, right: Tensor) -> Tensor:
-        return vecdot(tokens[left].double(), tokens[right].double()) / (norms[left] * norms[right])
-
-    def exact(left: Tensor, right: Tensor) -> Tensor:
-        return paired_cosines(tokens[left], tokens[right])
-
-    ways = (in_double, exact) if norms.amin().item() > SMALLEST else (exact,)
     pairs_left = 2 * n
     chosen = torch.empty(k, dtype=torch.long)
     closeness = rough.fill_diagonal_(-torch.inf).amax(-1)
@@ -168,8 +174,8 @@ def _certain_max_min(tokens: Tensor, k: int, bonus: Tensor | None, weight: float
                 pairs_left -= len(candidate)
                 if pairs_left < 0 or not len(likely):  # too many near-ties, or NaN
                     return max_min(cosines(tokens[None]), k, None if bonus is None else bonus[None], weight)[0]
-                for compare in ways:
-                    alike = compare(likely[candidate], others[other])
+                for compare in (_double_cosines, paired_cosines):
+                    alike = compare(tokens[likely[candidate]], tokens[others[other]])
                     largest = alike.new_full((len(likely),), -torch.inf).scatter_reduce_(0, candidate, alike, "amax")
                     value = largest if bonus is None else largest * weight - bonus[likely]
                     pick = likely[value.argmin()]
@@ -182,35 +188,40 @@ def _certain_max_min(tokens: Tensor, k: int, bonus: Tensor | None, weight: float
     return chosen
 
 
-def nearest_cosines(left: Tensor, right: Tensor) -> Tensor:
-    """Return for each row of [B, M, D] which row of [B, N, D] has the largest exact cosine, the first of equal ones:
-    [B, M]. Where values can be read, exact cosines are computed only of pairs that rough ones cannot tell apart."""
-    if right[0].numel() <= SMALL or not can_read_without_sync(left):
-        return cosines(left, right).argmax(-1)
+def nearest_cosines(left: Tensor, right: Tensor, count: int = 1, skip: Tensor | None = None) -> Tensor:
+    """Return the `count` rows of [B, N, D] with the largest exact cosines to each row of [B, M, D], the first of equal
+    ones, never the row `skip` [B, M]: [B, M, count] in any order. Where values can be read, exact cosines are computed
+    only of pairs that rough ones cannot tell apart."""
 
-    def nearest(one: Tensor, other: Tensor) -> Tensor:
-        (a, b), parts = map(_unit_rows, (one, other)), 0
-        total = a.new_zeros(len(one), len(other))
-        for part, own in zip(a.split(CHUNK, -1), b.split(CHUNK, -1), strict=True):
-            total.addmm_(part, own.T)
-            parts += 1
-        slack = 2 * _rounding(parts)
-        best = total.amax(-1, keepdim=True)
-        close = total >= best - slack
-        index = close.byte().argmax(-1)
+    def best(alike: Tensor, skipped: Tensor | None) -> Tensor:
+        alike = alike if skipped is None else alike.scatter(-1, skipped.unsqueeze(-1), -torch.inf)
+        return alike.argmax(-1, keepdim=True) if count == 1 else stable_topk(alike, count)
+
+    def nearest(one: Tensor, other: Tensor, skipped: Tensor | None = None) -> Tensor:
+        (rows, length), (others, lengths) = _rough_rows(one, one.shape[-1]), _rough_rows(other)
+        total = _rough_products(rows, others).div_(lengths.T)
+        if skipped is not None:
+            total.scatter_(-1, skipped.unsqueeze(-1), -torch.inf)
+        values, index = total.max(-1, keepdim=True) if count == 1 else total.topk(count)
+        edge = values[:, -1:]
+        close = (total - edge).abs_() <= 2.01 * _rounding(one.shape[-1]) * length
         unsure = (close.sum(-1) != 1).nonzero()[:, 0]  # also where there is NaN
         if not len(unsure):
             return index
         row, column = close[unsure].nonzero().unbind(-1)
         if len(row) > 2 * len(one):
-            return cosines(one[None], other[None])[0].argmax(-1)
-        exact = paired_cosines(one[unsure[row]], other[column])
-        largest = exact.new_full((len(unsure),), -torch.inf).scatter_reduce_(0, row, exact, "amax")
-        column = torch.where(exact == largest[row], column, len(other) - 1)
-        first = torch.full_like(unsure, len(other) - 1).scatter_reduce_(0, row, column, "amin")
-        return index.index_copy(0, unsure, first)
+            return best(cosines(one[None], other[None])[0], skipped)
+        score = torch.where(total[unsure] > edge[unsure], torch.inf, -torch.inf).double()
+        for compare in (_double_cosines, paired_cosines):
+            score[row, column] = compare(one[unsure[row]], other[column])
+            last, next_one = score.topk(count + 1).values[:, -2:].unbind(-1)
+            if (last - next_one > NEAR).all():
+                break
+        return index.index_copy(0, unsure, best(score, None))
 
-    return map_images(nearest, left, right)
+    if right[0].numel() <= SMALL or not can_read_without_sync(left):
+        return best(cosines(left, right), skip)
+    return map_images(nearest, left, right, *(() if skip is None else (skip,)))
 
 
 def best_covering(features: Tensor, weight: Tensor, k: int) -> Tensor:
@@ -245,50 +256,60 @@ def best_covering(features: Tensor, weight: Tensor, k: int) -> Tensor:
 def _certain_coverage(features: Tensor, weight: Tensor, k: int) -> Tensor:
     """Return the first tokens that `best_covering` chooses of one image [N, H], as long as float64 can tell which.
 
-    Gains only shrink, so an old gain is a bound: new ones are computed where the bound comes near the best."""
-    alike, n = gram(unit_rows(features)), len(features)
-    covered, chosen = torch.zeros_like(alike[0]), torch.empty(k, dtype=torch.long)
-    gain, slack = torch.full_like(weight, n), NEAR * n
-    for step in range(k):
-        fresh, some = torch.zeros(n, dtype=torch.bool), min(n, EAGER) if step > 1 else n
-        while True:
-            ahead = (gain * weight).topk(some).indices
-            gain[ahead] = (alike[ahead] - covered).clamp_(min=0).sum(-1)
-            gain[chosen[:step]] = -n
-            fresh[ahead] = True
-            best = (gain * weight).argmax()
-            rivals = ((gain + slack) * weight >= (gain[best] - slack) * weight[best]).nonzero()[:, 0]
-            if fresh[rivals].all():
-                break
-            some = min(n, 4 * some)
-        if len(rivals) != 1:  # a near-tie, or NaN
-            return chosen[:step]
-        chosen[step] = best
+    A chosen token covers some others better than before: only these change the gains."""
+    rows, scale = double_rows(features)
+    alike, n, weights = gram(rows * scale[:, None]), len(rows), weight.tolist()
+    covered, chosen, slack = torch.zeros_like(alike[0]), [], NEAR * n
+    gain = alike.clamp(min=0).sum(0)
+    for _ in range(k):
+        (first, second), (best, _) = (part.tolist() for part in ((gain + slack) * weight).topk(2))
+        if not second < first - 2 * slack * weights[best]:  # a near-tie, or NaN
+            break
+        chosen.append(best)
+        better = (alike[best] > covered).nonzero()[:, 0]
+        old, new = covered[better, None], alike[best, better, None]
+        gain -= torch.minimum(alike.index_select(0, better), new).sub_(old).clamp_(min=0).sum(0)
+        gain[best] = -n
         covered = torch.maximum(covered, alike[best])
-    return chosen
+    return torch.tensor(chosen, dtype=torch.long)
 
 
 def rough_cosines(tokens: Tensor) -> tuple[Tensor, float]:
     """Return cosines [N, N] in float32, and how far they may be from the true ones."""
-    total, *others = (gram(part.contiguous()) for part in _unit_rows(tokens).split(CHUNK, -1))
-    for part in others:
-        total.add_(part)
-    return total, _rounding(1 + len(others))
+    rows, norms = _rough_rows(tokens)
+    out = rows.new_empty(len(rows), len(rows))
+    for start, stop in edges(rows):
+        strip = _rough_products(rows[start:stop], rows[start:]).div_(norms[start:stop]).div_(norms[start:].T)
+        out[start:stop, start:] = strip
+        out[stop:, start:stop] = strip[:, stop - start :].T
+    return out, _rounding(rows.shape[-1])
 
 
-def _rounding(chunks: int) -> float:
+def _rough_products(left: Tensor, right: Tensor) -> Tensor:
+    """Return the inner products [M, N] of rows in float32, added up in chunks: the smaller, the smaller the error."""
+    total = left.new_zeros(len(left), len(right))
+    for part, other in zip(left.split(CHUNK, -1), right.split(CHUNK, -1), strict=True):
+        total.addmm_(part, other.T)
+    return total
+
+
+def _rounding(width: int) -> float:
     """A float32 sum of m products is off by m 2^-24 of the sum of their magnitudes at most, which is 1 here; adding the
-    chunks up and normalizing the tokens costs a few roundings more."""
-    return (CHUNK + chunks + 16) * 2.0**-24
+    chunks up costs one rounding each, and both norms cost less than another chunk."""
+    return (2 * CHUNK + 2 * width / CHUNK + 20) * 2.0**-24
 
 
-def _unit_rows(tokens: Tensor) -> Tensor:
-    """Return rows [N, D] of length 1 in float32; a row of zeros stays."""
-    features = raise_tiny(upcast_half(tokens))
-    norms = torch.linalg.vector_norm(features, dim=-1, keepdim=True, dtype=torch.float64)
-    if features.dtype == torch.float32 and norms.amin().item() < torch.finfo(torch.float32).tiny:
-        features = features.double()  # as a float32, a norm that small would be a denormal number
-    return (features / torch.where(norms > 0, norms, 1).to(features.dtype)).float()
+def _rough_rows(tokens: Tensor, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
+    """Return rows [N, D] in float32 and their norms [N, 1]; where products of them could leave float32, rows of length
+    1 (a row of zeros stays) and ones. Norms that are summed in larger chunks are known less exactly."""
+    rows = upcast_half(tokens)
+    parts = [torch.linalg.vector_norm(part, dim=-1) for part in rows.split(chunk, -1)]
+    norms = torch.linalg.vector_norm(torch.stack(parts, -1), dim=-1, keepdim=True)
+    if norms.amin().item() > 1 / USUAL and norms.amax().item() < USUAL:
+        return rows.float(), norms.float()
+    rows = raise_tiny(rows.double())
+    norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    return (rows / torch.where(norms > 0, norms, 1)).float(), torch.ones_like(norms).float()
 
 
 def thin(similarity: Tensor, tokens: Tensor, k: int) -> Tensor:

@@ -5,11 +5,10 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.linalg import vecdot
 
 from clustrs import validation
 from clustrs.ops.distances import can_read_without_sync, gram, map_images
-from clustrs.ops.diversity import unit_rows
+from clustrs.ops.diversity import double_rows
 from clustrs.pruners.base import Pruner, accepts
 from clustrs.pruners.inputs import PrunerInputs
 from clustrs.pruners.registry import register
@@ -18,8 +17,11 @@ Relevance = Literal["embeddings", "clip"]
 LEAST = 1e-6  # relevance of the least relevant token, and the least span of relevances that is told from rounding
 SPANNED = 1e-6  # squared sine of its angle to the chosen ones below which a token is a combination of them
 TIE = 1e-7  # relative difference of determinants that is taken for rounding
-LAST = 1e300  # minus this is the gain of what comes last
-FEW, AT_ONCE = 8, 64  # up to one in FEW tokens, AT_ONCE rows of the cosines at a time are quicker than all
+LAST, TAKEN = 1e300, -1.0  # minus LAST is the gain of what comes last; TAKEN stands for the distance of a chosen token
+FEW, AT_ONCE = (
+    3,
+    32,
+)  # up to one in FEW tokens, some rows of the cosines at a time, at least AT_ONCE, are quicker than all
 
 
 @register
@@ -59,40 +61,42 @@ class CDPruner(Pruner):
         return ("clip_tokens", "clip_question") if self.relevance == "clip" else self.needs
 
     def _choose(self, inputs: PrunerInputs, k: int) -> Tensor:
-        unit = unit_rows(inputs.tokens)
+        rows, scale = double_rows(inputs.tokens)
         if self.relevance == "clip":
-            relevance = -mean_cosine(unit_rows(inputs["clip_tokens"]), inputs["clip_question"], None)
+            relevance = -mean_cosine(*double_rows(inputs["clip_tokens"]), inputs["clip_question"], None)
         else:
-            relevance = mean_cosine(unit, inputs["question"], inputs.question_mask)
+            relevance = mean_cosine(rows, scale, inputs["question"], inputs.question_mask)
         low, high = relevance.amin(-1, keepdim=True), relevance.amax(-1, keepdim=True)
         relevance = (relevance - low + LEAST) / (high - low).clamp(min=LEAST)
         log_quality = relevance.log() if self.theta is None else self.theta / (2 * (1 - self.theta)) * relevance
-        return greedy_map(unit, 2 * log_quality, k)
+        return greedy_map(rows, scale, 2 * log_quality, k)
 
 
-def mean_cosine(unit: Tensor, question: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean [B, N] of the cosines of unit rows [B, N, D] to those rows of [B, T, D] where `mask` is True."""
+def mean_cosine(rows: Tensor, scale: Tensor, question: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the mean [B, N] of the cosines of rows [B, N, D] to those rows of [B, T, D] where `mask` is True."""
     weight = torch.ones_like(question[..., 0]) if mask is None else mask
-    weight = weight.double() / weight.sum(-1, keepdim=True)
-    mean = (unit_rows(question) * weight[..., None]).sum(1)
-    return (unit @ mean[..., None])[..., 0]
+    words, lengths = double_rows(question)
+    weight = weight.double() / weight.sum(-1, keepdim=True) * lengths
+    return (rows @ (weight[:, None] @ words).mT)[..., 0] * scale
 
 
-def greedy_map(unit: Tensor, log_squares: Tensor, k: int) -> Tensor:
+def greedy_map(rows: Tensor, scale: Tensor, log_squares: Tensor, k: int) -> Tensor:
     """Choose k of N items one by one, [B, k], each enlarging the determinant of the chosen block of a kernel most.
 
-    The kernel is q_i cos(v_i, v_j) q_j, for unit rows v [B, N, D] and log q^2 [B, N]. Its determinant grows by q_j^2
-    times the squared distance of j to the span of the chosen ones, which an incremental Cholesky factorization of the
-    cosines keeps (Chen et al., 2018). Once all that is left lies in that span, the rest follows by q alone.
+    The kernel is q_i cos(v_i, v_j) q_j, for rows v [B, N, D], the inverse `scale` [B, N] of their norms, and log q^2
+    [B, N]. Its determinant grows by q_j^2 times the squared distance of j to the span of the chosen ones, which an
+    incremental Cholesky factorization of the cosines keeps (Chen et al., 2018). Once all that is left lies in that
+    span, the rest follows by q alone.
     """
-    batch, n, _ = unit.shape
-    lazy = can_read_without_sync(unit) and k * FEW <= n  # cosines of likely tokens, when one of them is chosen
-    cosines = unit.new_empty(batch, n, n) if lazy else map_images(gram, unit)
+    batch, n, _ = rows.shape
+    readable = can_read_without_sync(rows)
+    lazy = readable and k * FEW <= n  # cosines of likely tokens, when one of them is chosen
+    cosines = rows.new_empty(batch, n, n) if lazy else map_images(gram, rows * scale[..., None])
     known = [torch.zeros(n, dtype=torch.bool) for _ in range(batch)]
-    distance = vecdot(unit, unit)
-    factor = unit.new_zeros(batch, k, n)
-    index = torch.arange(n, device=unit.device)
-    gain, taken = log_squares, torch.zeros_like(log_squares, dtype=torch.bool)
+    log_squares = log_squares.nan_to_num(-LAST, LAST, -LAST)
+    distance = (scale > 0).double()  # TAKEN once a token is chosen
+    factor = rows.new_zeros(batch, k, n)
+    gain = log_squares
     chosen: list[Tensor] = []
     for step in range(k):
         if step:
@@ -100,20 +104,18 @@ def greedy_map(unit: Tensor, log_squares: Tensor, k: int) -> Tensor:
             for b in range(batch) if lazy else ():
                 if not known[b][last[b]]:
                     likely = gain[b].masked_fill(known[b], -torch.inf).index_fill(0, last[b], torch.inf)
-                    likely = likely.topk(min(AT_ONCE, n)).indices
-                    cosines[b, likely] = unit[b, likely] @ unit[b].T
+                    likely = likely.topk(min(n, max(AT_ONCE, k - step))).indices
+                    cosines[b, likely] = rows[b, likely] @ rows[b].T * scale[b, likely, None] * scale[b]
                     known[b][likely] = True
-            row = cosines.gather(1, last[..., None].expand(-1, 1, n))
-            before = factor[:, : step - 1]
-            row = row - before.gather(-1, last[:, None].expand(-1, step - 1, 1)).mT @ before
+            row, before = cosines.gather(1, last[..., None].expand(-1, 1, n)), factor[:, : step - 1]
+            row = torch.baddbmm(row, before.gather(-1, last[:, None].expand(-1, step - 1, 1)).mT, before, alpha=-1)
             row = row[:, 0] / distance.gather(-1, last).clamp(min=SPANNED).sqrt()
             factor[:, step - 1] = row
-            distance = distance - row.square()
-        new = (distance > SPANNED) & ~taken
-        gain = torch.where(new, log_squares + torch.where(new, distance, 1).log(), -LAST)
-        gain = torch.where(new.any(-1, keepdim=True), gain, log_squares).nan_to_num(-LAST, LAST, -LAST)
-        gain = gain.masked_fill(taken, -torch.inf)
-        first = torch.where(gain >= gain.amax(-1, keepdim=True) - TIE, index, n).amin(-1, keepdim=True)
-        taken = taken.scatter(-1, first, True)
-        chosen.append(first)
+            distance = torch.addcmul(distance, row, row, value=-1).scatter(-1, last, TAKEN)
+        new = distance > SPANNED
+        gain = torch.where(new, distance, 0).log().add(log_squares)
+        some = new.any(-1, keepdim=True)
+        if not (readable and some.all()):
+            gain = torch.where(some, gain, log_squares.masked_fill(distance < TAKEN / 2, -torch.inf))
+        chosen.append((gain >= gain.amax(-1, keepdim=True) - TIE).byte().argmax(-1, keepdim=True))
     return torch.cat(chosen, -1)

@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from clustrs import validation
-from clustrs.ops.distances import deterministic_matmul, map_images, stable_topk, upcast_half
+from clustrs.ops.distances import can_read_without_sync, deterministic_matmul, map_images, stable_topk, upcast_half
 from clustrs.ops.diversity import raise_tiny
 from clustrs.pruners.base import Pruner, accepts
 from clustrs.pruners.inputs import PrunerInputs
 from clustrs.pruners.registry import register
 
 CONTEXT, EPSILON, SCALE = 0.09, 1e-6, 1000.0
+LEAST = 1e-30  # squared norm down to which, and up to its inverse, tokens are not normalized before they are multiplied
 UNIT = 2**32  # a run's share of the budget is a multiple of 1 / UNIT, so that equal runs have equal shares
 
 
@@ -62,12 +63,19 @@ class HoloV(Pruner):
 
 def run_shares(tokens: Tensor, attention: Tensor, inside: Tensor, sizes: Tensor) -> Tensor:
     """Return the share [B, P] of each run in units of 1 / UNIT, from tokens [B, P, L, D] and attention [B, P, L]."""
-    rows = raise_tiny(upcast_half(tokens))
-    norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)
-    unit = rows / torch.where(norms > 0, norms, 1).to(rows.dtype)
-    products = map_images(lambda run: deterministic_matmul(run, run), unit.flatten(0, 1)).unflatten(0, tokens.shape[:2])
+    rows = upcast_half(tokens).flatten(0, 1)
+    products = map_images(lambda run: deterministic_matmul(run, run), rows).double()
+    squares = products.diagonal(dim1=-2, dim2=-1)
+    usual = ((squares > LEAST) & (squares < 1 / LEAST)).all(-1)[:, None, None]
+    lengths = squares.unsqueeze(-1).sqrt()
+    cosine = products / lengths / lengths.mT
+    if not can_read_without_sync(rows) or not usual.all():
+        rows = raise_tiny(rows)
+        norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)
+        rows = rows / torch.where(norms > 0, norms, 1).to(rows.dtype)
+        cosine = torch.where(usual, cosine, map_images(lambda run: deterministic_matmul(run, run), rows))
     others = inside.unsqueeze(-2) & ~torch.eye(inside.shape[-1], dtype=torch.bool, device=inside.device)
-    cosine = torch.where(others, products.double(), 0)
+    cosine = torch.where(others, cosine.unflatten(0, tokens.shape[:2]), 0)
     count = (sizes - 1).clamp(min=1)[:, None]
     mean = cosine.sum(-1, keepdim=True) / count.unsqueeze(-1)
     variance = torch.where(inside.unsqueeze(-2), (cosine - mean).square(), 0).sum(-1) / count

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -140,8 +140,8 @@ class Selection:
 
     def map(self, function: Callable[..., Tensor], *others: "Selection") -> "Selection":
         """Return a selection with `function` applied to every tensor, together with the same ones of `others`."""
-        names = [field.name for field in fields(self) if getattr(self, field.name) is not None]
-        return replace(self, **{name: function(*(getattr(one, name) for one in (self, *others))) for name in names})
+        names = [name for name, value in vars(self).items() if value is not None]
+        return Selection(**{name: function(*(getattr(one, name) for one in (self, *others))) for name in names})
 
     def image(self, index: int) -> "Selection":
         """Return one image of a batch, without the batch dimension."""
@@ -169,7 +169,7 @@ def check_shapes(inputs: PrunerInputs) -> PrunerInputs:
     for name, shape in shapes.items():
         if (value := getattr(inputs, name)) is not None:
             _check_tensor(name, value, tokens, shape, KINDS[2 if name == "question_mask" else 0])
-            value = value if batch else value[None]
+            value = value if batch else value.unsqueeze(0)
             # Kernels add in another order along other strides: one memory layout gives one result.
             ready[name] = value.contiguous() if name in ("tokens", "scores") else value
     if layout is not None:  # one [N] serves every image of a batch
@@ -194,7 +194,9 @@ def _check_tensor(
     if value.device != tokens.device:
         raise ValueError(f"{name} must be on {tokens.device}, the device of the tokens, got {value.device}")
     sizes = value.shape if shape is None else shape
-    if len(sizes) != value.dim() or any(e not in (-1, s) for e, s in zip(sizes, value.shape, strict=True)):
+    if value.shape != sizes and (  # the usual case first: every selection pays for this
+        len(sizes) != value.dim() or any(e not in (-1, s) for e, s in zip(sizes, value.shape, strict=True))
+    ):
         wanted = ", ".join("any" if size == -1 else str(size) for size in sizes)
         shapes = f"for tokens of shape {[*tokens.shape]}, got {[*value.shape]}"
         raise ValueError(f"{name} must have shape [{wanted}] {shapes}")

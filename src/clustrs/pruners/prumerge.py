@@ -3,11 +3,10 @@
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from clustrs import validation
 from clustrs.ops.distances import gather_tokens, map_images, stable_topk, upcast_half
-from clustrs.ops.diversity import cosines
+from clustrs.ops.diversity import nearest_cosines
 from clustrs.pruners.base import Pruner, accepts
 from clustrs.pruners.inputs import PrunerInputs, Selection, check_finite
 from clustrs.pruners.registry import register
@@ -52,14 +51,10 @@ class PruMergePlus(Pruner):
             attended, rest = rank.tensor_split([k - k // 2], -1)
             even, _ = evenly_spaced(rest.sort(-1).values, k // 2)
             indices = torch.cat([attended, even], -1).sort(-1).values
-            weights = map_images(self._weights, gather_tokens(keys, indices), keys, indices, scores)
-        added = map_images(torch.matmul, weights.to(upcast_half(hidden).dtype), upcast_half(hidden))
+            near = nearest_cosines(gather_tokens(keys, indices), keys, min(self.neighbors, keys.shape[1] - 1), indices)
+            own = scores.to(upcast_half(hidden).dtype).unsqueeze(1).expand(-1, k, -1)
+            weights = torch.zeros_like(own).scatter(-1, near, own.gather(-1, near))
+        added = map_images(torch.matmul, weights, upcast_half(hidden))
         merged = (upcast_half(gather_tokens(hidden, indices)) + added).to(hidden.dtype)
         tokens = inputs.projector(merged).to(inputs.tokens.dtype)
         return Selection(tokens, indices, merged=torch.ones_like(indices, dtype=torch.bool))
-
-    def _weights(self, kept: Tensor, keys: Tensor, indices: Tensor, scores: Tensor) -> Tensor:
-        """Return the weight [k, N] of each token in each kept one: the attention of its nearest, 0 for others."""
-        alike = cosines(kept[None], keys[None])[0].scatter(-1, indices[:, None], -torch.inf)  # itself comes last
-        near = stable_topk(alike, min(self.neighbors, len(keys) - 1))
-        return torch.zeros_like(alike).scatter(-1, near, scores.double()[near])

@@ -65,7 +65,7 @@ def merge_round(features: Tensor, labels: Tensor, first: Tensor, count: int) -> 
         ones = torch.ones_like(labels, dtype=features.dtype)
         sums = weighted_sums(features, labels, ones, cluster_sizes(labels, left))
     even, odd = sums[:, ::2], sums[:, 1::2]
-    links = nearest_cosines(even, odd)
+    links = nearest_cosines(even, odd)[..., 0]
     source = torch.arange(count, device=labels.device).expand(len(labels), -1)
     if count < even.shape[1]:
         alike = map_images(lambda one, other, link: paired_cosines(one, other.index_select(0, link)), even, odd, links)

@@ -49,7 +49,7 @@ class VisionZip(Pruner):
         labels = torch.full_like(rank, -1).scatter(-1, indices[:, first:], outputs[:, first:])
         if contextual:
             with torch.no_grad():
-                goal = nearest_cosines(gather_tokens(keys, others), gather_tokens(keys, targets))
+                goal = nearest_cosines(gather_tokens(keys, others), gather_tokens(keys, targets))[..., 0]
             labels = labels.scatter(-1, others, goal + dominant)
             parts.append(add_means(gather_tokens(hidden, targets), gather_tokens(hidden, others), goal))
         kept = inputs.projector(torch.cat(parts, 1)).to(inputs.tokens.dtype)

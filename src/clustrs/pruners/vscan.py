@@ -53,7 +53,7 @@ class VScan(Pruner):
             local = scan_windows(inputs["early_scores"], window, k // 2)
             others = inputs["scores"].scatter(-1, local, -1)
             indices = torch.cat([local, stable_topk(others, k - k // 2)], -1).sort(-1).values
-            labels = nearest_cosines(tokens, gather_tokens(tokens, indices))
+            labels = nearest_cosines(tokens, gather_tokens(tokens, indices))[..., 0]
             own = torch.arange(k, device=labels.device).expand_as(indices)
             labels = labels.scatter(-1, indices, own)
             sizes = cluster_sizes(labels, k)
