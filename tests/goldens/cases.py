@@ -1,6 +1,7 @@
 """The fixed inputs of the goldens: drawn by formula, so that no tensor has to be stored."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -65,3 +66,36 @@ def as_tensors(image: Image) -> PrunerInputs:
     tokens, attention, matrix, *states = (torch.from_numpy(getattr(image, name)).float() for name in names)
     given: dict[str, Any] = dict(zip(names[3:], states, strict=True))
     return PrunerInputs(tokens, attention, projector=lambda states: states @ matrix, **given)
+
+
+@dataclass
+class Prompt:
+    """States of a prompt of W tokens in L layers: queries [L, heads, d] of its last token, keys [L, W, heads, d],
+    normalized hidden states [L, W, D], and the places of the image and of the text after it."""
+
+    queries: NDArray[np.float64]
+    keys: NDArray[np.float64]
+    hidden: NDArray[np.float64]
+    image: list[int]
+    text: list[int]
+
+
+def prompts(count: int) -> Iterator[tuple[str, Prompt]]:
+    """The first `count` prompts, with their names: two of 576 visual tokens, the others of 200."""
+    layers, heads, size, width, before, after = 8, 2, 4, 16, 5, 7
+    for index in range(count):
+        n, kind = 576 if index < 2 else 200, KINDS[index % 2]
+        total, seed = before + n + after, 20_000 + 10 * index
+        keys, hidden = (hashed(seed + i, layers, total, heads * (size, width)[i]) for i in range(2))
+        if kind == "clumps":
+            clump = (np.arange(total) * 7919) % 23
+            keys, hidden = (
+                hashed(seed + 5 + i, layers, 23, part.shape[-1])[:, clump] + part / 8
+                for i, part in enumerate((keys, hidden))
+            )
+        queries, keys, hidden = (
+            part.astype(np.float32).astype(np.float64) for part in (hashed(seed + 9, layers, heads, size), keys, hidden)
+        )
+        image, text = range(before, before + n), range(before + n, total)
+        states = queries, keys.reshape(layers, total, heads, size), hidden
+        yield f"{kind} {index}", Prompt(*states, list(image), list(text))

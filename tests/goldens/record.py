@@ -1,6 +1,7 @@
-"""Records the goldens: `python tests/goldens/record.py rivals` and `... release`.
+"""Records the goldens: `python tests/goldens/record.py rivals`, `... inside` and `... release`.
 
 rivals.json: what the published rules of the rivals choose, from the slow references (float64, exact sums).
+inside.json: the same for methods inside the language model.
 release-0.1.json: what release 0.1 chose. Record it with that release on the path:
 `git worktree add /tmp/old d9fbfa2 && PYTHONPATH=/tmp/old/src:tests python tests/goldens/record.py release`.
 """
@@ -11,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import reference
-from goldens.cases import KEEPS, as_tensors, images
+from goldens.cases import KEEPS, as_tensors, images, prompts
+from reference import inside as rules
 
 from clustrs import get_method
 
 FOLDER = Path(__file__).parent
 BEFORE = ("fastervlm", "divprune", "visionzip", "vispruner")  # rivals that release 0.1 had
-RIVALS = (*BEFORE, "cdpruner", "mmr", "scope", "holov", "hiprune", "vscan", "prumerge-plus")
+RIVALS = (*BEFORE, "cdpruner", "mmr", "scope", "holov", "hiprune", "vscan", "prumerge-plus", "downsample")
+INSIDE = ("fastv", "pyramiddrop", "dart")
 RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
     "clustrs": ("clustrs", {}),
     "clustrs, euclidean, no shrinkage": ("clustrs", {"distance": "euclidean", "shrink": False}),
@@ -35,6 +38,22 @@ def rivals() -> dict[str, Any]:
                 results[name][f"{title}, k = {keep}"] = {"indices": result.indices}
                 if result.labels is not None:
                     results[name][f"{title}, k = {keep}"]["labels"] = result.labels
+    return results
+
+
+def inside() -> dict[str, Any]:
+    results: dict[str, Any] = {name: {} for name in INSIDE}
+    for title, prompt in prompts(20):
+        queries, keys, hidden, image = prompt.queries, prompt.keys, prompt.hidden, prompt.image
+        for keep in KEEPS:
+            attention = rules.last_attention(queries[1], keys[1])[image]
+            kept = {
+                "fastv": rules.fastv(attention, keep),
+                "pyramiddrop": rules.pyramiddrop(queries, keys, image, keep, (0.25, 0.5, 0.75)),
+                "dart": rules.dart(keys[1], hidden[2], image, prompt.text, keep),
+            }
+            for name in INSIDE:
+                results[name][f"{title}, k = {keep}"] = {"indices": kept[name]}
     return results
 
 
@@ -64,6 +83,8 @@ def write(path: Path, results: dict[str, Any]) -> None:
 if __name__ == "__main__":
     if sys.argv[1:] == ["rivals"]:
         write(FOLDER / "rivals.json", rivals())
+    elif sys.argv[1:] == ["inside"]:
+        write(FOLDER / "inside.json", inside())
     elif sys.argv[1:] == ["release"]:
         write(FOLDER / "release-0.1.json", release())
     else:

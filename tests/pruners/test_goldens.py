@@ -2,14 +2,17 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from goldens.cases import KEEPS, as_tensors, images
-from goldens.record import RELEASED, RIVALS
+from goldens.cases import KEEPS, Prompt, as_tensors, images, prompts
+from goldens.record import INSIDE, RELEASED, RIVALS
+from torch import Tensor
 
-from clustrs import Selection, get_method
+from clustrs import InsidePruner, Selection, get_method
+from clustrs.models.inside import InsideCall, PromptImage
 
 FOLDER = Path(__file__).parent.parent / "goldens"
 CHANGED: dict[str, dict[str, tuple[int, ...]]] = {
@@ -45,6 +48,57 @@ def test_rivals_choose_what_their_authors_rules_choose(name: str) -> None:
             if "labels" in expected:
                 assert result.labels is not None
                 assert result.labels.tolist() == expected["labels"], (title, keep)
+    assert not recorded
+
+
+class Layer:
+    """A decoder layer that computes nothing: its queries and keys are those of a prompt."""
+
+    def __init__(self, index: int, prompt: Prompt) -> None:
+        self.prompt, self.layer_idx, self.self_attn = prompt, index, self
+        self.call: InsideCall
+
+    def input_layernorm(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def __call__(self, **given: Any) -> None:
+        """Attend: only the last query is read, so all are alike."""
+        index, prompt = self.layer_idx, self.prompt
+        query, keys = (torch.from_numpy(part[index]).float() for part in (prompt.queries, prompt.keys))
+        columns = self.call.key_columns(index)
+        keys = keys if columns is None else keys[columns[0]]
+        self.call.record(
+            self, query[None, :, None].expand(-1, -1, len(keys), -1), keys.transpose(0, 1)[None], 0.5, None
+        )  # type: ignore[arg-type]
+
+
+def prune_inside(method: InsidePruner, prompt: Prompt) -> list[int]:
+    """What is left of the image after the last layer."""
+    layers = [Layer(index, prompt) for index in range(len(prompt.keys))]
+    image, width = torch.tensor(prompt.image), prompt.keys.shape[1]
+    held = PromptImage(0, image, image)
+    decoder = SimpleNamespace(layers=layers, norm=lambda hidden: hidden, training=False)
+    call = InsideCall(method, decoder, (), [held], torch.ones(1, width))
+    hidden = torch.from_numpy(prompt.hidden).float()
+    for layer in layers:
+        layer.call = call
+        columns = call.key_columns(layer.layer_idx - 1)
+        own = hidden[layer.layer_idx] if columns is None else hidden[layer.layer_idx][columns[0]]
+        call.before(layer, (own[None],), {"position_embeddings": (), "past_key_values": None})
+        if call.layer is layer:
+            layer()
+    return held.left().tolist()
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_methods_inside_the_language_model_choose_what_their_authors_rules_choose(name: str) -> None:
+    recorded = load("inside.json")[name]
+    assert len(recorded) == 60
+    for title, prompt in prompts(20):
+        for keep in KEEPS:
+            method = get_method(name, keep=keep)
+            assert isinstance(method, InsidePruner)
+            assert prune_inside(method, prompt) == recorded.pop(f"{title}, k = {keep}")["indices"], (title, keep)
     assert not recorded
 
 

@@ -13,6 +13,27 @@ def fastv(attention: Array, k: int) -> list[int]:
     return sorted(best_first(attention)[:k])
 
 
+def last_attention(query: Array, keys: Array) -> Array:
+    """Attention [W] of the last prompt token, mean over heads: its query [heads, d], keys [W, heads, d]."""
+    rows = []
+    for head, own in enumerate(query):
+        logits = [float(own @ key[head]) / np.sqrt(len(own)) for key in keys]
+        weights = np.exp(np.array(logits) - max(logits))
+        rows.append(weights / weights.sum())
+    return np.array(rows).mean(0)
+
+
+def pyramiddrop(queries: Array, keys: Array, image: list[int], k: int, shares: tuple[float, ...]) -> list[int]:
+    """Queries [L, heads, d] of the last token and keys [L, W, heads, d] in each layer: what the last step leaves."""
+    left, kept = list(range(keys.shape[1])), list(image)
+    for share, count in zip(shares, pyramiddrop_counts(len(image), k, len(shares)), strict=True):
+        layer = int(share * len(keys))
+        attention = last_attention(queries[layer], keys[layer][left])
+        kept = [kept[i] for i in fastv(np.array([attention[left.index(place)] for place in kept]), count)]
+        left = [place for place in left if place not in image or place in kept]
+    return [image.index(place) for place in kept]
+
+
 def pyramiddrop_counts(n: int, k: int, steps: int) -> list[int]:
     """How many tokens each step leaves: the same ratio from step to step, and k at the end."""
     return [max(k, round(n * (k / n) ** (step / steps))) for step in range(1, steps)] + [k]
