@@ -1,5 +1,6 @@
 """The runner: every question answered once, failures counted, killed and resumed, the same in every order."""
 
+import csv
 import json
 import os
 import random
@@ -264,6 +265,9 @@ def test_methods_inside_the_language_model(made: Path, tmp_path: Path) -> None:
     assert "mean over layers" in report
     (row,) = [line for line in report.splitlines() if line.startswith("| fastv") and "25 %" in line]
     assert [cell.strip() for cell in row.split("|")][2:6] == ["4", "4", "10", "25 %"]
+    table = list(csv.DictReader(tables(tmp_path)["report.csv"].decode().splitlines()))
+    shown = {row["method"]: (row["visual_tokens"], row["average_tokens"]) for row in table}
+    assert [*shown.values()] == [("16", "16"), ("4", "4"), ("4", "10"), ("4", "6")]
     times = measure_latency(tmp_path, 1).milliseconds
     held = {method["name"]: own["kv_bytes"] for method, own in times}
     assert [held[name] / held["none"] for name in ("clustrs", "fastv", "compose")] == [4 / 16, 10 / 16, 6 / 16]

@@ -275,4 +275,5 @@ def test_layers_after_pruning_inside_the_language_model_cost_as_much_as_a_shorte
         assert cost.prefill == sum(by_hand(n, n) for n in lengths) + head
         assert cost.decode == sum(by_hand(1, n + 1) for n in lengths) + head
         assert cost.kv_bytes == sum(2 * 16 * n * 4 for n in lengths)
-        assert method.average_tokens(visual, layers) == sum(visible) / layers
+        assert cost.average_tokens == method.average_tokens(visual, layers) == sum(visible) / layers
+        assert cost.visual_tokens == visible[-1]

@@ -22,6 +22,7 @@ from clustrs import validation
 from clustrs.models.adapters.base import PatchGrid, adapter_class, get_adapter
 from clustrs.models.inside import Columns, InsideCall, hook_layers, pruned_inside
 from clustrs.pruners.base import Pruner
+from clustrs.pruners.baselines import NoPruning
 from clustrs.pruners.inside import InsidePruner
 
 CACHED = ("keys", "values", "conv_states", "recurrent_states")  # tensors of a cache's layers, under transformers' names
@@ -37,6 +38,8 @@ class Cost:
         prefill: FLOPs of the language model for the prompt, with the logits of its last position.
         decode: FLOPs of the first token after prefill.
         kv_bytes: Bytes of the cache after prefill.
+        visual_tokens: Visual tokens that the last layer reads.
+        average_tokens: Their mean over the layers: more, if a method prunes inside the language model.
     """
 
     vision: int
@@ -44,6 +47,8 @@ class Cost:
     prefill: int
     decode: int
     kv_bytes: int
+    visual_tokens: int
+    average_tokens: float
 
     @property
     def first_token(self) -> int:
@@ -85,8 +90,8 @@ def count_cost(
         >>> f"{cost.prefill / 1e12:.2f} TFLOP, {cost.kv_bytes / 2**20:.0f} MiB"
         '8.11 TFLOP, 611 MiB'
         >>> cost = count_cost(LlavaConfig(), text_tokens=35, visual_tokens=576, method=FastV(keep=64, layer=2))
-        >>> f"{cost.prefill / 1e12:.2f} TFLOP, {cost.kv_bytes / 2**20:.0f} MiB"
-        '1.71 TFLOP, 131 MiB'
+        >>> f"{cost.prefill / 1e12:.2f} TFLOP, {cost.kv_bytes / 2**20:.0f} MiB, {cost.average_tokens} tokens"
+        '1.71 TFLOP, 131 MiB, 96.0 tokens'
     """
     validation.integer("text_tokens", text_tokens, 0)
     validation.integer("visual_tokens", visual_tokens, 0)
@@ -98,12 +103,12 @@ def count_cost(
     validation.check(grid is None or kind.takes_grid, "grid", what, grid)
     model = meta_model(config, dtype)
     tower, projector = count_vision(model, grid)
-    inside: InsidePruner | None = None
-    if method is not None:
-        first, inside = method.parts()
-        visual_tokens = first.count(visual_tokens)
-    prefill, decode, kv_bytes = count_text(model, text_tokens + visual_tokens, visual_tokens, inside)
-    return Cost(crops * tower, crops * projector, prefill, decode, kv_bytes)
+    first, inside = (method or NoPruning()).parts()
+    entered = first.count(visual_tokens)
+    last = entered if inside is None else inside.count(entered)
+    average = last if inside is None else inside.average_tokens(entered, len(model.get_decoder().layers))
+    counts = count_text(model, text_tokens + entered, entered, inside)
+    return Cost(crops * tower, crops * projector, *counts, last, float(average))
 
 
 def meta_model(config: Any, dtype: torch.dtype = torch.float32) -> Any:

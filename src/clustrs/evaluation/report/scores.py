@@ -19,6 +19,7 @@ OURS = "clustrs"
 COLUMNS = (
     *("task", "model", "method", "keep", "corruption", "level", "seed"),
     *("n", "failed", "not_judged", "missing", "mean", "low", "high", "scale", "paper", "parameters"),
+    *("visual_tokens", "average_tokens"),  # means over images; the second over the layers of the language model, too
 )
 NAMES = {"salt_pepper": "salt and pepper", "motion_blur": "motion blur", "jpeg": "JPEG", "gaussian": "Gaussian noise"}
 SHOWN_KINDS = 100
@@ -345,6 +346,7 @@ def csv_table(summary: Summary) -> str:
         values = np.stack([metrics.question_means(run.scores[i][:, seeds]) for _, seeds in groups], axis=1)
         estimates = iter(metrics.estimates(values))
         named, parameters = (run.config["task"], run.config["model"], method.label, method.budget), method.parameters
+        tokens = ["" if np.isnan(x) else f"{x:g}" for x in (run.visual_tokens[i], run.average_tokens[i])]
         for j, condition in enumerate(run.conditions):
             paper = summary.paper_score(i, condition.name, condition.level)
             for seed, indices in groups:
@@ -353,5 +355,5 @@ def csv_table(summary: Summary) -> str:
                 counts = (e.n, (states == FAILED).sum(), (states == UNJUDGED).sum(), missing)
                 numbers = ["" if x is None else f"{x * run.scale:.6f}" for x in (e.mean, e.low, e.high, paper)]
                 cell = (condition.name, condition.level_text, seed, *counts, *numbers[:3])
-                rows.append((*named, *cell, f"{run.scale:g}", numbers[3], json.dumps(parameters)))
+                rows.append((*named, *cell, f"{run.scale:g}", numbers[3], json.dumps(parameters), *tokens))
     return to_csv(rows)
