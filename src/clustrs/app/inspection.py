@@ -75,19 +75,23 @@ class Inspection:
     shares: tuple[float, float]
 
 
-def inspect(loaded: LoadedModel, method: Pruner, images: Sequence[tuple[str, Image.Image]]) -> Inspection:
-    """Select tokens of each image (its title, its pixels) by a method; the first image is the clean one."""
+def inspect(
+    loaded: LoadedModel, method: Pruner, images: Sequence[tuple[str, Image.Image]], question: str = ""
+) -> Inspection:
+    """Select tokens of each image (its title, its pixels) by a method, for a question (by default the model's own); the
+    first image is the clean one."""
+    question = question.strip() or loaded.question
     with loaded.lock:
-        batches = [loaded.encode(image, loaded.question, [method]) for _, image in images]
+        batches = [loaded.encode(image, question, [method]) for _, image in images]
         asked = [questions(loaded.model, loaded.processor, batch, method) for batch in batches]
     encoded = [batch.images[0] for batch in batches]
     plane = principal_plane(to_numpy(encoded[0].tokens))
     views, clustered = [], False
-    for (title, image), tokens, question in zip(images, encoded, asked, strict=True):
-        ((selection, _),) = select_tokens(method, [tokens], "image", questions=question)
+    for (title, image), tokens, read in zip(images, encoded, asked, strict=True):
+        ((selection, _),) = select_tokens(method, [tokens], "image", questions=read)
         clustered = clustered or selection.labels is not None
         seen, columns = as_seen(loaded.processor, image), _columns(tokens, selection, plane)
-        note = _note(tokens, selection, "" if question is None else loaded.question)
+        note = _note(tokens, selection, "" if read is None else question)
         views.append(View(title, seen, tokens.grids[0], columns, note))
     return Inspection(method.name, clustered, tuple(views), plane.shares)
 

@@ -158,8 +158,7 @@ class TryTab:
         longest: float,
     ) -> Iterator[list[Any]]:
         """Yield updates of the status line and of one card per method, as the answers grow."""
-        if not isinstance(question, str) or len(question) > LONGEST_QUESTION:
-            raise ValueError(f"question must be a text of at most {LONGEST_QUESTION} characters")
+        _check_question(question)
         status = partial(_status, unknown=name_unknown_words(self.loaded.processor, question))
         image = corrupted(source, corruption, level, int(seed or 0))
         most = min(LONGEST_ANSWER, max(1, int(longest or 1)))
@@ -182,6 +181,11 @@ class TryTab:
         yield [status(done), *[gr.skip()] * len(list_methods())]
 
 
+def _check_question(question: Any) -> None:
+    if not isinstance(question, str) or len(question) > LONGEST_QUESTION:
+        raise ValueError(f"question must be a text of at most {LONGEST_QUESTION} characters")
+
+
 def _status(text: str, unknown: str = "") -> str:
     warning = f"{unknown}: read as unknown, so the answers may mean nothing."
     return (markup.render("notice", text=warning) if unknown else "") + markup.render("status", text=text)
@@ -196,22 +200,25 @@ class InspectTab:
     def build(self, tab: gr.Tab, inputs: list[Any]) -> None:
         """Lay the tab out, inside `tab`; it shows the image that `inputs` of the Try tab describe."""
         with gr.Row(equal_height=True):
-            before = [
-                one for one in PRUNING if one[1] in list_methods("encoder")
-            ]  # the others have no clusters to show
+            before = [one for one in PRUNING if one[1] in list_methods("encoder")]  # others have no clusters to show
             method = gr.Dropdown(before, value=OURS, label="Method", elem_id="inspect-method")
             keep = _keep_slider(self.loaded, 3, "inspect-keep")
+            label = "Question, for methods that read it"
+            question = gr.Textbox(self.loaded.question, label=label, scale=2, elem_id="inspect-question")
         view = Html(js_on_load=INSPECT_SCRIPT.read_text(encoding="utf-8"), min_height=80, elem_id="inspection")
-        events = [tab.select, method.change, keep.release]
-        gr.on(events, self.show, [*inputs, method, keep], view, **MODEL_QUEUE, trigger_mode="always_last")
+        events = [tab.select, method.change, keep.release, question.submit]
+        gr.on(events, self.show, [*inputs, method, keep, question], view, **MODEL_QUEUE, trigger_mode="always_last")
 
-    def show(self, source: Source, corruption: str, level: float, seed: float, method: str, keep: float) -> str:
+    def show(
+        self, source: Source, corruption: str, level: float, seed: float, method: str, keep: float, question: str
+    ) -> str:
         """Show the clean image, and the corrupted one if the Try tab corrupts it."""
+        _check_question(question)
         images = [(f"{source.name}, clean", source.open())]
         if corruption != CLEAN:
             image = corrupted(source, corruption, level, int(seed or 0))
             images.append((_caption(source, corruption, level), image))
-        return markup.inspection(inspect(self.loaded, self.loaded.method(method, int(keep)), images))
+        return markup.inspection(inspect(self.loaded, self.loaded.method(method, int(keep)), images, question))
 
 
 @dataclass(frozen=True)
