@@ -8,7 +8,7 @@ import torch
 from reference import Image
 from torch import Tensor
 
-from clustrs import PrunerInputs
+from clustrs import SCOPE, Pruner, PrunerInputs
 from clustrs.pruners.inputs import FURTHER
 
 STATES = ("hidden", "keys", "question", *FURTHER)
@@ -116,3 +116,15 @@ def rounded(image: Image, dtype: torch.dtype) -> Image:
 
     names = ("tokens", "attention", "projector", *STATES)
     return replace(image, **{name: there_and_back(getattr(image, name)) for name in names})
+
+
+class ProjectedSCOPE(SCOPE):
+    """SCOPE as vLLM runs it: without hidden states, by the projected tokens."""
+
+    def _choose(self, inputs: PrunerInputs, k: int) -> Tensor:
+        return super()._choose(replace(inputs, hidden=None), k)
+
+
+def as_served(method: Pruner) -> Pruner:
+    """What a method is in vLLM, for transformers."""
+    return ProjectedSCOPE(method.keep) if isinstance(method, SCOPE) else method

@@ -79,7 +79,7 @@ def test_every_method_is_served_or_says_what_it_needs() -> None:
                 match=f"'{name}' cannot be served: it (needs|selects by the question, but vLLM|prunes inside the lang)",
             ):
                 plugin.read_method(settings)
-    assert {"clustrs", "divprune", "random", "fastervlm", "denoise", "tome"} <= served
+    assert set(SERVED) <= served
 
 
 def test_models_that_can_be_served() -> None:
@@ -128,7 +128,10 @@ def test_one_line_says_what_is_pruned_to_what() -> None:
     assert line == "DivPrune(keep=0.25): keeps 0.25 of the visual tokens of each image"
 
 
-@pytest.mark.parametrize("name", ["clustrs", "divprune", "random", "fastervlm", "tome", "denoise"])
+SERVED = ("clustrs", "divprune", "random", "fastervlm", "tome", "denoise", "mmr", "scope", "holov", "downsample")
+
+
+@pytest.mark.parametrize("name", SERVED)
 def test_an_image_that_became_nan_takes_its_k_places(name: str) -> None:
     """One image of a batch that overflowed in the tower must not stop the server: no error, k tokens, valid indices."""
     extra = {"inner": "divprune"} if name == "denoise" else {}

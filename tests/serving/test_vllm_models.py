@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
 import vllm_engine
+from method_cases import as_served
 from vllm.exceptions import VLLMValidationError
 from vllm_engine import EMBEDDED, RANDOM, Engine, Output, Reference
 
@@ -29,6 +30,10 @@ SERVED: dict[str, dict[str, Any]] = {
     "fastervlm": {},
     "tome": {},
     "denoise": {"inner": "divprune"},
+    "mmr": {},
+    "scope": {},
+    "holov": {},
+    "downsample": {},
     "clustrs": {"tau": 2.0},
 }
 
@@ -144,7 +149,7 @@ def test_other_methods(start: Callable[..., Engine], reference: Reference, folde
         for name, parameters in SERVED.items():
             engine.model.method = get_method(name, keep=64, **parameters)
             output = engine.ask("How many objects are there?", [image])
-            expected = reference.ask("How many objects are there?", [image], engine.model.method)
+            expected = reference.ask("How many objects are there?", [image], as_served(engine.model.method))
             assert output == expected, name
     finally:
         engine.model.method = method

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
+from method_cases import as_served
 from qwen_served import IMAGE, Engine, Output, Question, Reference, random_image
 from tiny_models.qwen import SERVED, build_served
 from vllm.exceptions import VLLMValidationError
@@ -151,7 +152,7 @@ def test_the_same_image_after_another_text(start: Callable[..., Engine], referen
     assert output.distance(wanted) < CLOSE
 
 
-@pytest.mark.parametrize("name", ["divprune", "random", "fastervlm", "tome"])
+@pytest.mark.parametrize("name", ["divprune", "random", "fastervlm", "tome", "mmr", "scope", "holov", "downsample"])
 def test_other_methods(start: Callable[..., Engine], reference: Reference, name: str) -> None:
     engine, method = start({"keep": KEEP}), get_method(name, keep=KEEP)
     question, model = QUESTIONS["two with a long prefix"], engine.model
@@ -160,7 +161,7 @@ def test_other_methods(start: Callable[..., Engine], reference: Reference, name:
         (output,) = engine.ask([question])
     finally:
         model.method = before
-    wanted = reference.ask(question, method)
+    wanted = reference.ask(question, as_served(method))
     assert output == wanted
     assert output.indices == wanted.indices
     assert output.distance(wanted) < CLOSE
