@@ -51,25 +51,30 @@ def test_rivals_choose_what_their_authors_rules_choose(name: str) -> None:
     assert not recorded
 
 
-class Layer:
+class Layer(torch.nn.Module):
     """A decoder layer that computes nothing: its queries and keys are those of a prompt."""
 
+    call: InsideCall
+
     def __init__(self, index: int, prompt: Prompt) -> None:
-        self.prompt, self.layer_idx, self.self_attn = prompt, index, self
-        self.call: InsideCall
+        super().__init__()
+        self.layer_idx, self.prompt = index, prompt
+
+    @property
+    def self_attn(self) -> "Layer":
+        return self
 
     def input_layernorm(self, hidden: Tensor) -> Tensor:
         return hidden
 
-    def __call__(self, **given: Any) -> None:
+    def forward(self, **given: Any) -> None:
         """Attend: only the last query is read, so all are alike."""
-        index, prompt = self.layer_idx, self.prompt
-        query, keys = (torch.from_numpy(part[index]).float() for part in (prompt.queries, prompt.keys))
-        columns = self.call.key_columns(index)
+        states = self.prompt.queries[self.layer_idx], self.prompt.keys[self.layer_idx]
+        query, keys = (torch.from_numpy(part).float() for part in states)
+        columns = self.call.key_columns(self.layer_idx)
         keys = keys if columns is None else keys[columns[0]]
-        self.call.record(
-            self, query[None, :, None].expand(-1, -1, len(keys), -1), keys.transpose(0, 1)[None], 0.5, None
-        )  # type: ignore[arg-type]
+        queries = query[None, :, None].expand(-1, -1, len(keys), -1)
+        self.call.record(self, queries, keys.transpose(0, 1)[None], 0.5, None)
 
 
 def prune_inside(method: InsidePruner, prompt: Prompt) -> list[int]:
