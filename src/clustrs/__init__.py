@@ -17,15 +17,15 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors; a 
     from clustrs.corruptions.images import open_image as open_image
     from clustrs.embedded import image_path as image_path
     from clustrs.embedded import model_folder as model_folder
-    from clustrs.evaluation import Config as Config
-    from clustrs.evaluation import expand_methods as expand_methods
-    from clustrs.evaluation import run as run
+    from clustrs.evaluation.config import Config as Config
+    from clustrs.evaluation.config import expand_methods as expand_methods
     from clustrs.evaluation.judge import Judge as Judge
     from clustrs.evaluation.judge import judge_run as judge_run
     from clustrs.evaluation.report import write_report as write_report
     from clustrs.evaluation.report.tuning import TunedCandidate as TunedCandidate
     from clustrs.evaluation.report.tuning import TuningResult as TuningResult
     from clustrs.evaluation.results import load_run as load_run
+    from clustrs.evaluation.runner import run as run
     from clustrs.evaluation.tasks import Item as Item
     from clustrs.evaluation.tasks import Task as Task
     from clustrs.evaluation.tasks import get_task as get_task
@@ -63,11 +63,12 @@ _MODULES = {
     "corruptions.contact_sheet": "contact_sheet",
     "corruptions.images": "open_image",
     "embedded": "image_path model_folder",
-    "evaluation": "Config expand_methods run",
+    "evaluation.config": "Config expand_methods",
     "evaluation.judge": "Judge judge_run",
     "evaluation.report": "write_report",
     "evaluation.report.tuning": "TunedCandidate TuningResult",
     "evaluation.results": "load_run",
+    "evaluation.runner": "run",
     "evaluation.tasks": "Item Task get_task list_tasks register_task",
     "evaluation.tuning": "tune",
     "export": "export_onnx export_selection",

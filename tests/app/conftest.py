@@ -25,7 +25,7 @@ def loaded() -> "LoadedModel":
 @pytest.fixture(scope="session")
 def library_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a real run of the embedded model, "scenes-run", and an older one with "hostile" texts."""
-    from clustrs.evaluation import Config, run
+    from clustrs import Config, run
     from clustrs.evaluation.config import expand_methods
 
     folder = tmp_path_factory.mktemp("runs")

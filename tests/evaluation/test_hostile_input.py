@@ -15,8 +15,8 @@ from evaluation import run_files
 from evaluation.run_files import answers, config, entry, errors, time_limit
 from PIL import Image
 
+from clustrs import register_task, run
 from clustrs.corruptions import Corruption
-from clustrs.evaluation import register_task, run
 from clustrs.evaluation.config import Config, expand_methods
 from clustrs.evaluation.store import lines, read_answers, read_object
 from clustrs.evaluation.tasks import Item

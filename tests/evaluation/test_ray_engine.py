@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tiny_models
 
-from clustrs.evaluation import run
+from clustrs import run
 from clustrs.evaluation.config import Config, expand_methods
 from clustrs.evaluation.ray_engine import RayEngine
 from clustrs.evaluation.report import write_report

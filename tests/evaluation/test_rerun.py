@@ -12,7 +12,7 @@ import tiny_models
 from PIL import Image
 from recorded_run import METHODS, Row, write_run
 
-from clustrs.evaluation import run as run_grid
+from clustrs import run as run_grid
 from clustrs.evaluation.config import Config, expand_methods
 from clustrs.evaluation.report import rerun, write_report
 from clustrs.evaluation.report.rerun import draw_examples, find_disagreements, measure_latency

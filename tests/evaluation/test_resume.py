@@ -13,7 +13,8 @@ import torch
 from evaluation import run_files
 from evaluation.run_files import answers, config, errors
 
-from clustrs.evaluation import run, runner, store
+from clustrs import run
+from clustrs.evaluation import runner, store
 from clustrs.evaluation.config import Config
 from clustrs.evaluation.store import read_config
 from clustrs.evaluation.tasks import file_checksum, image_checksum

@@ -15,8 +15,8 @@ import pytest
 import tiny_models
 from filelock import FileLock
 
+from clustrs import run
 from clustrs.corruptions.images import open_image
-from clustrs.evaluation import run
 from clustrs.evaluation.config import Config, expand_methods
 from clustrs.evaluation.report import write_report
 from clustrs.evaluation.report.rerun import measure_latency
@@ -30,7 +30,7 @@ from clustrs.pruners import from_dict
 WORKER = """
 import sys, json
 from pathlib import Path
-from clustrs.evaluation import Config, run
+from clustrs import Config, run
 run(Config.from_json(json.loads(sys.argv[1])), Path(sys.argv[2]), progress=False)
 """
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clustrs.evaluation import get_task, list_tasks, register_task
+from clustrs import get_task, list_tasks, register_task
 from clustrs.evaluation.tasks import BUILT_IN, OWNERS
 from clustrs_models import scenes
 

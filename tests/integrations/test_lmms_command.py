@@ -15,9 +15,8 @@ import torch
 import yaml
 from integrations.scene_task import write_tasks
 
-from clustrs import __version__
+from clustrs import Config, __version__, run
 from clustrs.cli import main
-from clustrs.evaluation import Config, run
 from clustrs.evaluation.config import expand_methods
 from clustrs.evaluation.store import read_answers
 from clustrs.evaluation.tasks import Task, get_task

@@ -176,15 +176,12 @@ class Question:
         """Load the model, and name the words of the question that it does not know."""
         from clustrs.models import draw
         from clustrs.models.ask import name_unknown_words
-        from clustrs.models.load import apply_image_padding, load_model, quiet_transformers
 
         if self.given["show"]:
             draw.check_path(self.given["show"])
             base.check_file("--show", Path(self.given["show"]))
-        quiet_transformers()
-        with base.status(f"loading {self.given['model']}"):
-            self.model, processor = load_model(self.given["model"], self.load_options)
-        self.processor = apply_image_padding(processor, self.given["image_padding"])
+        padding = self.given["image_padding"]
+        self.model, self.processor = base.load_model(self.given["model"], self.load_options, padding)
         if line := name_unknown_words(self.processor, self.given["question"]):
             print(f"clustrs: {line}: read as unknown, so the answer may mean nothing", file=sys.stderr)
 

@@ -17,6 +17,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from clustrs import __version__, validation
 from clustrs.plugins import install_hint, leave_out, load_entry, plugin_entries
+from clustrs.validation import ImagePadding, LoadOptions
 
 NAME = "clustrs"
 MODULES = (
@@ -254,6 +255,16 @@ def status(text: str) -> AbstractContextManager[Any]:
     from rich.console import Console
 
     return Console(stderr=True).status(f"{text} ...")
+
+
+def load_model(model: str, options: LoadOptions, padding: ImagePadding = "checkpoint") -> tuple[Any, Any]:
+    """Load a model and its processor, without the messages of transformers."""
+    from clustrs.models import load
+
+    load.quiet_transformers()
+    with status(f"loading {model}"):
+        loaded, processor = load.load_model(model, options)
+    return loaded, load.apply_image_padding(processor, padding)
 
 
 def say(text: str) -> None:

@@ -32,8 +32,12 @@ MATRIX = {
 }
 
 
-def print_columns(listed: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
-    base.print_table(list(columns.values()), [[row[key] for key in columns] for row in listed])
+def show(listed: Sequence[Mapping[str, Any]], columns: Mapping[str, str], json: bool = False) -> None:
+    """Print what there is as JSON, or some keys of it as a table with these headings."""
+    if json:
+        base.print_json(listed)
+    else:
+        base.print_table(list(columns.values()), [[row[key] for key in columns] for row in listed])
 
 
 @app.command("samples", cls=Command, rich_help_panel=PANEL)
@@ -113,9 +117,9 @@ def list_models_command(
         base.print_json(listed)
         return
     if not matrix:
-        print_columns(listed, {key: key for key in ("model_type", "class", "tokens_per_image", "tested")})
+        show(listed, {key: key for key in ("model_type", "class", "tokens_per_image", "tested")})
         print(f"\n{TESTED}\n")
-    print_columns(listed, MATRIX)
+    show(listed, MATRIX)
     if not matrix:
         print()
         rows = [[model.name, model.family, model.knows, model.task, model.question] for model in EMBEDDED]
@@ -179,10 +183,7 @@ def list_tasks_command(json: AsJson = False) -> None:
     from clustrs.evaluation.tasks import describe_task, list_tasks
 
     listed = [{"name": name, **asdict(describe_task(name))} for name in list_tasks()]
-    if json:
-        base.print_json(listed)
-    else:
-        print_columns(listed, {"name": "task", "measures": "questions", "scoring": "score", "data": "data"})
+    show(listed, {"name": "task", "measures": "questions", "scoring": "score", "data": "data"}, json)
 
 
 @app.command("corruptions", cls=Command, rich_help_panel=PANEL)

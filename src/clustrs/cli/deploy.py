@@ -89,7 +89,6 @@ def encode(
     other runtimes.
     """
     from clustrs.corruptions.images import open_image
-    from clustrs.models.load import load_model, quiet_transformers
     from clustrs.serving import embeddings
 
     config = o.read_pruning(ctx, pruning, model, refused=["scope", "crops", "deepstack"])
@@ -101,9 +100,7 @@ def encode(
         if file in files.values():
             raise ValueError(f"image {str(path)!r}: another one is written to {str(file)!r}, too; rename one of them")
         files[path] = file
-    quiet_transformers()
-    with base.status(f"loading {model}"):
-        loaded, processor = load_model(model, LoadOptions(**given))
+    loaded, processor = base.load_model(model, LoadOptions(**given))
     for path, file in files.items():
         tokens, before = embeddings.encode_image(loaded, processor, open_image(path), pruner)
         output.mkdir(parents=True, exist_ok=True)
@@ -153,10 +150,7 @@ def export_onnx(
     from clustrs import export
 
     if model:
-        from clustrs.models.load import load_model, quiet_transformers
-
-        quiet_transformers()
-        loaded = load_model(model[0])[0].cpu()
+        loaded = base.load_model(model[0], LoadOptions())[0].cpu()
         info = export.export_onnx(loaded.half() if dtype == "float16" else loaded, pruner, output)
     else:
         info = export.export_selection(pruner, output, **sizes)  # type: ignore[arg-type]

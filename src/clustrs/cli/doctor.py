@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from clustrs.cli import base
 from clustrs.cli.base import Command, app
-from clustrs.cli.catalog import PANEL
+from clustrs.cli.catalog import PANEL, show
 from clustrs.cli.options import AsJson
 from clustrs.plugins import install_hint, load_entry
 
@@ -54,10 +54,8 @@ def doctor(json: AsJson = False) -> int:
     else:
         note = f"clustrs judge reads {JUDGE_KEY}; servers of your own may need none"
         findings.append(Finding("judge key", "not set", "", note))
-    if json:
-        base.print_json([finding._asdict() for finding in findings])
-    else:
-        base.print_table(["what", "state", "version", "note"], findings)
+    columns = {"name": "what", "state": "state", "version": "version", "note": "note"}
+    show([finding._asdict() for finding in findings], columns, json)
     return int(any(finding.state == BROKEN for finding in findings))
 
 

@@ -57,14 +57,11 @@ def tune(
     folder = output or Path("runs") / f"tune-{Path(model).name[:60]}"
     base.check_folder("--output", folder)
     from clustrs.evaluation import tuning
-    from clustrs.models.load import apply_image_padding, load_model, quiet_transformers
 
     tuning.check_limits(target, minutes)
     sources, asked = read_questions(images, questions)
     template, padding = given.pop("prompt_template"), given.pop("image_padding")
-    quiet_transformers()
-    with base.status(f"loading {model}"):
-        loaded, processor = load_model(model, LoadOptions(**given))
+    loaded, processor = base.load_model(model, LoadOptions(**given), padding)
     search: dict[str, Any] = {"methods": methods, "keep": keep or tuning.KEEPS, "corrupt": corrupt, "seed": seed}
     search |= {"positions": positions or ("auto",), "attention": attention or ("auto",), "prompt_template": template}
     limits: dict[str, Any] = {
@@ -73,7 +70,6 @@ def tune(
         "max_new_tokens": max_new_tokens,
         "minutes": minutes,
     }
-    processor = apply_image_padding(processor, padding)
     result = tuning.tune(loaded, processor, sources, asked, **search, **limits, output=folder, progress=not quiet)
     print(result.table().terminal(base.width()))
     for line in result.problems():

@@ -60,9 +60,8 @@ def default_task(model: str) -> str:
 
 
 def default_model(task: str) -> str:
-    """Return the embedded model that knows a task: the default one if it does, or else the first."""
-    found = [model.name for model in EMBEDDED if model.task == task]
-    return DEFAULT if DEFAULT in found or not found else found[0]
+    """Return the first embedded model that knows a task, or the default one."""
+    return next((model.name for model in EMBEDDED if model.task == task), DEFAULT)
 
 
 def model_and_task(model: str | None, task: str | None) -> tuple[str, str]:

@@ -35,7 +35,7 @@ class Config(LoadOptions):
     Options of loading the model (`device`, `dtype`, ...) are those of `LoadOptions`.
 
     Args:
-        task: Name of the task, see `clustrs.evaluation.list_tasks`.
+        task: Name of the task, see `clustrs.list_tasks`.
         model: Folder, id of the Hugging Face hub, or name of an embedded model.
         methods: Methods with all parameters as JSON has them and their `name`, see `expand_methods`.
         corruptions: "clean" or NAME:LEVEL, see `expand_corruptions`.

@@ -66,7 +66,7 @@ def run(
     Args:
         config: The configuration.
         folder: Folder of the run. Questions that have an answer there are not asked again.
-        engine: "local", "ray", or an engine, see `clustrs.evaluation.get_engine`.
+        engine: "local", "ray", or an engine, see `get_engine`.
         retry: Ask questions again that failed before.
         max_failures: Failures of one method in a row after which the run stops.
         progress: Show a progress bar.
