@@ -24,6 +24,7 @@ MODULES = (
     "ask",
     "evaluate",
     "tune",
+    "bench",
     "deploy",
     "catalog",
     "doctor",

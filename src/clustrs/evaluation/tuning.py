@@ -358,7 +358,7 @@ class Tuner:
                 ids, start = reference.ids, now(self.model.device)
                 out = handle.forward(batch.images, **batch.inputs, use_cache=True, logits_to_keep=1)
                 seconds, image = now(self.model.device) - start, handle.last[0]
-                cached, logits = cache_bytes(out.past_key_values), out.logits[0, -1:]
+                cached, logits = cache_bytes(out.past_key_values.layers), out.logits[0, -1:]
                 if len(ids) > 1:
                     mask = batch.input_ids.new_ones(1, batch.input_ids.shape[1] + len(ids) - 1)
                     more = {"past_key_values": out.past_key_values, "attention_mask": mask, "use_cache": True}

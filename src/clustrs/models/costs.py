@@ -6,7 +6,7 @@ in full, also its causal half and what lies outside a sliding window in prefill.
 active, linear attention as transformers' own PyTorch code computes it, whose update by one token is elementwise.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -155,14 +155,14 @@ def count_text(
         counts.append(total(counter))
         if cache is None:
             cache = out.past_key_values
-            held = cache_bytes(cache)
+            held = cache_bytes(cache.layers)
     return counts[0], counts[1], held
 
 
-def cache_bytes(cache: Any) -> int:
-    """Return the size of what a cache holds of its prompt."""
-    held = [getattr(layer, name, None) for layer in cache.layers for name in CACHED]
-    return sum(tensor.nbytes for tensor in tree_leaves(held) if isinstance(tensor, Tensor))
+def cache_bytes(layers: Iterable[Any]) -> int:
+    """Return the bytes of what some layers of a cache hold: keys and values, or states of linear attention."""
+    held = tree_leaves([getattr(layer, name, None) for layer in layers for name in CACHED])
+    return sum(part.nbytes for part in held if isinstance(part, Tensor))
 
 
 @contextmanager

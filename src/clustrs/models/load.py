@@ -83,6 +83,19 @@ def load_model(model_id: str, options: LoadOptions = DEFAULTS, *, pruned: bool =
     return model, processor
 
 
+def load_config(model_id: str) -> Any:
+    """Load a model's config, without its weights; the errors are those of `load_model`."""
+    from transformers import AutoConfig
+
+    from clustrs.models.adapters.base import list_model_types
+
+    list_model_types()
+    try:
+        return AutoConfig.from_pretrained(str(folder_of(model_id) or model_id), trust_remote_code=False)
+    except Exception as error:  # transformers and the hub raise many kinds
+        raise ValueError(f"model {model_id!r} could not be loaded: {first_sentence(error)}; {ADVICE}") from error
+
+
 def describe(options: LoadOptions) -> str:
     """Describe the options that were given."""
     return ", ".join(f"{name}={value!r}" for name, value in options.given().items())

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import torch
 from PIL import Image
 
 from clustrs import validation
+from clustrs.evaluation.bench import describe_machine
 from clustrs.evaluation.config import Config, parse_corruption
 from clustrs.evaluation.metrics import CORRECT
 from clustrs.evaluation.report.document import DrawnExample, Shown, data_uri
@@ -58,12 +58,8 @@ def measure_latency(folder: Path, repeats: int) -> Latency:
                 if turn and seconds is not None:
                     times[index][part].append(1e3 * seconds)
     medians = [{part: median(values) for part, values in own.items() if values} for own in times]
-    kind, threads = model.device.type, torch.get_num_threads()
-    name = torch.cuda.get_device_name(model.device) if kind == "cuda" else kind.upper()
-    machine = f"{name}, {threads} thread{'s' * (threads > 1)}" if kind == "cpu" else name
-    machine += f", {str(model.dtype).removeprefix('torch.')}"
     described = [method.to_dict() for method in worker.methods]
-    measured = Latency(machine, repeats, tuple(zip(described, medians, strict=True)))
+    measured = Latency(describe_machine(model), repeats, tuple(zip(described, medians, strict=True)))
     write_whole(Path(folder) / LATENCY_FILE, msgspec.json.encode(measured).decode() + "\n")
     return measured
 
