@@ -143,9 +143,9 @@ evidence: setup ## Write docs/evidence.md and the tables of place and weight fro
 matrix: setup ## Write the table of families, and where each runs, into README.md.
 	$(BIN)/python -m tools.matrix
 
-bench: setup ## Time the selections, and whole models end to end.
+bench: setup ## Time the selections, and a published architecture end to end.
 	$(BIN)/python benchmarks/selection.py
-	$(BIN)/python benchmarks/end_to_end.py
+	$(BIN)/clustrs bench --shape llava-1.5-7b --layers 4 --repeats 3 --output out/bench
 
 train: setup ## Train the embedded models from scratch: hours. A stopped training resumes from its last checkpoint.
 	for family in llava onevision; do \

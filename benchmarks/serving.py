@@ -284,12 +284,12 @@ def predictions() -> list[Row]:
     import torch
     from transformers import AutoConfig
 
-    from benchmarks.end_to_end import llava_config
+    from clustrs.models.shapes import shape_config
 
     configs = {
         "mini-llava": AutoConfig.from_pretrained(model_folder("mini-llava")),
         "proportional": proportional_config(),
-        "LLaVA-1.5-7B": llava_config(),
+        "LLaVA-1.5-7B": shape_config("llava-1.5-7b"),
     }
     rows = []
     for name, config in configs.items():

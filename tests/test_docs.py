@@ -29,6 +29,7 @@ STAND_INS = dict.fromkeys(("M", "llava-hf/llava-1.5-7b-hf", "llava-hf/llava-1.5-
 RUN = "runs/photos-photo-llava-1234abcd"
 """The folder of a run in commands."""
 NOT_RUN = {
+    "^clustrs bench ": "measures for minutes; tests/test_bench.py has it",
     "^clustrs (tune|ask .*--pruning) ": "needs the reader's own images; tests/test_tune.py has it",
     "^clustrs app": "it serves until it is stopped; tests/app has it",
     "^clustrs serve ": "needs vLLM; tests/serving has it",

@@ -43,6 +43,7 @@ start here:
 
 your own model:
   clustrs ask cat.jpg "What is this?" --model llava-hf/llava-1.5-7b-hf --keep 64
+  clustrs bench --model llava-hf/llava-1.5-7b-hf --keep 64      how much faster it gets
 
 separate the values of a list by spaces or commas: --keep 16 50 is --keep 16,50
 exit codes: 0 success, 2 an error described in one line on standard error, 130 stopped with Ctrl-C

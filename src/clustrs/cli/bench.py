@@ -1,7 +1,7 @@
 """`clustrs bench`: how much faster a pruned model is, stage by stage."""
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,12 +22,11 @@ examples (M stands for a folder or a Hugging Face id):
 Shapes: llava-1.5-7b llava-1.5-13b llava-onevision-0.5b llava-onevision-7b qwen2.5-vl-3b qwen2.5-vl-7b qwen3-vl-4b
 qwen3-vl-8b internvl3-2b gemma-3-4b smolvlm-256m. Their prompt is the image and 40 tokens of text.
 """
-KEEP = (16, 64, 144)
 TEXT = "word " * 38  # with USER: and ASSISTANT: 40 tokens
 SHAPE = "a published architecture with random weights, in place of a model"
 LAYERS = "build this many layers of the language model, with random weights, and extrapolate (default: all that fit)"
 SIZE = "scale the image to this size, which decides the number of tokens for some families"
-BUSY = "the machine is busy (load average {:.1f}): times are disturbed, ratios less, since all take turns"
+KEEP = "counts (16) or fractions (0.25) of the visual tokens"
 
 
 def read_size(text: str) -> tuple[int, int]:
@@ -46,12 +45,11 @@ def bench(
     shape: Annotated[str | None, o.option(SHAPE, "NAME", o.MODEL)] = None,
     layers: Annotated[int | None, o.option(LAYERS, "N", o.MODEL, read=o.integer())] = None,
     method: o.Method = "clustermeans",
-    keep: o.Keep = KEEP,
+    keep: Annotated[Sequence[float], o.option(KEEP, "K...", o.PRUNING, read=o.several(o.read_keep))] = (16, 64, 144),
     settings: o.Settings = None,
     pruning: o.PruningFile = None,
     image: Annotated[str, o.option(o.IMAGE, "IMAGE", o.IMAGES, complete=o.complete_images)] = "sample:cat",
-    size: Annotated[Any, o.option(SIZE, "WIDTHxHEIGHT", o.IMAGES, read=read_size)] = (640, 480),
-    question: Annotated[str, o.option("what to ask a --model", "TEXT", o.QUESTIONS)] = "Describe this image.",
+    size: Annotated[Any, o.option(SIZE, "WIDTHxHEIGHT", o.IMAGES, read=read_size)] = "640x480",
     new_tokens: Annotated[int, o.option("tokens to generate", "N", read=o.integer(2))] = 32,
     repeats: Annotated[int, o.option("turns that count, after a first one", "N", read=o.integer())] = 5,
     batch: Annotated[Sequence[int], o.option("batch sizes", "N...", read=o.several(o.integer()))] = (1,),
@@ -66,10 +64,10 @@ def bench(
     """
     if model and shape:
         raise ValueError(f"--model and --shape exclude each other, got {model!r} and {shape!r}")
-    model = None if shape else model or DEFAULT
-    config, path = o.read_pruning(ctx, pruning, model), image_path(image)
-    if model:
-        folder_of(model)
+    source = shape or model or DEFAULT
+    config, path = o.read_pruning(ctx, pruning, None if shape else source), image_path(image)
+    if not shape:
+        folder_of(source)
     if output:
         base.check_folder("--output", output)
     import torch
@@ -80,46 +78,30 @@ def bench(
     from clustrs.models.load import quiet_transformers
     from clustrs.models.shapes import open_model
 
-    if config is None:
-        options = {name: given[name] for name in CHOICES if name in given}
-        configs = [PruningConfig(method=make_method(method, one, settings), **options) for one in keep]
-    else:
-        configs = [replace(config, tuned_on={})]
-    if configs[0].method.name == "none":
-        raise ValueError("--method must be a method that prunes; the unpruned model is always measured")
-    load, busy = busy_load()
+    options = {name: given[name] for name in CHOICES if name in given}
+    made = [] if config else [PruningConfig(method=make_method(method, one, settings), **options) for one in keep]
+    photo, (load, busy) = open_image(path).resize(size), busy_load()
     if busy:
-        base.say(f"clustrs: {BUSY.format(load)}")
+        base.say(
+            f"clustrs: the machine is busy (load average {load:.1f}): times are disturbed, ratios of turns less so"
+        )
     if threads:
         torch.set_num_threads(threads)
-    photo = open_image(path).resize(size)
     quiet_transformers()
-    with base.status(f"building {shape}" if shape else f"loading {model}"):
-        load_options = LoadOptions(**{one.name: given[one.name] for one in fields(LoadOptions)})
-        opened, processor, whole, scales = open_model(model, shape, layers, load_options)
+    with base.status(f"{'building' if shape else 'loading'} {source}"):
+        loading = LoadOptions(**{one.name: given[one.name] for one in fields(LoadOptions)})
+        opened, processor, whole, scales = open_model(source, bool(shape), layers, loading)
     if len(scales) < sum(scales) and not layers:
         base.say(
             f"clustrs: {len(scales)} of {sum(scales):.0f} layers fit into the free memory; the rest is extrapolated"
         )
-    result = bench_model(
-        opened,
-        processor,
-        photo,
-        TEXT if shape else question,
-        configs,
-        name=f"{shape or model}{' (random weights)' if shape or layers else ''}",
-        whole=whole,
-        scales=scales,
-        new_tokens=new_tokens,
-        repeats=repeats,
-        batches=batch,
-        load=load,
-    )
-    if json:
-        print(result.to_json(), end="")
-    else:
-        tables = [table.terminal(base.width()) for table in result.tables()]
-        print("\n\n".join([result.heading(), *tables, result.sentence()]))
+    name = f"{source}{' (random weights)' if shape or layers else ''}"
+    question = TEXT if shape else "Describe this image."
+    measuring: dict[str, Any] = {"new_tokens": new_tokens, "repeats": repeats, "batches": batch, "load": load}
+    cut: dict[str, Any] = {"whole": whole, "scales": scales}
+    result = bench_model(opened, processor, photo, question, made or [config], name=name, **cut, **measuring)
+    tables = [table.terminal(base.width()) for table in result.tables()]
+    print(result.to_json() if json else "\n\n".join([result.heading(), *tables, result.sentence()]))
     if output:
         result.save(output)
         base.say(f"clustrs: written to {output}: bench.json, bench.csv, bench.png")

@@ -316,7 +316,8 @@ def bench_model(
     scales = scales or [1.0] * len(model.get_decoder().layers)
     if max(scales) > 1 and any(config.method.parts()[1] for config in configs):
         raise ValueError("layers must be all for a method inside the language model: its layers read different tokens")
-    text, weights, rows = chat_prompt(processor, question), weight_bytes(whole, model.dtype)[0], list[Measured]()
+    text, rows = chat_prompt(processor, question), list[Measured]()
+    weights = weight_bytes(whole, model.dtype)[0] if max(scales) > 1 else sum(p.nbytes for p in model.parameters())
 
     def generate(inputs: Any, config: PruningConfig | None, trace: Trace) -> tuple[dict[str, float], int | None]:
         """Return seconds by part, and the visual tokens that were kept."""

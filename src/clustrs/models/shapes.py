@@ -14,6 +14,7 @@ import torch
 
 from clustrs import validation
 from clustrs.embedded import folder_of
+from clustrs.models.adapters.base import adapter_class
 from clustrs.models.costs import meta_model
 from clustrs.models.load import describe, load_arguments, load_config, load_model, load_processor
 from clustrs.models.processors import IMAGE_ONLY
@@ -71,7 +72,7 @@ def cut_layers(config: Any, layers: int) -> tuple[Any, list[float]]:
     counts = Counter(every)
     if not len(counts) <= layers <= len(every):
         raise ValueError(f"layers must be an integer from {len(counts)} to {len(every)} for this model, got {layers}")
-    if getattr(text, "num_kv_shared_layers", 0):
+    if layers < len(every) and getattr(text, "num_kv_shared_layers", 0):
         raise ValueError(f"layers must be {len(every)} for a {config.model_type} model, whose layers share keys")
     kept = every[:layers]
     for number, kind in enumerate([kind for kind in counts if kind not in kept], 1):
@@ -105,33 +106,34 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def open_model(
-    model_id: str | None, shape: str | None, layers: int | None, options: LoadOptions
+    source: str, is_shape: bool, layers: int | None, options: LoadOptions
 ) -> tuple[Any, Any, Any, list[float]]:
-    """Load a model, or build a published shape, and its processor; with fewer layers the weights are random.
+    """Load a model and its processor, or build those of a shape; with `layers` the weights of both are random.
 
     Of a shape that does not fit into the free memory as many layers are built as fit. Returns the model, its processor,
     the config of the whole model, and how many layers each layer stands for.
     """
     device, arguments = load_arguments(options)
-    config = shape_config(shape) if shape else load_config(str(model_id))
-    every = layer_types(config)
-    if shape is None and layers is None and (options.device_map or "quantization_config" in arguments):
-        return *load_model(str(model_id), options), config, [1.0] * len(every)
+    config = shape_config(source) if is_shape else load_config(source)
+    adapter_class(config.model_type)
+    every, loaded = layer_types(config), not is_shape and layers is None
+    if loaded and "device_map" in arguments:
+        return *load_model(source, options), config, [1.0] * len(every)
     given = arguments.pop("dtype")
     dtype = given if isinstance(given, torch.dtype) else getattr(config, "dtype", None) or torch.bfloat16
     (whole, layer), free = weight_bytes(config, dtype), free_bytes(device)
     fit = len(every) if free is None else min(len(every), len(every) + floor((FILLED * free - whole) / layer))
-    built = layers or (max(fit, len(set(every))) if shape else len(every))
+    built = layers or (max(fit, len(set(every))) if is_shape else len(every))
     cut, scales = cut_layers(config, built)
     if built > fit:
         needed = f"{whole / 2**30:.1f} GiB of weights, {(free or 0) / 2**30:.1f} GiB are free"
         advice = f"write --layers {fit}" if fit >= len(set(every)) else "no layers fit"
-        raise ValueError(f"{shape or model_id} with {built} of {len(every)} layers does not fit ({needed}): {advice}")
-    if shape is None and layers is None:
-        return *load_model(str(model_id), options), config, scales
+        raise ValueError(f"{source} with {built} of {len(every)} layers does not fit ({needed}): {advice}")
+    if loaded:
+        return *load_model(source, options), config, scales
     if "device_map" in arguments:
         raise ValueError(f"random weights can't be loaded with {describe(options)}")
-    processor = shape_processor(shape) if shape else load_processor(str(folder_of(str(model_id)) or model_id))
+    processor = shape_processor(source) if is_shape else load_processor(str(folder_of(source) or source))
     return random_model(cut, dtype, device, **arguments), processor, config, scales
 
 
