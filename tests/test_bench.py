@@ -1,9 +1,10 @@
 """`clustrs bench`: counts against arithmetic by hand, extrapolation against the whole model, shapes, bad input."""
 
 import csv
+import gc
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from clustrs.evaluation.bench import STAGES, TIMES, BenchResult, PeakBytes, Trac
 from clustrs.models import shapes
 from clustrs.models.ask import chat_prompt
 from clustrs.models.configuration import from_config
+from clustrs.validation import LoadOptions
 
 LoadFamily = Callable[[str], tuple[Any, Any]]
 Run = Callable[..., tuple[int, str, str]]
@@ -100,6 +102,16 @@ def deeper(config: Any) -> Any:
     return config
 
 
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """Tensors in reference cycles are held until the collector runs, at a time of its own."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize(("family", "layers"), [("llava", 1), ("llava_onevision", 4), ("gemma3", 2), ("qwen3_vl", 3)])
 def test_extrapolated_counts_are_those_of_the_whole_model(load_family: LoadFamily, family: str, layers: int) -> None:
     model, processor = load_family(family)
@@ -111,7 +123,7 @@ def test_extrapolated_counts_are_those_of_the_whole_model(load_family: LoadFamil
     assert (part.layers_run, part.layers, whole.layers_run) == (layers, 6, 6)
     for one, other in zip(part.rows, whole.rows, strict=True):
         assert (one.flops, one.kv_bytes, one.visual_tokens) == (other.flops, other.kv_bytes, other.visual_tokens)
-        assert one.peak_bytes == pytest.approx(other.peak_bytes, rel=0.02)
+        assert one.peak_bytes == pytest.approx(other.peak_bytes, rel=0.05)
     assert "EXTRAPOLATED from" in part.heading()
     assert "extrapolated" in part.sentence()
     named = {name for name in part.quantities(part.rows[0]) if name.endswith(", extrapolated")}
@@ -257,6 +269,8 @@ def test_bad_input_is_refused_in_one_line(run: Run, words: tuple[Any, ...], mess
 def test_layers_that_fit_are_built_or_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = str(model_folder("mini-llava"))
     whole, layer = shapes.weight_bytes(shapes.load_config(folder), torch.float32)
+    opened, *_, scales = shapes.open_model(folder, False, 4, LoadOptions())
+    assert (opened.config.get_text_config()._attn_implementation, scales) == ("sdpa", [1.5] * 4)
     free = int((whole - 2.5 * layer) / shapes.FILLED)
     monkeypatch.setattr(shapes, "free_bytes", lambda device: free)
     code, _, err = run("bench", "--model", folder)

@@ -51,6 +51,15 @@ def patch_grid(inputs: dict[str, Any]) -> PatchGrid | None:
     return None
 
 
+def test_counting_leaves_a_live_model_as_it_is(load_family: LoadFamily) -> None:
+    config = load_family("llava")[0].config
+    parts = (config, config.text_config, config.vision_config)
+    before = [part._attn_implementation for part in parts]
+    assert "eager" not in before
+    count_cost(config, 5, 6)
+    assert [part._attn_implementation for part in parts] == before
+
+
 @pytest.mark.parametrize("family", BUILDERS)
 def test_a_real_call_costs_as_much(load_family: LoadFamily, family: str) -> None:
     """Tower, projector and prefill with eager and SDPA attention; cache and next token of a pruned prompt."""

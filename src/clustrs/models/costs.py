@@ -8,6 +8,7 @@ active, linear attention as transformers' own PyTorch code computes it, whose up
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -112,12 +113,13 @@ def count_cost(
 
 
 def meta_model(config: Any, dtype: torch.dtype = torch.float32) -> Any:
-    """Build a model without weights. Experts are multiplied in batches, which needs no values to know their shapes."""
+    """Build a model without weights. Experts are multiplied in batches, which needs no values to know their shapes.
+    The config is copied: transformers writes the attention implementation into it, and a live model may share it."""
     from transformers import AutoModelForImageTextToText
 
     with torch.device("meta"):
         return AutoModelForImageTextToText.from_config(
-            config, dtype=dtype, attn_implementation="eager", experts_implementation="batched_mm"
+            deepcopy(config), dtype=dtype, attn_implementation="eager", experts_implementation="batched_mm"
         ).eval()
 
 
