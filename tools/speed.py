@@ -8,6 +8,9 @@ import msgspec
 
 from clustrs.evaluation.bench import BenchResult
 
+INTRODUCTION = """\
+Speed of LLaVA-1.5-7B's architecture with random weights and ClusterMeans, on two CPU cores; a GPU's is different, and
+[`clustrs bench`](docs/bench.md) measures yours:"""
 ROOT = Path(__file__).resolve().parent.parent
 PLACE = re.compile(r"(<!-- speed -->\n).*?(<!-- end -->)", re.S)
 SHAPES = ("llava-1.5-7b", "qwen3-vl-4b", "llava-onevision-0.5b", "smolvlm-256m")
@@ -33,7 +36,7 @@ def readme_part() -> str:
     result = results()[SHAPES[0]]
     (table,) = result.tables()
     rows = tuple(row for row in table.rows if row.heads[0].startswith(SHOWN))
-    return f"{result.heading()}.\n\n{replace(table, title='', rows=rows).markdown()}"
+    return f"{INTRODUCTION}\n\n{replace(table, title='', rows=rows).markdown()}\n\n{result.heading()}."
 
 
 def with_runs(text: str, part: str) -> str:
