@@ -17,6 +17,7 @@ from clustrs.corruptions.images import first_sentence, open_image
 from clustrs.evaluation.config import CLEAN
 from clustrs.models import ask as asking
 from clustrs.models.configuration import PruningConfig
+from clustrs.models.costs import cache_bytes
 from clustrs.models.load import load_model, quiet_transformers
 from clustrs.models.select import ImageSelection
 from clustrs.pruners import Pruner, get_method
@@ -168,9 +169,7 @@ def _stream(loaded: LoadedModel, batch: asking.Batch, method: Pruner, max_new_to
         return torch.full((len(input_ids),), left.is_set(), device=input_ids.device)
 
     def count_bytes(_module: Any, _arguments: Any, output: Any) -> None:
-        layers = output.past_key_values.layers
-        parts = [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
-        kv_bytes.append(sum(part.nbytes for part in parts if isinstance(part, Tensor)))
+        kv_bytes.append(cache_bytes(output.past_key_values))
 
     def work() -> None:
         try:

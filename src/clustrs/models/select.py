@@ -121,21 +121,18 @@ def select_tokens(
         alike.setdefault(len(images[i].candidates if members is None else members), []).append(g)
     selected: dict[int, Selection] = {}
     for batch in alike.values():
-        further = [name for name in FURTHER if name in images[groups[batch[0]][0]].more]
-        parts = [_inputs(images[groups[g][0]], *groups[g][1:], further) for g in batch]
-        stacked = [None if part[0] is None else torch.stack(part) for part in zip(*parts, strict=True)]
-        tokens, tile, y, x = [part for part in stacked[:4] if part is not None]
-        scores, hidden, keys, *more = stacked[4:]
-        cls = any(part is not None and part.shape[1] > tokens.shape[1] for part in (hidden, keys))
-        project = images[groups[batch[0]][0]].project
-        others: dict[str, Any] = dict(zip(further, more, strict=True))
+        parts = [_inputs(images[groups[g][0]], *groups[g][1:]) for g in batch]
+        inputs: dict[str, Any] = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
+        n = inputs["tokens"].shape[1]
+        inputs["cls"] = any(inputs[name].shape[1] > n for name in ("hidden", "keys") if name in inputs)
+        inputs["layout"] = Layout(*(inputs.pop(name) for name in ("tile", "y", "x")))
         if questions is not None:
             asked = [questions[groups[g][0]] for g in batch]
-            others["question"] = nn.utils.rnn.pad_sequence(asked, batch_first=True)
+            inputs["question"] = nn.utils.rnn.pad_sequence(asked, batch_first=True)
             real = [torch.ones_like(one[:, 0], dtype=torch.bool) for one in asked]
-            others["question_mask"] = nn.utils.rnn.pad_sequence(real, True)
-        inputs = PrunerInputs(tokens, scores, Layout(tile, y, x), hidden, keys, project, cls, **others)
-        selection = method.select(inputs, sizes=sizes)
+            inputs["question_mask"] = nn.utils.rnn.pad_sequence(real, True)
+        project = images[groups[batch[0]][0]].project
+        selection = method.select(PrunerInputs(**inputs, projector=project), sizes=sizes)
         selected.update({g: selection.image(b) for b, g in enumerate(batch)})
     results = []
     for i, image in enumerate(images):
@@ -146,17 +143,15 @@ def select_tokens(
     return results
 
 
-def _inputs(image: VisualTokens, members: Tensor | None, tile: int, further: list[str]) -> tuple[Tensor | None, ...]:
-    """Tokens, layout, scores, hidden states and keys of some candidates, with the CLS token of one tile in front, and
-    further inputs."""
-    layout = image.layout
-    parts = [image.tokens, layout.tile, layout.y, layout.x, image.scores, image.hidden, image.keys]
-    parts += [image.more[name] for name in further]
-    some = [part if part is None or members is None else part[members] for part in parts]
-    for index, cls in ((5, image.cls_hidden), (6, image.cls_keys)):
-        part = some[index]
-        some[index] = part if part is None or cls is None else torch.cat([cls[tile], part])
-    return tuple(some)
+def _inputs(image: VisualTokens, members: Tensor | None, tile: int) -> dict[str, Tensor]:
+    """Return inputs of some candidates by name; hidden states and keys have the CLS token of one tile in front."""
+    parts = {name: getattr(image.layout, name) for name in ("tile", "y", "x")}
+    parts |= {name: getattr(image, name) for name in ("tokens", "scores", "hidden", "keys")} | image.more
+    given = {name: part if members is None else part[members] for name, part in parts.items() if part is not None}
+    for name, cls in (("hidden", image.cls_hidden), ("keys", image.cls_keys)):
+        if name in given and cls is not None:
+            given[name] = torch.cat([cls[tile], given[name]])
+    return given
 
 
 def _joined(parts: list[tuple[Tensor | None, Selection]], n: int) -> Selection:

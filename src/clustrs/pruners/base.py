@@ -22,9 +22,10 @@ SERVED = ("scores", "layout")
 """Inputs besides the tokens that are there in vLLM, also when a tower's heads are split over ranks."""
 
 
-def accepts(check: Callable[..., None], *limits: Any) -> dict[str, Any]:
-    """Return the `metadata` of a parameter that is checked by a function of `clustrs.validation` with these limits."""
-    return {"check": lambda name, value: check(name, value, *limits)}
+def accepts(check: Callable[..., Any], *limits: Any) -> dict[str, Any]:
+    """Return the `metadata` of a parameter that a function of `clustrs.validation` checks, with these limits. A default
+    of None is accepted, too; a value that the function returns replaces the one given."""
+    return {"check": (check, *limits)}
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,11 @@ class Pruner:
     def __post_init__(self) -> None:
         validation.keep(self.keep)
         for field in fields(self):
-            if "check" in field.metadata:
-                field.metadata["check"](field.name, getattr(self, field.name))
+            check, *limits = field.metadata.get("check", (None,))
+            value = getattr(self, field.name)
+            if check is not None and not (value is None and field.default is None):
+                checked = check(field.name, value, *limits)
+                self.__dict__[field.name] = value if checked is None else checked
 
     def count(self, n: int) -> int:
         """Return how many of n tokens survive."""

@@ -77,12 +77,7 @@ class Grid(Pruner):
     name = "grid"
     exportable = True
 
-    columns: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.columns is not None:
-            validation.integer("columns", self.columns, 1)
+    columns: int | None = field(default=None, metadata=accepts(validation.integer, 1))
 
     def _choose(self, inputs: PrunerInputs, k: int) -> Tensor:
         batch, n, _ = inputs.tokens.shape

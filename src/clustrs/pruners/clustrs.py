@@ -66,15 +66,11 @@ class ClustRS(Pruner):
     distance: Distance = field(default="huber", metadata=accepts(validation.choice, get_args(Distance)))
     centroid: Centroid = field(default="mean", metadata=accepts(validation.choice, get_args(Centroid)))
     shrink: bool = field(default=True, metadata=accepts(validation.choice, (True, False)))
-    clip: tuple[float, float] = (0.10, 0.95)
+    clip: tuple[float, float] = field(default=(0.10, 0.95), metadata=accepts(validation.interval, 0, 1))
     salience: bool | None = field(default=None, metadata=accepts(validation.choice, (True, False, None)))
     seed: int = field(default=0, metadata=accepts(validation.integer, 0))
     representative: Kept = field(default="attention", metadata=accepts(validation.choice, get_args(Kept)))
     attention_power: float = field(default=1.0, metadata=accepts(validation.above, 0))
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "clip", validation.interval("clip", self.clip, 0, 1))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the method as a dict, without parameters beyond the paper that are off, so that older runs match."""

@@ -44,7 +44,7 @@ class Denoise(Pruner):
 
     keep: int | float = field(default=None, kw_only=True)  # type: ignore[assignment]
     inner: Pruner = field(default="fastervlm")  # type: ignore[assignment]
-    clip: tuple[float, float] = (0.10, 0.95)
+    clip: tuple[float, float] = field(default=(0.10, 0.95), metadata=accepts(validation.interval, 0, 1))
     salience: bool | None = field(default=None, metadata=accepts(validation.choice, (True, False, None)))
 
     def __post_init__(self) -> None:
@@ -52,11 +52,9 @@ class Denoise(Pruner):
         validation.check(inner.where == "encoder", "inner", "a method that prunes in the encoder", inner.name)
         what = "a method that only drops tokens"
         validation.check(not inner.merges, "inner", what, inner.name, ", which merges tokens")
-        own = {"inner": inner, "keep": inner.keep, "clip": validation.interval("clip", self.clip, 0, 1)}
+        self.__dict__.update(inner=inner, keep=inner.keep)
         for name in ("exportable", "servable"):  # what the inner method cannot do, neither can this one
-            own[name] = getattr(type(self), name) and getattr(inner, name)
-        for name, value in own.items():
-            object.__setattr__(self, name, value)
+            self.__dict__[name] = getattr(type(self), name) and getattr(inner, name)
         super().__post_init__()
 
     def requirements(self) -> tuple[str, ...]:

@@ -67,9 +67,20 @@ class InsidePruner(Pruner):
         validation.check(layer < layers, "layer", f"less than {layers}, the model's number of layers", layer)
 
 
+@dataclass(frozen=True)
+class OneLayerPruner(InsidePruner):
+    """Base class for methods that drop tokens once, before the layer of index `layer`."""
+
+    layer: int = field(default=2, metadata=accepts(validation.integer, 1))
+
+    def schedule(self, n: int, layers: int) -> dict[int, int]:
+        self._check_layer(self.layer, layers)
+        return {self.layer: self.count(n)}
+
+
 @register
 @dataclass(frozen=True)
-class FastV(InsidePruner):
+class FastV(OneLayerPruner):
     """Keep the visual tokens that the last prompt token attends to most in the layer before `layer`.
 
     Args:
@@ -84,12 +95,6 @@ class FastV(InsidePruner):
 
     name = "fastv"
     paper = "https://arxiv.org/abs/2403.06764"
-
-    layer: int = field(default=2, metadata=accepts(validation.integer, 1))
-
-    def schedule(self, n: int, layers: int) -> dict[int, int]:
-        self._check_layer(self.layer, layers)
-        return {self.layer: self.count(n)}
 
 
 @register
@@ -136,7 +141,7 @@ class PyramidDrop(InsidePruner):
 
 @register
 @dataclass(frozen=True)
-class DART(FastV):
+class DART(OneLayerPruner):
     """Keep pivots, and for each pivot the visual tokens that are least like it (Duplication-Aware Reduction of Tokens).
 
     Pivots are the tokens of the image and of the text after it whose keys have the largest L1 norm in the layer before
@@ -215,9 +220,7 @@ class Compose(Pruner):
         second = as_method("second", self.second, {}, budget)
         for name, method, where in (("first", first, "encoder"), ("second", second, "language model")):
             validation.check(method.where == where, name, f"a method that prunes in the {where}", method.name)
-        own = {"first": first, "second": second, "keep": second.keep}
-        for name, value in own.items():
-            object.__setattr__(self, name, value)
+        self.__dict__.update(first=first, second=second, keep=second.keep)
         super().__post_init__()
 
     def requirements(self) -> tuple[str, ...]:

@@ -157,11 +157,8 @@ class Qwen25VLAdapter(Qwen2VLAdapter):
         windows = int(x.max()) // side + 1
         window = (tile * (int(y.max()) // side + 1) + y // side) * windows + x // side
         order = ((window * side + y % side) * side + x % side).argsort().argsort()
-        assert image.keys is not None
-        assert image.hidden is not None
-        more = {name: part[order] for name, part in image.more.items()}
-        states: dict[str, Any] = {"keys": image.keys[order], "hidden": image.hidden[order]}
-        return replace(image, scores=image.scores[order], more=more, **states)
+        states: dict[str, Any] = {name: getattr(image, name)[order] for name in ("scores", "keys", "hidden")}
+        return replace(image, **states, more={name: part[order] for name, part in image.more.items()})
 
 
 @register_adapter

@@ -184,7 +184,7 @@ class Idefics3Adapter(InternVLAdapter):
             for (_, stop), (start, _) in pairwise(runs):
                 marks = sum(ids[stop:start].count(token) for token in around)
                 if marks == 0:
-                    raise ValueError("input_ids must have <fake_token_around_image> before and after each crop")
+                    raise ValueError("input_ids must be the prompt that the processor writes, with marks around crops")
                 if marks == 1:
                     counts[-1] += 1
                 else:
