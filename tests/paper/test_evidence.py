@@ -23,6 +23,7 @@ from clustrs_paper.evidence.page import (
     MODELS,
     PAGE,
     anchor,
+    both_settings,
     build,
     build_details,
     claim_verdict,
@@ -120,6 +121,13 @@ def test_a_contrast_is_a_mean_over_questions() -> None:
             ours, theirs = (right[m, 16, condition][question] for m in ("clustrs", "fastervlm"))
             values[question] += 50 * (float(ours) - float(theirs))
     assert found == estimates(values[None])[0]
+
+
+def test_cells_of_different_length_are_compared_on_the_first_questions_of_both() -> None:
+    long, short = np.arange(60) % 3 > 0, np.arange(20) % 2 > 0
+    grid = Answers("scenes", "made-up", {("clustrs", 16, CLEAN): long, ("fastervlm", 16, CLEAN): short})
+    expected = 100 * (long[:20].astype(float) - short)
+    assert grid.contrast(lead("clustrs", "fastervlm", 16, "clean")) == estimates(expected[None])[0]
 
 
 def test_groups_of_conditions() -> None:
@@ -338,6 +346,17 @@ def test_a_model_without_results_says_so() -> None:
 def test_nothing_is_stored_where_there_is_no_table(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "missing.csv") == []
     assert read_answers([]) is None
+
+
+def test_both_settings_stand_side_by_side_where_all_methods_were_asked() -> None:
+    grid, both = answers({"none": 0.9, "clustrs": 0.5, "random": 0.4}), answers({"clustrs": 0.7, "random": 0.6})
+    right = {key: value for key, value in grid.right.items() if key[1:] != (16, SEVERE) or key[0] != "random"}
+    text = both_settings(Stored("made-up", Answers("scenes", "made-up", right), both=both))
+    assert "| clean, k = 8 | clean, k = 16 |" in text
+    assert "gaussian:0.1, k = 16" in text
+    assert "gaussian:0.4" not in text
+    assert "| ClustRS | 50 / 70 |" in text
+    assert "| all tokens | 90 |" in text
 
 
 def test_a_stored_report_is_linked(tmp_path: Path) -> None:

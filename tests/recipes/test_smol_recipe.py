@@ -8,10 +8,14 @@ import torch
 from torch import nn
 from transformers import CLIPVisionModel, LlamaConfig, LlamaForCausalLM
 
+from clustrs import Config, expand_methods
+from clustrs.evaluation.runner import Unit, Worker
+from clustrs.evaluation.store import encode_record, new_record
+from clustrs.evaluation.tasks import get_task
 from clustrs_models import smol_build
 from clustrs_models.photographs import KINDS, is_test
 from clustrs_models.sentences import names
-from recipes.smol import stability, tower
+from recipes.smol import grid, stability, tower
 from recipes.smol.data import choose, generator_for, kind_of
 from recipes.smol.model import Lora, Packing, Projector, add_lora, answer_logits, answer_loss, exactly_right
 from recipes.smol.names import Kind, caltech_kinds, split, with_article
@@ -132,3 +136,40 @@ def test_assembled_model_computes_what_was_trained(language: LlamaForCausalLM, t
         0, -len(packed["ids"]) :
     ]
     torch.testing.assert_close(logits[packed["targets"] >= 0][:, :96], expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("positions", "attention"), [("compact", "plain"), ("original", "proportional")])
+def test_answers_of_shared_prefixes_are_those_of_eval(positions: str, attention: str) -> None:
+    methods = expand_methods(["none", "clustrs", "visionzip", "tome", "cdpruner", "fastv"], [16])
+    config = Config(
+        task="scenes", model="mini-llava", methods=methods, limit=10, positions=positions, attention=attention
+    )
+    unit = Unit("gaussian:0.2", 0, tuple(range(10)), tuple(range(len(methods))))
+    found, expected = (
+        [[(r.item, r.text, r.kept, r.score) for r in records] for records in worker.run(unit)]
+        for worker in (grid.SharedWorker(config), Worker(config))
+    )
+    assert found == expected
+    assert len({text for records in found for _, text, *_ in records}) > 4
+
+
+def test_a_stage_asks_for_its_methods_and_questions_alone() -> None:
+    config = Config(task="scenes", model="mini-llava", methods=expand_methods(["none", "random"], [8, 16]), limit=6)
+    units = [Unit("clean", 0, items, (0, 1, 2)) for items in ((0, 1, 2), (3, 4, 5))]
+    engine = grid.SharedEngine(stage=grid.Stage(("clean",), ("random",), (16,), 3))
+    ((records),) = engine.run(config, units)
+    assert [record.item for record in records] == [item.id for item in get_task("scenes", None, 3).items]
+    assert {(record.method["name"], record.method["keep"]) for record in records} == {("random", 16)}
+
+
+def test_stored_cells_are_whole_batches_of_first_questions(tmp_path: Path) -> None:
+    items = get_task(grid.TASK, None, grid.QUESTIONS).items
+    (method,) = expand_methods(["clustrs"], [16])
+    asked = [i for i in range(2 * grid.BATCH + 5) if i != grid.BATCH + 3]
+    records = [new_record(items[i], method, "gaussian:0.2", 0, text="", score=float(i % 2)) for i in reversed(asked)]
+    records.append(new_record(items[grid.BATCH + 3], method, "gaussian:0.2", 0, error="failed"))
+    (tmp_path / "answers.jsonl").write_bytes(b"".join(map(encode_record, records)))
+    (row,) = grid.cells(tmp_path)
+    assert (row["method"], row["keep"], row["corruption"], row["level"]) == ("clustrs", 16, "gaussian", "0.2")
+    assert (row["questions"], row["mean"]) == (grid.BATCH, "50.000")
+    assert row["right"] == np.packbits(np.arange(grid.BATCH) % 2).tobytes().hex()

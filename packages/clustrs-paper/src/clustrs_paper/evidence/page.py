@@ -4,15 +4,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clustrs.evaluation.metrics import Estimate
+from clustrs.evaluation.results import Condition
 from clustrs_paper.evidence import place_and_weight
 from clustrs_paper.evidence.checks import HOLDS, MISSING, OPEN, SAME, TOO_SMALL, Check, Claim, Verdict, combine, judge
 from clustrs_paper.evidence.claims import CLAIMS
 from clustrs_paper.evidence.results import BLIND, LABELS, UNPRUNED, Answers, Stored, load, table
 
 PAGE = Path(__file__).parents[5] / "docs" / "evidence.md"
+SMOL_PAGE = PAGE.parent / "smol-llava.md"
 DETAILS_PAGE = PAGE.parent / "results" / "evidence" / "claims.md"
-MODELS = {"mini-llava": "scenes", "mini-onevision": "scenes", "photo-llava": "photos"}
-"""The embedded models and their tasks."""
+MODELS = {"smol-llava": "photos-sentences", "mini-llava": "scenes", "mini-onevision": "scenes", "photo-llava": "photos"}
+"""The models that come with the package, or are built by it, and their tasks."""
 MEASURES = {
     "first_direction": "share of the variance in the first direction",
     "norm": "norm of a token",
@@ -30,11 +32,11 @@ KEY_CLAIMS = (4,)
 HEAD = f"""\
 # Evidence
 
-Every claim of the paper, and whether it holds on the three embedded models. The paper's numbers are those of
-LLaVA-1.5-7B and LLaVA-OneVision-7B on MM-Vet. The embedded models are small, and results need not carry over to models
-of billions of parameters; but they can be asked enough questions to separate effect from chance. `make evidence` writes
-this page from `docs/results/evidence`; no verdict is set by hand. [Another page](results/evidence/claims.md) has what
-the paper says in each claim, and all numbers.
+Every claim of the paper, and whether it holds on [smol-llava](smol-llava.md), a pretrained CLIP with a pretrained
+language model, and on three models trained from scratch. The paper's numbers are those of LLaVA-1.5-7B and
+LLaVA-OneVision-7B on MM-Vet. The models here are small, and results need not carry over to models of billions of
+parameters. `make evidence` writes this page from `docs/results/evidence`; no verdict is set by hand.
+[Another page](results/evidence/claims.md) has what the paper says in each claim, and all numbers.
 
 ## Rules
 
@@ -104,7 +106,10 @@ def overview(models: Sequence[Stored]) -> str:
 
 def changed_verdicts(models: Sequence[Stored]) -> str:
     """Build the table of the claims that place and weight change: the verdict without and with them."""
-    grids = {m.model: place_and_weight.load(m.model) for m in models}
+    grids: dict[str, place_and_weight.Settings] = {m.model: place_and_weight.load(m.model) for m in models}
+    for m in models:
+        if m.grid is not None and m.both is not None:
+            grids[m.model] = {place_and_weight.PUBLISHED: m.grid, place_and_weight.BOTH: m.both}
     rows = []
     for number, claim in enumerate(CLAIMS, start=1):
         cells = []
@@ -208,8 +213,10 @@ def questions(models: Sequence[Stored]) -> str:
         left_out = [str(c) for c in grid.conditions if c not in grid.seeing]
         parameters = "" if stored.parameters is None else f", {stored.parameters.questions} for the parameters"
         report = f" [Full report](results/evidence/{stored.report})." if stored.report else ""
+        fewest = min(map(len, grid.right.values()))
+        count = f"{fewest} to {grid.questions}" if fewest < grid.questions else f"{fewest}"
         lines.append(
-            f"- **{stored.model}**, task {grid.task}: {grid.questions} questions in {len(grid.right)} cells"
+            f"- **{stored.model}**, task {grid.task}: {count} questions in {len(grid.right)} cells"
             f"{parameters}. Excluded corruptions: {', '.join(left_out) or 'none'}.{report}"
         )
     return "\n".join(lines) + "\n"
@@ -226,8 +233,8 @@ def conditions(models: Sequence[Stored]) -> str:
         shown = shown_methods(grid)
         for condition in grid.conditions:
             keys = [(method, None if method == UNPRUNED else 16, condition) for method in shown]
-            scores = [100 * float(grid.right[key].mean()) for key in keys]
-            rows.append([str(condition), *(f"{score:.1f}" for score in scores)])
+            cells = [grid.right.get(key) for key in keys]
+            rows.append([str(condition), *("" if cell is None else f"{100 * cell.mean():.1f}" for cell in cells)])
         lines.append(f"**{stored.model}**, right answers in per cent, k = 16:\n")
         lines.append(table(["", *shown.values()], rows, numbers=len(shown)))
     return "\n".join(lines)
@@ -238,6 +245,26 @@ def shown_methods(grid: Answers, keep: int = 16) -> dict[str, str]:
     measured = dict.fromkeys(method for method, budget, _ in grid.right if budget in (None, keep))
     known = {method: label for method, label in LABELS.items() if method in measured}
     return known | {method: method for method in measured if method not in known}
+
+
+def both_settings(stored: Stored) -> str:
+    """Build the table of every method as published / with place and weight, under the conditions with all methods."""
+    grid, both = stored.grid, stored.both
+    if grid is None or both is None:
+        return "Not measured yet.\n"
+    methods, keeps = shown_methods(grid), sorted({keep for _, keep, _ in grid.right if keep})
+    counts = {c: sum((m, 16, c) in grid.right for m in methods) for c in grid.conditions}
+    columns = [(c, keep) for c in grid.conditions if counts[c] == max(counts.values()) for keep in keeps]
+    columns = [(c, keep) for c, keep in columns if sum((m, keep, c) in grid.right for m in methods) == counts[c]]
+
+    def text(method: str, condition: Condition, keep: int) -> str:
+        key = (method, None if method == UNPRUNED else keep, condition)
+        cells = [own.right.get(key) for own in (grid, both)]
+        scores = [f"{100 * cell.mean():.0f}" for cell in cells if cell is not None]
+        return scores[0] if method == UNPRUNED else " / ".join(scores)
+
+    rows = [[name, *(text(method, *column) for column in columns)] for method, name in methods.items()]
+    return table(["", *(f"{condition}, k = {keep}" for condition, keep in columns)], rows, numbers=len(columns))
 
 
 def again() -> str:

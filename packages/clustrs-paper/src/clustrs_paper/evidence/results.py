@@ -66,7 +66,7 @@ class Answers:
 
     @property
     def questions(self) -> int:
-        return len(next(iter(self.right.values())))
+        return max(len(cell) for cell in self.right.values())
 
     def group(self, name: str) -> tuple[Condition, ...]:
         """The conditions of a group of `Term`, those left out under which the model is blind."""
@@ -85,14 +85,18 @@ class Answers:
         return tuple(found)
 
     def contrast(self, terms: Iterable[Term]) -> Estimate | None:
-        """The weighted sum of mean scores, in points, with a 95 % interval over questions; None if one is missing."""
-        total = np.zeros(self.questions)
+        """The weighted sum of mean scores, in points, with a 95 % interval over the first questions, which all cells
+        have; None if a cell is missing."""
+        parts = []
         for term in terms:
             cells = [self.right.get((term.method, term.keep, c)) for c in self.group(term.group)]
-            if not cells or any(cell is None for cell in cells):
+            found = [cell for cell in cells if cell is not None]
+            if not cells or len(found) < len(cells):
                 return None
-            total += 100 * term.weight * np.mean([cell for cell in cells if cell is not None], axis=0)
-        return estimates(total[None])[0]
+            parts.append((term.weight, found))
+        shared = min(len(cell) for _, found in parts for cell in found)
+        total = sum(100 * weight * np.mean([cell[:shared] for cell in found], axis=0) for weight, found in parts)
+        return estimates(np.asarray(total)[None])[0]
 
 
 def spec(method: Method) -> str:
@@ -168,6 +172,8 @@ class Stored:
     tables: Mapping[str, Sequence[Row]] | None = None
     report: str | None = None
     """The name of the file with the grid's report."""
+    both: Answers | None = None
+    """The grid with place and weight, where it is stored beside the other one."""
 
     def table(self, name: str) -> Sequence[Row]:
         return (self.tables or {}).get(name, ())
@@ -178,10 +184,11 @@ TABLES = ("levels", "stability", "denoising", "geometry", "overhead")
 
 def load(model: str, folder: Path = STORED) -> Stored:
     """Load the results of a model from a folder."""
-    grid, parameters = (read_answers(read_rows(folder / f"{model}-{name}.csv")) for name in ("grid", "parameters"))
+    names = ("grid", "parameters", "grid-both")
+    grid, parameters, both = (read_answers(read_rows(folder / f"{model}-{name}.csv")) for name in names)
     tables = {name: read_rows(folder / f"{model}-{name}.csv") for name in TABLES}
     report = f"{model}-report.md"
-    return Stored(model, grid, parameters, tables, report if (folder / report).exists() else None)
+    return Stored(model, grid, parameters, tables, report if (folder / report).exists() else None, both)
 
 
 LABELS = {
@@ -194,6 +201,7 @@ LABELS = {
     "vispruner": "VisPruner",
     "fastervlm": "FasterVLM",
     "denoise inner={'name': 'fastervlm', 'keep': 16}": "FasterVLM with shrinkage",
+    "denoise": "FasterVLM with shrinkage",
     "tome": "ToMe",
     "clustermeans": "ClusterMeans",
     "grid": "grid",

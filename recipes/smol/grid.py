@@ -1,0 +1,304 @@
+"""Answer a grid of methods, budgets and corruptions with smol-llava, several times faster than `clustrs eval` does.
+
+    clustrs models get smol-llava
+    python -m recipes.smol.grid out/smol            # stopped, the same command resumes
+    python -m recipes.smol.grid out/smol --store    # writes docs/results/evidence/smol-llava-*.csv
+
+The plan is ordered by importance; what is complete at any time is a table. The questions about an image read the same
+system line and visual tokens: their keys and values are computed once, and finished rows leave the batch. Answers are
+those of `clustrs eval` (tests/models/test_smol.py), in folders of ordinary runs. Methods that read the question, or
+prune inside the language model, are answered as there.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from clustrs import Config, expand_methods
+from clustrs.evaluation.levels import curve_config, measure_curves
+from clustrs.evaluation.metrics import estimates
+from clustrs.evaluation.results import Method
+from clustrs.evaluation.runner import Engine, Unit, Worker, run
+from clustrs.evaluation.store import AnswerRecord, identity, read_answers
+from clustrs.evaluation.tasks import get_task
+from clustrs.models.ask import Batch, Reply
+from clustrs.models.load import quiet_transformers
+from clustrs.models.prompt import PrunedImage, token_ids
+from clustrs.models.select import prune_images
+from clustrs.pruners import Pruner
+from clustrs_models.smol import NAME
+from clustrs_paper.evidence.place_and_weight import BOTH, PUBLISHED, SETTINGS
+from clustrs_paper.evidence.results import COLUMNS, STORED, read_rows, spec, write_rows
+from clustrs_paper.studies.levels import table
+
+TASK, QUESTIONS, BATCH = "photos-sentences", 300, 60
+KEEPS = (8, 16, 32, 50, 64, 144)
+LADDERS = {"gaussian": (0.1, 0.25, 0.5, 1.0), "salt_pepper": (0.05, 0.15, 0.3)}
+LOSSES = (0.1, 0.35, 0.5)
+VARIANTS = ("clustrs shrink=false", "clustrs distance=euclidean shrink=false")
+INSIDE = ("fastv", "pyramiddrop", "dart", "compose")
+METHODS = ("all", *VARIANTS, *INSIDE)
+RIVALS = (
+    "none",
+    "clustrs",
+    "clustermeans",
+    "divprune",
+    "fastervlm",
+    "visionzip",
+    "vispruner",
+    "tome",
+    "random",
+    "grid",
+)
+SAME_IN_BOTH = ("none", "fastv", "pyramiddrop", "dart")  # answers are the same in both settings
+OTHERS = ("brightness:2", "contrast:0.5", "cutout:0.25", "motion_blur:15", "jpeg:30")
+IMAGENET_C = ("imagenet_c/shot_noise:3", "imagenet_c/defocus_blur:3", "imagenet_c/fog:3")
+NEVER = torch.finfo(torch.float32).min
+
+
+class SharedWorker(Worker):
+    """Worker that reads what the questions of an image share once."""
+
+    @cached_property
+    def eos(self) -> Tensor:
+        return torch.tensor(token_ids(self.loaded[0].generation_config.eos_token_id))
+
+    def _replies(self, batch: Batch, method: Pruner, count: int) -> list[Reply | str]:
+        if method.where != "encoder" or "question" in method.requirements():
+            return super()._replies(batch, method, count)
+        proportional = self.config.attention == "proportional"
+        with torch.inference_mode():
+            kept, selections = prune_images(method, batch.images, "image", "raw", proportional)
+            if len({len(image.features) for image in kept}) > 1:  # a budget that the image decides
+                return super()._replies(batch, method, count)
+            answers = self._answers(batch, kept)
+        texts = self.loaded[1].batch_decode(answers, skip_special_tokens=True)
+        return [Reply(text.strip(), image) for text, image in zip(texts, selections, strict=True)]
+
+    def _answers(self, batch: Batch, kept: Sequence[PrunedImage]) -> list[list[int]]:
+        """Return the new tokens of each prompt: what comes before the images, the images, the questions, then one by
+        one."""
+        model = self.loaded[0]
+        prompts = zip(batch.input_ids, batch.attention_mask, strict=True)
+        before, after = zip(*(split(model, *prompt) for prompt in prompts), strict=True)
+        if any(not torch.equal(before[0], other) for other in before):
+            raise ValueError("the prompts must begin alike")
+        words = model.get_input_embeddings()
+        cache: Any = DynamicCache()
+        start = len(before[0])
+        self._read(words(before[0][None]), torch.arange(start)[None], torch.zeros(1, start), cache)
+
+        shown = {id(image): image for image in kept}
+        rows = torch.tensor([list(shown).index(id(image)) for image in kept])
+        images, compact = [*shown.values()], self.config.positions == "compact"
+        total = len(images[0].features) if compact else images[0].total
+        places = [torch.arange(len(image.features)) if compact else image.own for image in images]
+        cache.batch_repeat_interleave(len(images))
+        sizes = [torch.zeros(len(image.features)) if image.sizes is None else image.sizes.log() for image in images]
+        bias = torch.cat([torch.zeros(len(images), start), torch.stack(sizes)], 1)
+        self._read(torch.stack([image.features for image in images]), start + torch.stack(places), bias, cache)
+
+        cache.batch_select_indices(rows)
+        width = max(map(len, after))
+        ids = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0)) for row in after])
+        padding = torch.stack([torch.arange(width) < width - len(row) for row in after])
+        bias = torch.cat([bias[rows], torch.zeros(ids.shape).masked_fill(padding, NEVER)], 1)
+        ends = torch.tensor([start + total + len(row) for row in after])
+        places_after = (ends[:, None] - width + torch.arange(width)).clamp(min=0)
+        hidden = self._read(words(ids), places_after, bias, cache)
+
+        answers: list[list[int]] = [[] for _ in after]
+        left = torch.arange(len(after))
+        for _ in range(self.max_new_tokens):
+            new = model.lm_head(hidden[:, -1]).argmax(-1)
+            for row, token in zip(left.tolist(), new.tolist(), strict=True):
+                answers[row].append(token)
+            going = (~torch.isin(new, self.eos)).nonzero()[:, 0]
+            if not len(going):
+                break
+            if len(going) < len(left):
+                cache.batch_select_indices(going)
+                left, new, bias, ends = left[going], new[going], bias[going], ends[going]
+            bias = torch.nn.functional.pad(bias, (0, 1))
+            hidden = self._read(words(new[:, None]), ends[:, None], bias, cache)
+            ends = ends + 1
+        return answers
+
+    def _read(self, embeddings: Tensor, positions: Tensor, bias: Tensor, cache: Any) -> Tensor:
+        """Return the hidden states of new tokens [B, T, D]; `bias` [B, S] is added to the scores of all keys, those in
+        the cache and the new ones, and later keys are not seen."""
+        size, width = embeddings.shape[1], bias.shape[1]
+        seen = torch.ones(size, width, dtype=torch.bool).tril(width - size)
+        mask = bias[:, None, None].expand(-1, 1, size, -1).masked_fill(~seen, NEVER)
+        decoder = self.loaded[0].get_decoder()
+        out = decoder(inputs_embeds=embeddings, attention_mask=mask, position_ids=positions, past_key_values=cache)
+        return cast(Tensor, out.last_hidden_state)
+
+
+def split(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the tokens of a prompt before and after its image."""
+    real = ids[mask.bool()]
+    slots = (real == model.config.image_token_id).nonzero()[:, 0]
+    return real[: int(slots[0])], real[int(slots[-1]) + 1 :]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the plan: corruptions, by their levels or by the loss they cost the unpruned model."""
+
+    corruptions: tuple[str, ...]
+    methods: tuple[str, ...]
+    keeps: tuple[int, ...]
+    questions: int
+    settings: tuple[str, ...] = (PUBLISHED, BOTH)
+
+
+NOISE = tuple(f"{name}@{100 * loss:g}%" for name in LADDERS for loss in LOSSES)
+CLAIMED = ("none", "clustrs", "divprune", "fastervlm", "visionzip", *VARIANTS)
+PLAN = (
+    Stage(("clean", "gaussian@35%"), RIVALS, (16,), 60),
+    Stage(("clean", "gaussian@35%"), METHODS, (16,), 60),
+    Stage(("clean", "gaussian@35%"), METHODS, (64,), 60),
+    Stage(("clean", "gaussian@35%"), METHODS, (8, 32, 144), 60),
+    Stage(NOISE, (*RIVALS, *VARIANTS), (16, 64), 60),
+    Stage((*OTHERS, *IMAGENET_C), RIVALS, (16, 64), 60),
+    Stage(("clean", *NOISE, *OTHERS), CLAIMED, (50, 144), 60, (PUBLISHED,)),
+    Stage(("clean", *NOISE), (*RIVALS, *VARIANTS), (16, 64), 120),
+    Stage(("clean", *NOISE), (*RIVALS, *VARIANTS), (16, 64), QUESTIONS),
+)
+
+
+class SharedEngine(Engine):
+    """Engine that answers what a stage asks for, with one loaded model for all runs."""
+
+    def __init__(self, loaded: tuple[Any, Any] | None = None, stage: Stage | None = None) -> None:
+        self.loaded, self.stage = loaded, stage
+
+    def run(self, config: Config, units: Sequence[Unit]) -> Iterator[list[AnswerRecord]]:
+        worker = SharedWorker(config)
+        if self.loaded is not None:
+            worker.__dict__["loaded"] = self.loaded
+        asked = list(range(len(config.methods)))
+        if self.stage is not None:
+            wanted = {identity(method) for method in expand_methods(self.stage.methods, self.stage.keeps)}
+            asked = [index for index, method in enumerate(config.methods) if identity(method) in wanted]
+        for unit in units:
+            methods = tuple(index for index in unit.methods if index in asked)
+            if methods and (self.stage is None or unit.items[-1] < self.stage.questions):
+                yield from worker.run(replace(unit, methods=methods))
+
+
+def levels(folder: Path, engine: SharedEngine) -> dict[str, str]:
+    """Return the level that costs the unpruned model each loss, from its curve; a loss it never reaches is left out."""
+    config = Config(task=TASK, model=NAME, methods=expand_methods(["none"], ()), batch_size=BATCH)
+    run(curve_config(config, LADDERS, BATCH), folder, engine, progress=False)
+    curves = measure_curves(config, LADDERS, folder, BATCH, progress=False)
+    write_rows(folder / "levels.csv", [row for curve in curves.values() for row in table(curve, LOSSES)])
+    found = {f"{n}@{100 * loss:g}%": (n, curves[n].level_at(loss)) for n in LADDERS for loss in LOSSES}
+    return {loss: f"{name}:{level:g}" for loss, (name, level) in found.items() if level is not None}
+
+
+def folder_of(folder: Path, setting: str, corruption: str) -> Path:
+    return folder / "-".join(SETTINGS[setting]) / corruption.replace("/", "-").replace(":", "-")
+
+
+def answer(folder: Path, plan: Sequence[Stage]) -> None:
+    """Answer the plan, stage by stage; each setting and corruption is a run of its own."""
+    loaded = SharedWorker(Config(task=TASK, model=NAME, methods=expand_methods(["none"], ()))).loaded
+    chosen: dict[str, str] = {}
+    for stage in plan:
+        for corruption in stage.corruptions:
+            if "@" in corruption:
+                chosen = chosen or levels(folder / "levels", SharedEngine(loaded))
+                if corruption not in chosen:
+                    continue
+            level = chosen.get(corruption, corruption)
+            for setting in stage.settings:
+                methods = expand_methods(METHODS, KEEPS)
+                if setting == BOTH:
+                    methods = tuple(method for method in methods if method["name"] not in SAME_IN_BOTH)
+                positions, attention = SETTINGS[setting]
+                config = Config(
+                    task=TASK,
+                    model=NAME,
+                    methods=methods,
+                    corruptions=(level,),
+                    limit=QUESTIONS,
+                    batch_size=BATCH,
+                    positions=positions,
+                    attention=attention,
+                )
+                summary = run(config, folder_of(folder, setting, level), SharedEngine(loaded, stage), progress=False)
+                print(setting, level, stage.keeps, stage.questions, summary, flush=True)
+
+
+def cells(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield a row for each cell of a run: its first questions, whole batches that have all their answers."""
+    order = {item.id: i for i, item in enumerate(get_task(TASK, None, QUESTIONS).items)}
+    found: dict[tuple[str, str], Any] = {}
+    for record in read_answers(folder):
+        if record.error is None:
+            key = identity(record.method), record.corruption
+            found.setdefault(key, np.full(QUESTIONS, np.nan))[order[record.item]] = record.score
+    for (written, corruption), scores in found.items():
+        missing = np.isnan(scores).nonzero()[0]
+        right = scores[: (missing[0] if len(missing) else QUESTIONS) // BATCH * BATCH]
+        if len(right):
+            described = json.loads(written)
+            method = {key: value["name"] if isinstance(value, dict) else value for key, value in described.items()}
+            keep = method.pop("keep") if method["name"] != "none" else ""
+            name, _, level = corruption.partition(":")
+            estimate = estimates(100 * right[None])[0]
+            numbers = [f"{value:.3f}" for value in (estimate.mean, estimate.low, estimate.high) if value is not None]
+            cell = (TASK, NAME, spec(Method(method.pop("name"), "", None, method)), keep, name, level, len(right))
+            bits = np.packbits(right.astype(bool)).tobytes().hex()
+            yield dict(zip(COLUMNS, (*cell, *numbers, bits), strict=True))
+
+
+def store(folder: Path) -> None:
+    """Write what is complete: the unpruned curve, and the answers of both settings, one bit each."""
+    curve = folder / "levels" / "levels.csv"
+    if curve.exists():
+        write_rows(STORED / f"{NAME}-levels.csv", read_rows(curve))
+    unpruned: list[dict[str, Any]] = []
+    for setting, name in {PUBLISHED: "grid", BOTH: "grid-both"}.items():
+        runs = sorted((folder / "-".join(SETTINGS[setting])).glob("*/answers.jsonl"))
+        rows = [*unpruned, *(row for answers in runs for row in cells(answers.parent))]
+        unpruned = [row for row in rows if row["method"] == "none"]
+        if rows:
+            write_rows(STORED / f"{NAME}-{name}.csv", sorted(rows, key=rank))
+
+
+def rank(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Order rows: clean first, then noise from mild to strong, then the others; then by method and budget."""
+    listed = ("clean", *LADDERS)
+    name = row["corruption"]
+    place = listed.index(name) if name in listed else len(listed)
+    return place, name, float(row["level"] or 0), row["method"], int(row["keep"] or 0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--store", action="store_true", help="write the tables of what is complete")
+    given = parser.parse_args()
+    if given.store:
+        store(given.folder)
+        return
+    torch.set_num_threads(given.threads)
+    quiet_transformers()
+    answer(given.folder, PLAN)
+
+
+if __name__ == "__main__":
+    main()
