@@ -11,6 +11,7 @@ prune inside the language model, are answered as there.
 """
 
 import argparse
+import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import DynamicCache
 
 from clustrs import Config, expand_methods
@@ -40,7 +42,7 @@ from clustrs_paper.evidence.place_and_weight import BOTH, PUBLISHED, SETTINGS
 from clustrs_paper.evidence.results import COLUMNS, STORED, read_rows, spec, write_rows
 from clustrs_paper.studies.levels import table
 
-TASK, QUESTIONS, BATCH = "photos-sentences", 300, 60
+TASK, QUESTIONS, BATCH, GROUP = "photos-sentences", 300, 60, 20
 KEEPS = (8, 16, 32, 50, 64, 144)
 LADDERS = {"gaussian": (0.1, 0.25, 0.5, 1.0), "salt_pepper": (0.05, 0.15, 0.3)}
 LOSSES = (0.1, 0.35, 0.5)
@@ -107,17 +109,29 @@ class SharedWorker(Worker):
         bias = torch.cat([torch.zeros(len(images), start), torch.stack(sizes)], 1)
         self._read(torch.stack([image.features for image in images]), start + torch.stack(places), bias, cache)
 
-        cache.batch_select_indices(rows)
-        width = max(map(len, after))
-        ids = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0)) for row in after])
-        padding = torch.stack([torch.arange(width) < width - len(row) for row in after])
-        bias = torch.cat([bias[rows], torch.zeros(ids.shape).masked_fill(padding, NEVER)], 1)
-        ends = torch.tensor([start + total + len(row) for row in after])
-        places_after = (ends[:, None] - width + torch.arange(width)).clamp(min=0)
-        hidden = self._read(words(ids), places_after, bias, cache)
+        lengths = [len(row) for row in after]
+        order = sorted(range(len(after)), key=lengths.__getitem__)
+        parts = [order[i : i + GROUP] for i in range(0, len(order), GROUP)]  # of about equal length: little padding
+        width = max(lengths)
+        read = []
+        for part in parts:
+            own, copied = max(lengths[row] for row in part), copy.deepcopy(cache)
+            copied.batch_select_indices(rows[part])
+            ids = torch.stack([pad(after[row], (own - lengths[row], 0)) for row in part])
+            padding = torch.stack([torch.arange(own) < own - lengths[row] for row in part])
+            part_bias = torch.cat([bias[rows[part]], torch.zeros(ids.shape).masked_fill(padding, NEVER)], 1)
+            ends = start + total + torch.tensor([lengths[row] for row in part])
+            places_after = (ends[:, None] - own + torch.arange(own)).clamp(min=0)
+            last = self._read(words(ids), places_after, part_bias, copied)[:, -1:]
+            read.append((last, pad(part_bias, (width - own, 0), value=NEVER), ends, copied, width - own))
+        hidden, bias, ends = (torch.cat([one[i] for one in read]) for i in range(3))
+        for i, layer in enumerate(cache.layers):
+            for name in ("keys", "values"):
+                whole = [pad(getattr(copied.layers[i], name), (0, 0, more, 0)) for *_, copied, more in read]
+                setattr(layer, name, torch.cat(whole))
 
         answers: list[list[int]] = [[] for _ in after]
-        left = torch.arange(len(after))
+        left = torch.tensor(order)
         for _ in range(self.max_new_tokens):
             new = model.lm_head(hidden[:, -1]).argmax(-1)
             for row, token in zip(left.tolist(), new.tolist(), strict=True):
@@ -128,7 +142,7 @@ class SharedWorker(Worker):
             if len(going) < len(left):
                 cache.batch_select_indices(going)
                 left, new, bias, ends = left[going], new[going], bias[going], ends[going]
-            bias = torch.nn.functional.pad(bias, (0, 1))
+            bias = pad(bias, (0, 1))
             hidden = self._read(words(new[:, None]), ends[:, None], bias, cache)
             ends = ends + 1
         return answers

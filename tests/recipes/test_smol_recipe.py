@@ -139,7 +139,10 @@ def test_assembled_model_computes_what_was_trained(language: LlamaForCausalLM, t
 
 
 @pytest.mark.parametrize(("positions", "attention"), [("compact", "plain"), ("original", "proportional")])
-def test_answers_of_shared_prefixes_are_those_of_eval(positions: str, attention: str) -> None:
+def test_answers_of_shared_prefixes_are_those_of_eval(
+    positions: str, attention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grid, "GROUP", 4)
     methods = expand_methods(["none", "clustrs", "visionzip", "tome", "cdpruner", "fastv"], [16])
     config = Config(
         task="scenes", model="mini-llava", methods=methods, limit=10, positions=positions, attention=attention
