@@ -113,7 +113,7 @@ class SharedWorker(Worker):
         order = sorted(range(len(after)), key=lengths.__getitem__)
         parts = [order[i : i + GROUP] for i in range(0, len(order), GROUP)]  # of about equal length: little padding
         width = max(lengths)
-        read = []
+        read: list[Any] = []
         for part in parts:
             own, copied = max(lengths[row] for row in part), copy.deepcopy(cache)
             copied.batch_select_indices(rows[part])
@@ -180,8 +180,9 @@ NOISE = tuple(f"{name}@{100 * loss:g}%" for name in LADDERS for loss in LOSSES)
 CLAIMED = ("none", "clustrs", "divprune", "fastervlm", "visionzip", *VARIANTS)
 PLAN = (
     Stage(("clean", "gaussian@35%"), RIVALS, (16,), 60),
-    Stage(("clean", "gaussian@35%"), METHODS, (16,), 60),
-    Stage(("clean", "gaussian@35%"), METHODS, (64,), 60),
+    Stage(("clean", "gaussian@35%"), ("all", *VARIANTS), (16,), 60),
+    Stage(("clean", "gaussian@35%"), RIVALS, (64,), 60),
+    Stage(("clean", "gaussian@35%"), METHODS, (16, 64), 60),
     Stage(("clean", "gaussian@35%"), METHODS, (8, 32, 144), 60),
     Stage(NOISE, (*RIVALS, *VARIANTS), (16, 64), 60),
     Stage((*OTHERS, *IMAGENET_C), RIVALS, (16, 64), 60),
@@ -241,6 +242,7 @@ def answer(folder: Path, plan: Sequence[Stage]) -> None:
                 if setting == BOTH:
                     methods = tuple(method for method in methods if method["name"] not in SAME_IN_BOTH)
                 positions, attention = SETTINGS[setting]
+                how: dict[str, Any] = {"positions": positions, "attention": attention}
                 config = Config(
                     task=TASK,
                     model=NAME,
@@ -248,8 +250,7 @@ def answer(folder: Path, plan: Sequence[Stage]) -> None:
                     corruptions=(level,),
                     limit=QUESTIONS,
                     batch_size=BATCH,
-                    positions=positions,
-                    attention=attention,
+                    **how,
                 )
                 summary = run(config, folder_of(folder, setting, level), SharedEngine(loaded, stage), progress=False)
                 print(setting, level, stage.keeps, stage.questions, summary, flush=True)

@@ -1,6 +1,7 @@
 """smol-llava's recipe: conversion of the pretrained parts, questions, packing, and the assembled model."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
