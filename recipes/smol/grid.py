@@ -2,6 +2,9 @@
 
     clustrs models get smol-llava
     python -m recipes.smol.grid out/smol            # stopped, the same command resumes
+    for study in geometry stability denoising; do
+        clustrs study $study --model smol-llava --task photos-sentences --output out/smol/$study
+    done
     python -m recipes.smol.grid out/smol --store    # writes docs/results/evidence/smol-llava-*.csv
 
 The plan is ordered by importance; what is complete at any time is a table. The questions about an image read the same
@@ -291,6 +294,26 @@ def store(folder: Path) -> None:
         unpruned = [row for row in rows if row["method"] == "none"]
         if rows:
             write_rows(STORED / f"{NAME}-{name}.csv", sorted(rows, key=rank))
+
+    study = read_rows(folder / "stability" / "stability.csv")
+    if study:
+        write_rows(STORED / f"{NAME}-stability.csv", [row for row in study if row["method"] != "ranking"] + ranking())
+    for name in ("geometry", "denoising"):
+        if rows := read_rows(folder / name / f"{name}.csv"):
+            write_rows(STORED / f"{NAME}-{name}.csv", rows)
+
+
+def ranking() -> list[dict[str, Any]]:
+    """Return what `recipes.smol.stability` measured on 200 photographs, as rows of the study of stability."""
+    found = json.loads((Path(__file__).parent / "results" / "stability.json").read_text())
+    same = {"corruption": "gaussian", "method": "ranking", "tokens": found["top"], "of": found["tokens"], "images": 200}
+    rows = []
+    for measure, own in {"rank_change": "rank_change", "top_overlap": "overlap"}.items():
+        for level, values in found["gaussian"].items():
+            low, high = values[f"{own}_95"]
+            numbers = {"mean": values[own], "low": low, "high": high, "by_chance": found["chance"][own]}
+            rows.append({**same, "level": f"{float(level):g}", "measure": measure, **numbers, "paper": ""})
+    return rows
 
 
 def rank(row: Mapping[str, Any]) -> tuple[Any, ...]:

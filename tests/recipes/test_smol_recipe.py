@@ -145,9 +145,8 @@ def test_answers_of_shared_prefixes_are_those_of_eval(
 ) -> None:
     monkeypatch.setattr(grid, "GROUP", 4)
     methods = expand_methods(["none", "clustrs", "visionzip", "tome", "cdpruner", "fastv"], [16])
-    config = Config(
-        task="scenes", model="mini-llava", methods=methods, limit=10, positions=positions, attention=attention
-    )
+    settings: dict[str, Any] = {"positions": positions, "attention": attention}
+    config = Config(task="scenes", model="mini-llava", methods=methods, limit=10, **settings)
     unit = Unit("gaussian:0.2", 0, tuple(range(10)), tuple(range(len(methods))))
     found, expected = (
         [[(r.item, r.text, r.kept, r.score) for r in records] for records in worker.run(unit)]
