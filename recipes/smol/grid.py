@@ -93,7 +93,7 @@ class SharedWorker(Worker):
         """Return the new tokens of each prompt: what comes before the images, the images, the questions, then one by
         one."""
         model = self.loaded[0]
-        prompts = zip(batch.input_ids, batch.attention_mask, strict=True)
+        prompts = zip(batch.input_ids, batch.inputs["attention_mask"], strict=True)
         before, after = zip(*(split(model, *prompt) for prompt in prompts), strict=True)
         if any(not torch.equal(before[0], other) for other in before):
             raise ValueError("the prompts must begin alike")
