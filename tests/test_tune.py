@@ -26,6 +26,7 @@ from clustrs import (
 from clustrs.corruptions.images import open_image
 from clustrs.embedded import image_path, model_folder
 from clustrs.evaluation.tuning import Tuner
+from clustrs.models import ask as shared
 from clustrs.models.adapters.base import get_adapter
 from clustrs.pruners import Pruner
 
@@ -316,7 +317,7 @@ def test_interrupted_run_resumes_and_the_tower_runs_once_an_image(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mini, calls, encoded = load(), list[str](), list[Any]()
-    measured, encode = Tuner.measured, Tuner.encode
+    measured, encode = Tuner.measured, shared.encode
 
     def interrupted(self: Tuner, config: PruningConfig, *rest: Any) -> Any:
         calls.append(config.method.name)
@@ -330,7 +331,7 @@ def test_interrupted_run_resumes_and_the_tower_runs_once_an_image(
     kept = (tmp_path / "tune.jsonl").read_text()
     assert kept.count("\n") == 4  # the unpruned model and one candidate, two questions each
     (tmp_path / "tune.jsonl").write_text(kept + "torn")
-    monkeypatch.setattr(Tuner, "encode", lambda *given: encoded.append(1) or encode(*given))
+    monkeypatch.setattr(shared, "encode", lambda *given, **more: encoded.append(1) or encode(*given, **more))
     result = tune(*mini, IMAGES[:1], ASKED, **FEW, output=tmp_path)
     assert (len(encoded), result.complete, [one.images for one in result.candidates]) == (1, True, [1] * 4)
     before = len(calls)

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import typer
+
 from clustrs.cli import base
 from clustrs.cli import options as o
 from clustrs.cli.base import Command, app
@@ -23,6 +25,8 @@ MEASURE = "agreement of answers (without case and full stop), exact, or of singl
 OUTPUT = "the folder for measurements and results (default: runs/tune-MODEL)"
 KEEP = "budgets to try (default: 0.5 to 0.03125)"
 Measure = Literal["agreement", "exact", "tokens"]
+SEARCH = ("target", "measure", "minutes", "methods", "keep", "positions", "attention", "corrupt", "seed")
+SEARCH += ("max_new_tokens", "prompt_template")  # options that are arguments of `clustrs.tune`, with its defaults
 
 
 def tried(name: str, kind: Any) -> Any:
@@ -32,6 +36,7 @@ def tried(name: str, kind: Any) -> Any:
 @app.command("tune", cls=Command, epilog=EXAMPLES, rich_help_panel="Measure")
 @o.takes(o.prompting, o.loading)
 def tune(
+    ctx: typer.Context,
     model: o.Model = DEFAULT,
     images: Annotated[Path | None, o.option(IMAGES, "FOLDER", o.IMAGES)] = None,
     questions: Annotated[Path | None, o.option(QUESTIONS, "FILE", o.QUESTIONS)] = None,
@@ -60,17 +65,10 @@ def tune(
 
     tuning.check_limits(target, minutes)
     sources, asked = read_questions(images, questions)
-    template, padding = given.pop("prompt_template"), given.pop("image_padding")
+    padding, _ = given.pop("image_padding"), given.pop("prompt_template")
     loaded, processor = base.load_model(model, LoadOptions(**given), padding)
-    search: dict[str, Any] = {"methods": methods, "keep": keep or tuning.KEEPS, "corrupt": corrupt, "seed": seed}
-    search |= {"positions": positions or ("auto",), "attention": attention or ("auto",), "prompt_template": template}
-    limits: dict[str, Any] = {
-        "target": target,
-        "measure": measure,
-        "max_new_tokens": max_new_tokens,
-        "minutes": minutes,
-    }
-    result = tuning.tune(loaded, processor, sources, asked, **search, **limits, output=folder, progress=not quiet)
+    chosen = {name: value for name, value in base.given_options(ctx).items() if name in SEARCH}
+    result = tuning.tune(loaded, processor, sources, asked, **chosen, output=folder, progress=not quiet)
     print(result.table().terminal(base.width()))
     for line in result.problems():
         base.say(f"clustrs: {line}")

@@ -9,12 +9,12 @@ import json
 import math
 import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 import numpy as np
@@ -153,10 +153,9 @@ def tune(
     total = unpruned.means["unpruned_tokens"]
     results.sort(key=lambda one: -one.keep * (total if isinstance(one.keep, float) else 1))
     reached = [one for one in results if one.finalist and (one.quality.mean or 0) >= target]
-    recommended = min(
-        reached, key=lambda one: (one.means["visual_tokens"], *(-part for part in order(one))), default=None
-    )
-    result = TuningResult(tuple(results), unpruned, recommended, target, measure, complete, tuner.unreadable)
+    reached.sort(key=lambda one: (-one.means["visual_tokens"], order(one)))
+    chosen = reached[-1] if reached else None
+    result = TuningResult(tuple(results), unpruned, chosen, target, measure, complete, tuner.unreadable)
     if output is not None:
         result.save(output)
     return result
@@ -200,14 +199,14 @@ def key(config: PruningConfig) -> str:
     return json.dumps({"method": config.method.to_dict(), **config.options()}, sort_keys=True)
 
 
-@dataclass(frozen=True)
-class Reference:
+class Reference(NamedTuple):
     """Answer of the unpruned model. `plain` says that generation chose the likeliest tokens, unchanged by penalties."""
 
     ids: Tensor
     text: str
     first: Tensor
     plain: bool
+    clean: str | None = None  # the answer on the image before it was corrupted
 
 
 @dataclass
@@ -273,13 +272,7 @@ class Tuner:
         if not any(one.reference for one in self.known.values()):
             raise ValueError("the unpruned model answers nothing: ask other questions, or check prompt_template")
 
-    def see(
-        self,
-        source: ImageSource,
-        questions: list[str],
-        configs: Sequence[PruningConfig],
-        done: Callable[[int], Any] = bool,
-    ) -> bool:
+    def see(self, source: ImageSource, questions: list[str], configs: Sequence[PruningConfig], done: Any = id) -> bool:
         """Measure candidates on an image; False if the time was over before."""
         name = f"image {len(self.seen) + 1}" if isinstance(source, Image.Image) else Path(source).name
         try:
@@ -298,28 +291,29 @@ class Tuner:
         self.seen.append((digest, questions))
         if not missing:
             return True
-        start = now(self.model.device)
-        parts = self.encode(shown, questions, missing)
+        prompts = [(0, asking.chat_prompt(self.processor, text, self.template)) for text in questions]
+        needed, start = {need for one in missing for need in one.method.requirements()}, now(self.model.device)
+        batch = asking.encode(self.model, self.processor, [shown], prompts, records=needed)
         seconds = now(self.model.device) - start
+        original = asking.encode(self.model, self.processor, [image], prompts) if self.corruption else None
         with UNPRUNED(self.model) as handle, torch.inference_mode():
-            references = [self.answer(handle, part) for part in parts]
-            cleans = [self.answer(handle, part).text for part in self.encode(image, questions)] if self.corrupt else []
+            references = [self.answer(handle, batch, row) for row in range(len(questions))]
+            if original:
+                cleans = [self.answer(handle, original, row).text for row in range(len(questions))]
+                references = [one._replace(clean=text) for one, text in zip(references, cleans, strict=True)]
         if len(self.seen) == 1:  # the first call pays for what is set up once
-            self.measured(UNPRUNED, parts[:1], references[:1])
+            self.measured(UNPRUNED, batch, references[:1], seconds)
         for config in (UNPRUNED, *missing):
             if monotonic() > deadline:
                 return False
             found: list[dict[str, Any]]
-            facts: dict[str, Any] = {"setting": self.setting, "candidate": key(config), "image": digest}
             try:
-                rows = self.measured(config, parts, references)
-                for (text, values), clean in zip(rows, cleans, strict=False):
-                    values["clean"] = float(normalize_answer(text) == normalize_answer(clean))
-                found = [{"answer": text, "values": {"encode": seconds, **values}} for text, values in rows]
+                found = self.measured(config, batch, references, seconds)
             except Exception as error:  # methods and models raise many kinds
                 if config is UNPRUNED:
                     raise
-                found = [{"error": printable(one_line(error))}] * len(parts)
+                found = [{"error": printable(one_line(error))}] * len(questions)
+            facts: dict[str, Any] = {"setting": self.setting, "candidate": key(config), "image": digest}
             records = [
                 Measured(question=text, reference=reference.text, **facts, **own)
                 for text, reference, own in zip(questions, references, found, strict=True)
@@ -330,16 +324,8 @@ class Tuner:
             done(config is not UNPRUNED)
         return True
 
-    def encode(
-        self, image: Image.Image, questions: list[str], configs: Sequence[PruningConfig] = ()
-    ) -> list[asking.Batch]:
-        """Run the tower once for all questions, and record what the candidates need."""
-        records = {need for config in configs for need in config.method.requirements()}
-        prompts = [(0, asking.chat_prompt(self.processor, text, self.template)) for text in questions]
-        batch = asking.encode(self.model, self.processor, [image], prompts, records=records)
-        return [asking.part(batch, row) for row in range(len(prompts))]
-
-    def answer(self, handle: Handle, batch: asking.Batch) -> Reference:
+    def answer(self, handle: Handle, prompts: asking.Batch, row: int) -> Reference:
+        batch = asking.part(prompts, row)
         greedy = {"do_sample": False, "num_beams": 1, "max_new_tokens": self.max_new_tokens}
         kept = {"return_dict_in_generate": True, "output_logits": True, "output_scores": True}
         out = handle.generate(batch.images, **batch.inputs, **greedy, **kept)
@@ -349,13 +335,13 @@ class Tuner:
         return Reference(ids, text, out.logits[0][0].float().log_softmax(-1), plain)
 
     def measured(
-        self, config: PruningConfig, parts: Sequence[asking.Batch], references: Sequence[Reference]
-    ) -> list[tuple[str, dict[str, float]]]:
+        self, config: PruningConfig, prompts: asking.Batch, references: Sequence[Reference], encode: float
+    ) -> list[dict[str, Any]]:
         """Answer encoded prompts and measure: one forward for the prompt, and one for the reference's answer."""
         rows = []
         with config(self.model, processor=self.processor) as handle, torch.inference_mode():
-            for batch, reference in zip(parts, references, strict=True):
-                ids, start = reference.ids, now(self.model.device)
+            for row, reference in enumerate(references):
+                batch, ids, start = asking.part(prompts, row), reference.ids, now(self.model.device)
                 out = handle.forward(batch.images, **batch.inputs, use_cache=True, logits_to_keep=1)
                 seconds, image = now(self.model.device) - start, handle.last[0]
                 cached, logits = cache_bytes(out.past_key_values.layers), out.logits[0, -1:]
@@ -367,7 +353,8 @@ class Tuner:
                 if found.isnan().any():
                     raise ValueError("the model's logits are not numbers")
                 first = (found.argmax(-1) == ids).float()
-                text = reference.text if bool(first.all()) and reference.plain else self.answer(handle, batch).text
+                same = bool(first.all()) and reference.plain
+                text = reference.text if same else self.answer(handle, prompts, row).text
                 share = reference.first.exp()
                 values = {
                     "exact": float(text == reference.text),
@@ -375,12 +362,15 @@ class Tuner:
                     "tokens": float(first.mean()),
                     "logprob": float(found.gather(1, ids[:, None]).mean()),
                     "kl": float((share * (reference.first - found[0])).nan_to_num().sum().clamp(min=0)),
+                    "encode": encode,
                     "seconds": seconds,
                     "kv_bytes": cached,
                     "visual_tokens": image.kept if image.average is None else image.average,
                     "unpruned_tokens": image.placeholders,
                 }
-                rows.append((text, values))
+                if reference.clean is not None:
+                    values["clean"] = float(normalize_answer(text) == normalize_answer(reference.clean))
+                rows.append({"answer": text, "values": values})
         return rows
 
     def summary(self, config: PruningConfig, measure: Measure, finalist: bool = True) -> TunedCandidate:

@@ -80,10 +80,6 @@ class TuningResult:
     complete: bool
     unreadable: Mapping[str, str]
 
-    def speedup(self, one: TunedCandidate) -> float:
-        """Return how many times faster the first token is there than unpruned."""
-        return self.unpruned.means["first_token"] / one.means["first_token"]
-
     def sentence(self) -> str:
         """Return the recommendation, with its uncertainty."""
         measured = [one for one in self.candidates if one.finalist and one.images]
@@ -95,7 +91,7 @@ class TuningResult:
         text = (
             f"{chosen.name} ({left:.4g} of {total:.4g} visual tokens): {_percent(chosen.quality.mean)} % "
             f"{WORDS[self.measure]} ({_interval(chosen.quality, ' to ', ', ')}{where}), "
-            f"{self.speedup(chosen):.1f} x faster to the first token"
+            f"{self.unpruned.means['first_token'] / chosen.means['first_token']:.1f} x faster to the first token"
         )
         if self.recommended is None:
             return f"no candidate reaches {_percent(self.target)} %; the best is {text}"
@@ -112,7 +108,8 @@ class TuningResult:
         for one in (self.unpruned, *self.candidates):
             values, bounds = [NOTHING] * len(columns), {self.measure: _interval(one.quality, "-")}
             if one.images:
-                means = {**one.means, "images": one.images, "faster": self.speedup(one)}
+                faster = self.unpruned.means["first_token"] / one.means["first_token"]
+                means = {**one.means, "images": one.images, "faster": faster}
                 values = [
                     Value(f"{means[name] * unit:{form}}", bounds.get(name, ""), strong=one is self.recommended)
                     for name, unit, form in columns.values()
