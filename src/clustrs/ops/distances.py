@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-BLOCK = 192  # rows of a symmetric product computed together; smaller blocks skip more of the mirrored half
+BLOCK = 192  # float32 rows of a symmetric product computed together; smaller blocks skip more of the mirrored half
 ROUNDING = 2.0**-18  # relative size below which a difference of squared distances is taken for rounding
 CENTER_SAMPLE = 16
 CHUNK = 16384  # elements that torch never shares between threads: half of its grain size
@@ -118,8 +118,8 @@ def deterministic_matmul(left: Tensor, right: Tensor) -> Tensor:
 
 def edges(rows: Tensor) -> list[tuple[int, int]]:
     """Return the bounds of the blocks in which a symmetric product of rows [N, D] is computed: several on a CPU."""
-    n = len(rows)
-    return list(pairwise([*range(0, n, BLOCK if rows.device.type == "cpu" else n), n]))
+    n, block = len(rows), BLOCK * 4 // rows.element_size()
+    return list(pairwise([*range(0, n, block if rows.device.type == "cpu" else n), n]))
 
 
 def gram(rows: Tensor) -> Tensor:

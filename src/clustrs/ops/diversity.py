@@ -258,7 +258,7 @@ def _certain_coverage(features: Tensor, weight: Tensor, k: int) -> Tensor:
 
     A chosen token covers some others better than before: only these change the gains."""
     rows, scale = double_rows(features)
-    alike, n, weights = gram(rows * scale[:, None]), len(rows), weight.tolist()
+    alike, n, weights = gram(rows).mul_(scale).mul_(scale[:, None]), len(rows), weight.tolist()
     covered, chosen, slack = torch.zeros_like(alike[0]), [], NEAR * n
     gain = alike.clamp(min=0).sum(0)
     for _ in range(k):

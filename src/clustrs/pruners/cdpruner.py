@@ -91,7 +91,7 @@ def greedy_map(rows: Tensor, scale: Tensor, log_squares: Tensor, k: int) -> Tens
     batch, n, _ = rows.shape
     readable = can_read_without_sync(rows)
     lazy = readable and k * FEW <= n  # cosines of likely tokens, when one of them is chosen
-    cosines = rows.new_empty(batch, n, n) if lazy else map_images(gram, rows * scale[..., None])
+    cosines = rows.new_empty(batch, n, n) if lazy else map_images(gram, rows) * scale[:, None] * scale[..., None]
     known = [torch.zeros(n, dtype=torch.bool) for _ in range(batch)]
     log_squares = log_squares.nan_to_num(-LAST, LAST, -LAST)
     distance = (scale > 0).double()  # TAKEN once a token is chosen
