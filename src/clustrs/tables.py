@@ -10,7 +10,6 @@ import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from textwrap import wrap
 
 NAMED = {"\\": "backslash", "^": "asciicircum", "~": "asciitilde", "<": "less", ">": "greater", "|": "bar"}
 TEX = {
@@ -23,7 +22,6 @@ MARKDOWN = {ord(c): f"\\{c}" for c in "\\`*_{}[]#!|~"} | {ord("&"): "&amp;", ord
 FORMULA = re.compile(r"(^|[;\t])(?=\s*[=+\-@\uff1d\uff0b\uff0d\uff20])")  # some spreadsheets separate by semicolons
 NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?(e[-+]?[0-9]+)?", re.ASCII)
 LONGEST = 40  # rows of a LaTeX table before it is divided at the next group
-NARROWEST = 24  # characters that a column of sentences needs
 
 
 def plain(text: str) -> str:
@@ -88,7 +86,7 @@ class Table:
     """A table of values, with headings on the left of each row; `heads` and `columns` are their names.
 
     The first heading of a group is shown once. `caption` explains the table where it stands alone; `across` is what the
-    columns are, a heading of the transposed table; `sentences` in the last column are aligned to the left and wrapped.
+    columns are, a heading of the transposed table.
 
     Examples:
         >>> rows = (Row(("clean", "16"), (Value("58.3", strong=True), Value("55.7"))),)
@@ -104,7 +102,6 @@ class Table:
     rows: tuple[Row, ...]
     caption: str = ""
     across: str = "method"
-    sentences: bool = False
 
     def headings(self, row: Row) -> tuple[str, ...]:
         """Return the headings of a row; that of a group only where the group begins."""
@@ -130,19 +127,18 @@ class Table:
     def terminal(self, width: int | None = None) -> str:
         """Render aligned text; what is wider than `width` is transposed, then divided into tables below each other."""
         limit = sys.maxsize if width is None else width
-        candidates = [self] if width is None or self.sentences or len(self.heads) > 2 else [self, self.transposed()]
+        candidates = [self] if width is None or len(self.heads) > 2 else [self, self.transposed()]
         for table in candidates:
-            lines = table._lines(limit)
+            lines = table._lines()
             if max(map(len, lines)) <= limit:
                 return "\n".join(lines)
-        return "\n\n".join("\n".join(part._lines(limit)) for part in candidates[-1]._narrowed(limit))
+        return "\n\n".join("\n".join(part._lines()) for part in candidates[-1]._narrowed(limit))
 
     def _narrowed(self, width: int) -> "Iterator[Table]":
         """Yield tables of as many columns each as fit; headings are cut off where they leave no room for one."""
-        numbers = [row[len(self.heads) : -1 if self.sentences else None] for row in self._cells()[1:]]
-        widest = max((len(text) for row in numbers for text in row), default=0)
+        widest = max((len(text) for row in self._cells()[1:] for text in row[len(self.heads) :]), default=0)
         columns = tuple(short(plain(column), max(widest, 16)) for column in self.columns)
-        widest = max(widest, NARROWEST if self.sentences else 0, *map(len, columns))
+        widest = max(widest, *map(len, columns))
         others = [max(len(plain(row.heads[i])) for row in self.rows) for i in range(len(self.heads) - 1)]
         limits = [min(other, width // 3) for other in others]
         limits.append(max(8, width - widest - sum(limits) - 2 * len(self.heads)))
@@ -151,9 +147,8 @@ class Table:
         while first < last:
             for stop in range(last, first, -1):
                 rows = tuple(replace(row, heads=own, values=row.values[first:stop]) for row, own in named)
-                sentences = self.sentences and stop == last
-                part = replace(self, columns=columns[first:stop], rows=rows, sentences=sentences)
-                if stop == first + 1 or max(map(len, part._lines(width))) <= width:
+                part = replace(self, columns=columns[first:stop], rows=rows)
+                if stop == first + 1 or max(map(len, part._lines())) <= width:
                     break
             yield part
             first = stop
@@ -175,30 +170,17 @@ class Table:
         heads = [list(self.heads), *([*map(plain, self.headings(row))] for row in self.rows)]
         return [[*head, *cells] for head, *cells in zip(heads, *columns, strict=True)]
 
-    def _lines(self, width: int) -> list[str]:
+    def _lines(self) -> list[str]:
         cells = self._cells()
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        endings = [[line[-1]] for line in cells]
-        if self.sentences:
-            room = width - sum(widths[:-1]) - 2 * (len(widths) - 1)
-            widths[-1] = room if NARROWEST <= room < widths[-1] else widths[-1]
-            endings = [wrap(line[-1], widths[-1]) or [""] for line in cells]
-        right = len(self.columns) - self.sentences
-        pad = [str.ljust] * len(self.heads) + [str.rjust] * right + [str.ljust] * self.sentences
-        text = []
-        for line, ending in zip(cells, endings, strict=True):
-            for number, end in enumerate(ending):
-                parts = [*([""] * (len(line) - 1) if number else line[:-1]), end]
-                padded = [align(part, size) for align, part, size in zip(pad, parts, widths, strict=True)]
-                text.append("  ".join(padded).rstrip())
-        text.insert(len(endings[0]), "-" * max(map(len, text)))
-        return text
+        pad = [str.ljust] * len(self.heads) + [str.rjust] * len(self.columns)
+        padded = ([align(text, n) for align, text, n in zip(pad, line, widths, strict=True)] for line in cells)
+        head, *lines = ["  ".join(texts).rstrip() for texts in padded]
+        return [head, "-" * max(map(len, (head, *lines))), *lines]
 
     def markdown(self) -> str:
         """Render a Markdown table, below its title where it has one."""
         rules = ["---"] * len(self.heads) + ["---:"] * len(self.columns)
-        if self.sentences:
-            rules[-1] = ":---"
         lines = [[for_markdown(text) for text in (*self.heads, *self.columns)], rules]
         for row in self.rows:
             line = [for_markdown(head) for head in row.heads]

@@ -13,7 +13,6 @@ from clustrs.cli import base
 from clustrs.cli import options as o
 from clustrs.cli.base import Command, app
 from clustrs.embedded import DEFAULT, embedded_model, expected_answer, folder_of, image_path
-from clustrs.tables import Row, Table, Value
 from clustrs.validation import LoadOptions
 
 if TYPE_CHECKING:
@@ -116,10 +115,7 @@ def compare(ctx: typer.Context, methods: o.Methods = None, pruning: o.PruningFil
     if given["json"]:
         base.print_json({**asked.as_json(), "results": list(map(answer_json, pruners, answers))})
     else:
-        table = answers_table(pruners, answers)
-        rows = [[*row.heads, *(value.text for value in row.values)] for row in table.rows]
-        text = base.markdown_table([*table.heads, *table.columns], rows, table.columns[:-1])
-        print(table.terminal(base.width()) if sys.stdout.isatty() else text)
+        print_answers(pruners, answers)
         print(end="" if asked.expected is None else f"expected: {asked.expected}\n")
     from clustrs.pruners import variant_labels
 
@@ -227,8 +223,8 @@ def answer_json(method: "Pruner", answer: "Answer") -> dict[str, Any]:
     }
 
 
-def answers_table(methods: Sequence["Pruner"], answers: Sequence["Answer"]) -> Table:
-    """Build a table with a row per method, times in milliseconds; the unpruned model has no scoring and selection."""
+def answers_table(methods: Sequence["Pruner"], answers: Sequence["Answer"]) -> tuple[list[str], list[list[str]]]:
+    """Return headings and a row per method, times in milliseconds; the unpruned model has no scoring and selection."""
     from clustrs.pruners import variant_labels
 
     rows = []
@@ -238,10 +234,18 @@ def answers_table(methods: Sequence["Pruner"], answers: Sequence["Answer"]) -> T
             seconds |= {"scoring": None, "selection": None}
         total = sum(seconds[part] or 0 for part in ("vision", "scoring", "selection", "prefill", "decode"))
         times = [milliseconds(seconds[part]) for part in PARTS]
-        texts = (f"{answer.visual_tokens}/{answer.unpruned_tokens}", *times, milliseconds(total), answer.text)
-        rows.append(Row((label,), tuple(map(Value, texts))))
+        tokens = f"{answer.visual_tokens}/{answer.unpruned_tokens}"
+        rows.append([label, tokens, *times, milliseconds(total), answer.text])
     names = ["decode ms/token" if part == "decode_per_token" else f"{part} ms" for part in PARTS]
-    return Table("", ("method",), ("tokens", *names, "total ms", "answer"), tuple(rows), sentences=True)
+    return ["method", "tokens", *names, "total ms", "answer"], rows
+
+
+def print_answers(methods: Sequence["Pruner"], answers: Sequence["Answer"]) -> None:
+    heads, rows = answers_table(methods, answers)
+    if base.is_rich(sys.stdout):  # answers are long: they have a table of their own
+        base.print_table(heads[:-1], [row[:-1] for row in rows], heads[1:])
+        heads, rows = heads[:1] + heads[-1:], [row[:1] + row[-1:] for row in rows]
+    base.print_table(heads, rows, heads[1:-1])
 
 
 def milliseconds(seconds: float | None) -> str:

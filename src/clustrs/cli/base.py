@@ -218,19 +218,19 @@ def is_rich(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str] = ()) -> None:
     """Print a table of text: drawn on a terminal, in Markdown elsewhere, one line per row."""
     if not is_rich(sys.stdout):
-        print(markdown_table(heads, rows))
+        print(markdown_table(heads, rows, numbers))
         return
     from rich import box
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    table = RichTable(box=box.SIMPLE_HEAD, header_style="bold cyan", pad_edge=False)
+    table = RichTable(box=box.SIMPLE_HEAD, header_style="bold cyan", pad_edge=False, collapse_padding=True)
     for head in heads:
-        table.add_column(head, overflow="fold")
+        table.add_column(head, overflow="fold", justify="right" if head in numbers else "left")
     for row in rows:
         table.add_row(*map(Text, row))
     Console().print(table)
