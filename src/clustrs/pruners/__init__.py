@@ -1,30 +1,29 @@
 """Pruning methods, and the registry that names them."""
 
 from clustrs.pruners.base import Pruner as Pruner
-from clustrs.pruners.baselines import Downsample as Downsample
 from clustrs.pruners.baselines import Grid as Grid
 from clustrs.pruners.baselines import NoPruning as NoPruning
 from clustrs.pruners.baselines import Random as Random
 from clustrs.pruners.cdpruner import CDPruner as CDPruner
 from clustrs.pruners.clustermeans import ClusterMeans as ClusterMeans
 from clustrs.pruners.clustrs import ClustRS as ClustRS
+from clustrs.pruners.dart import DART as DART
 from clustrs.pruners.denoise import Denoise as Denoise
-from clustrs.pruners.divprune import MMR as MMR
 from clustrs.pruners.divprune import DivPrune as DivPrune
+from clustrs.pruners.downsample import Downsample as Downsample
 from clustrs.pruners.fastervlm import FasterVLM as FasterVLM
-from clustrs.pruners.fastervlm import VisPruner as VisPruner
+from clustrs.pruners.fastv import FastV as FastV
 from clustrs.pruners.hiprune import HiPrune as HiPrune
 from clustrs.pruners.holov import HoloV as HoloV
 from clustrs.pruners.inputs import Layout as Layout
 from clustrs.pruners.inputs import PrunerInputs as PrunerInputs
 from clustrs.pruners.inputs import Selection as Selection
-from clustrs.pruners.inside import DART as DART
 from clustrs.pruners.inside import Compose as Compose
-from clustrs.pruners.inside import FastV as FastV
 from clustrs.pruners.inside import InsidePruner as InsidePruner
 from clustrs.pruners.inside import LayerState as LayerState
-from clustrs.pruners.inside import PyramidDrop as PyramidDrop
+from clustrs.pruners.mmr import MMR as MMR
 from clustrs.pruners.prumerge import PruMergePlus as PruMergePlus
+from clustrs.pruners.pyramiddrop import PyramidDrop as PyramidDrop
 from clustrs.pruners.registry import attach as attach
 from clustrs.pruners.registry import from_dict as from_dict
 from clustrs.pruners.registry import get_method as get_method
@@ -38,4 +37,5 @@ from clustrs.pruners.registry import variant_labels as variant_labels
 from clustrs.pruners.scope import SCOPE as SCOPE
 from clustrs.pruners.tome import ToMe as ToMe
 from clustrs.pruners.visionzip import VisionZip as VisionZip
+from clustrs.pruners.vispruner import VisPruner as VisPruner
 from clustrs.pruners.vscan import VScan as VScan
