@@ -21,7 +21,9 @@ from clustrs.evaluation.bench import STAGES, TIMES, BenchResult, PeakBytes, Trac
 from clustrs.models import shapes
 from clustrs.models.ask import chat_prompt
 from clustrs.models.configuration import from_config
+from clustrs.models.load import load_config, load_processor
 from clustrs.validation import LoadOptions
+from tools import speed
 
 LoadFamily = Callable[[str], tuple[Any, Any]]
 Run = Callable[..., tuple[int, str, str]]
@@ -268,7 +270,7 @@ def test_bad_input_is_refused_in_one_line(run: Run, words: tuple[Any, ...], mess
 
 def test_layers_that_fit_are_built_or_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = str(model_folder("mini-llava"))
-    whole, layer = shapes.weight_bytes(shapes.load_config(folder), torch.float32)
+    whole, layer = shapes.weight_bytes(load_config(folder), torch.float32)
     opened, *_, scales = shapes.open_model(folder, False, 4, LoadOptions())
     assert (opened.config.get_text_config()._attn_implementation, scales) == ("sdpa", [1.5] * 4)
     free = int((whole - 2.5 * layer) / shapes.FILLED)
@@ -279,9 +281,9 @@ def test_layers_that_fit_are_built_or_named(run: Run, monkeypatch: pytest.Monkey
     assert "write --layers 3" in err
     monkeypatch.setattr(shapes, "free_bytes", lambda device: layer)
     assert "no layers fit" in run("bench", "--model", folder, "--layers", 1)[2]
-    config = shapes.load_config(folder)
+    config = load_config(folder)
     monkeypatch.setattr(shapes, "shape_config", lambda name: config)
-    monkeypatch.setattr(shapes, "shape_processor", lambda name: shapes.load_processor(folder))
+    monkeypatch.setattr(shapes, "shape_processor", lambda name: load_processor(folder))
     monkeypatch.setattr(shapes, "free_bytes", lambda device: free)
     code, out, err = run("bench", "--shape", "mine", "--keep", 8, "--new-tokens", 2, "--repeats", 1)
     assert code == 0
@@ -297,3 +299,8 @@ def test_gpu_is_named_and_busy_machines_are_noticed(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0, 0))
         monkeypatch.setattr("os.cpu_count", lambda: 2)
         assert bench.busy_load() == (load, busy)
+
+
+def test_pages_show_the_stored_runs() -> None:
+    for page, make in speed.PAGES.items():
+        assert speed.with_runs(page.read_text(), make()) == page.read_text()

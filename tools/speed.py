@@ -1,4 +1,7 @@
-"""Write the runs of `clustrs bench` in docs/results/bench into docs/bench.md and README.md: `python -m tools.speed`."""
+"""Write the runs of `clustrs bench` in docs/results/bench into docs/bench.md and README.md: `python -m tools.speed`.
+
+Nothing is written where there are no runs.
+"""
 
 import re
 from dataclasses import replace
@@ -8,40 +11,54 @@ import msgspec
 
 from clustrs.evaluation.bench import BenchResult
 
-INTRODUCTION = """\
+ON_PAGE = """\
+## Shapes on two cores
+
+float32 on the two cores of a virtual machine, where the prefill is slow: on a GPU shares and gains differ, so measure yours.
+**Nothing was timed on a GPU.** Positions and attention are `auto`.
+
+![Time to the first token of LLaVA-1.5-7B, extrapolated](images/bench.png)"""
+IN_README = """\
 Speed of LLaVA-1.5-7B's architecture with random weights and ClusterMeans, on two CPU cores; a GPU's is different, and
 [`clustrs bench`](docs/bench.md) measures yours:"""
 ROOT = Path(__file__).resolve().parent.parent
+RUNS, PICTURE = ROOT / "docs" / "results" / "bench", ROOT / "docs" / "images" / "bench.png"
 PLACE = re.compile(r"(<!-- speed -->\n).*?(<!-- end -->)", re.S)
-SHAPES = ("llava-1.5-7b", "qwen3-vl-4b", "llava-onevision-0.5b", "smolvlm-256m")
+FIRST = "llava-1.5-7b"
 SHOWN = ("visual tokens", "prefill, ms", "first token, ms", "first token, x", "end to end, x", "KV cache, MiB")
 
 
 def results() -> dict[str, BenchResult]:
-    folder = ROOT / "docs" / "results" / "bench"
-    return {name: msgspec.json.decode((folder / f"{name}.json").read_bytes(), type=BenchResult) for name in SHAPES}
+    """Return the stored runs by shape, the one of the README first; none before that is stored."""
+    found = {
+        path.stem: msgspec.json.decode(path.read_bytes(), type=BenchResult) for path in sorted(RUNS.glob("*.json"))
+    }
+    return {FIRST: found.pop(FIRST), **found} if FIRST in found else {}
 
 
 def page_part() -> str:
     """Return heading, table and sentence of every run."""
-    parts = []
+    parts = [ON_PAGE] if results() else []
     for name, result in results().items():
         tables = [replace(table, title="").markdown() for table in result.tables()]
-        parts += [f"## {name}", f"{result.heading()}.", *tables, f"So {result.sentence()}."]
+        parts += [f"### {name}", f"{result.heading()}.", *tables, f"So {result.sentence()}."]
     return "\n\n".join(parts)
 
 
 def readme_part() -> str:
-    """Return the heading and some lines of the 7B model's table."""
-    result = results()[SHAPES[0]]
+    """Return some lines of the 7B model's table, and its heading."""
+    if not results():
+        return ""
+    result = results()[FIRST]
     (table,) = result.tables()
     rows = tuple(row for row in table.rows if row.heads[0].startswith(SHOWN))
-    return f"{INTRODUCTION}\n\n{replace(table, title='', rows=rows).markdown()}\n\n{result.heading()}."
+    return f"{IN_README}\n\n{replace(table, title='', rows=rows).markdown()}\n\n{result.heading()}."
 
 
 def with_runs(text: str, part: str) -> str:
     """Return a page's text with a part between its markers."""
-    changed, count = PLACE.subn(lambda found: f"{found[1]}\n{part}\n\n{found[2]}", text)
+    block = f"\n{part}\n\n" if part else ""
+    changed, count = PLACE.subn(lambda found: f"{found[1]}{block}{found[2]}", text)
     if count != 1:
         raise ValueError(f"expected one place for the runs (<!-- speed --> ... <!-- end -->), got {count}")
     return changed
@@ -52,4 +69,5 @@ PAGES = {ROOT / "docs" / "bench.md": page_part, ROOT / "README.md": readme_part}
 if __name__ == "__main__":
     for page, make in PAGES.items():
         page.write_text(with_runs(page.read_text(), make()))
-    results()[SHAPES[0]].plot(ROOT / "docs" / "images" / "bench.png")
+    if results():
+        results()[FIRST].plot(PICTURE)

@@ -79,7 +79,7 @@ def bench(
     from clustrs.models.shapes import open_model
 
     options = {name: given[name] for name in CHOICES if name in given}
-    made = [] if config else [PruningConfig(method=make_method(method, one, settings), **options) for one in keep]
+    made = [config] if config else [PruningConfig(method=make_method(method, k, settings), **options) for k in keep]
     photo, (load, busy) = open_image(path).resize(size), busy_load()
     if busy:
         base.say(
@@ -99,7 +99,7 @@ def bench(
     question = TEXT if shape else "Describe this image."
     measuring: dict[str, Any] = {"new_tokens": new_tokens, "repeats": repeats, "batches": batch, "load": load}
     cut: dict[str, Any] = {"whole": whole, "scales": scales}
-    result = bench_model(opened, processor, photo, question, made or [config], name=name, **cut, **measuring)
+    result = bench_model(opened, processor, photo, question, made, name=name, **cut, **measuring)
     tables = [table.terminal(base.width()) for table in result.tables()]
     print(result.to_json() if json else "\n\n".join([result.heading(), *tables, result.sentence()]))
     if output:

@@ -26,7 +26,6 @@ from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 
 from clustrs import palette, validation
-from clustrs.evaluation.store import write_whole
 from clustrs.models.adapters.base import PatchGrid, get_adapter
 from clustrs.models.ask import chat_prompt
 from clustrs.models.configuration import PruningConfig
@@ -34,6 +33,7 @@ from clustrs.models.costs import cache_bytes, count_cost
 from clustrs.models.scoring import now, timing
 from clustrs.models.shapes import weight_bytes
 from clustrs.tables import Row, Table, Value
+from clustrs.validation import write_whole
 
 STAGES = ("vision", "scoring", "selection", "prefill", "other")  # together they are the time to the first token
 TIMES = (*STAGES, "first token", "decode per token", "end to end")
@@ -98,10 +98,10 @@ class BenchResult:
     def heading(self) -> str:
         cut = f"EXTRAPOLATED from {self.layers_run} of {self.layers} layers of the language model; "
         load = "" if self.load is None else f", load average before {self.load:.1f}"
+        turns = f"medians of {self.repeats} turns, with their range" if self.repeats > 1 else "one turn"
         return (
             f"{self.model}: {cut if self.scaled else ''}{self.machine}{load}; image of {self.image[0]} x "
-            f"{self.image[1]} pixels, {self.text_tokens} text tokens, {self.new_tokens} new tokens; medians of "
-            f"{self.repeats} turns, with their range"
+            f"{self.image[1]} pixels, {self.text_tokens} text tokens, {self.new_tokens} new tokens; {turns}"
         )
 
     def tables(self) -> list[Table]:
@@ -319,8 +319,8 @@ def bench_model(
     text, rows = chat_prompt(processor, question), list[Measured]()
     weights = weight_bytes(whole, model.dtype)[0] if max(scales) > 1 else sum(p.nbytes for p in model.parameters())
 
-    def generate(inputs: Any, config: PruningConfig | None, trace: Trace) -> tuple[dict[str, float], int | None]:
-        """Return seconds by part, and the visual tokens that were kept."""
+    def generate(inputs: Any, config: PruningConfig | None, trace: Trace) -> tuple[dict[str, float], int]:
+        """Return seconds by part, and the visual tokens that were kept; 0 for the unpruned model."""
         attached = nullcontext() if config is None else config(model, processor=processor)
         with attached as handle, trace.record(model), timing(), torch.inference_mode():
             begin = now(model.device)
@@ -330,7 +330,9 @@ def bench_model(
         bar.update()
         if (calls := len(trace.times["logits"])) != new_tokens:
             raise RuntimeError(f"the language model was called {calls} times for {new_tokens} tokens")
-        return trace.seconds(begin, end, handle and handle.seconds), handle and handle.last[0].kept
+        if handle is None:
+            return trace.seconds(begin, end, None), 0
+        return trace.seconds(begin, end, handle.seconds), handle.last[0].kept
 
     variants: list[PruningConfig | None] = [None, *configs]
     with tqdm(total=len(batches) * len(variants) * (repeats + 1), unit="call", disable=None) as bar:
@@ -340,9 +342,9 @@ def bench_model(
             inputs = inputs.to(model.device, model.dtype)
             visual = int((inputs["input_ids"] == adapter.placeholder("image")).sum()) // batch
             text_tokens = inputs["input_ids"].shape[1] - visual
-            for config in configs:
-                if isinstance(keep := config.method.keep, int) and keep >= visual:
-                    raise ValueError(f"keep must be below the image's {visual} visual tokens, got {keep}")
+            for budget in [one.method.keep for one in configs]:
+                if isinstance(budget, int) and budget >= visual:
+                    raise ValueError(f"keep must be below the image's {visual} visual tokens, got {budget}")
             traces = [Trace(scales, PeakBytes()) for _ in variants]
             kept = [
                 generate(inputs, config, trace)[1] or visual for config, trace in zip(variants, traces, strict=True)

@@ -72,7 +72,7 @@ def cut_layers(config: Any, layers: int) -> tuple[Any, list[float]]:
     counts = Counter(every)
     if not len(counts) <= layers <= len(every):
         raise ValueError(f"layers must be an integer from {len(counts)} to {len(every)} for this model, got {layers}")
-    if layers < len(every) and getattr(text, "num_kv_shared_layers", 0):
+    if getattr(text, "num_kv_shared_layers", None) and layers < len(every):
         raise ValueError(f"layers must be {len(every)} for a {config.model_type} model, whose layers share keys")
     kept = every[:layers]
     for number, kind in enumerate([kind for kind in counts if kind not in kept], 1):
