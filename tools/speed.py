@@ -14,8 +14,8 @@ from clustrs.evaluation.bench import BenchResult
 ON_PAGE = """\
 ## Shapes on two cores
 
-float32 on the two cores of a virtual machine, where the prefill is slow: on a GPU shares and gains differ, so measure yours.
-**Nothing was timed on a GPU.** Positions and attention are `auto`.
+float32 on the two cores of a virtual machine, where the prefill is slow: on a GPU shares and gains differ, so measure
+yours. **Nothing was timed on a GPU.** Positions and attention are `auto`.
 
 ![Time to the first token of LLaVA-1.5-7B, extrapolated](images/bench.png)"""
 IN_README = """\
