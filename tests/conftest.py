@@ -46,7 +46,7 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], 
 
 @pytest.fixture(scope="session")
 def load(folder_of: Callable[[str, str], Path]) -> Callable[..., tuple[Any, Any]]:
-    """A freshly loaded tiny model and its processor."""
+    """A tiny model and its processor, as if freshly loaded."""
 
     def fresh(family: str = "llava", tower: str = "clip", **options: Any) -> tuple[Any, Any]:
         import tiny_models
@@ -58,7 +58,7 @@ def load(folder_of: Callable[[str, str], Path]) -> Callable[..., tuple[Any, Any]
 
 @pytest.fixture(scope="session")
 def load_family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, Any]]:
-    """A freshly loaded tiny model of any family, and its processor; each is built once."""
+    """A tiny model of any family, and its processor, as if freshly loaded; each is built once."""
     made: dict[str, Path] = {}
 
     def fresh(family: str) -> tuple[Any, Any]:

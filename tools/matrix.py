@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from clustrs.cli.catalog import support_matrix
+from clustrs.cli.base import markdown_table
+from clustrs.cli.catalog import MATRIX, families
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "README.md",)
@@ -11,8 +12,12 @@ PLACE = re.compile(r"(<!-- matrix -->\n).*?(<!-- end -->)", re.S)
 
 
 def with_matrix(text: str) -> str:
-    """Return a page's text with the current matrix between its markers."""
-    matrix = f"\n{support_matrix()}\n\n"
+    """Return a page's text with the current matrix between its markers, and what no family is in a sentence."""
+    rows = families()
+    shown = [key for key in MATRIX if any(row[key] != "no" for row in rows)]
+    table = markdown_table([MATRIX[key] for key in shown], [[row[key] for key in shown] for row in rows])
+    never = " or ".join(name for key, name in MATRIX.items() if key not in shown)
+    matrix = f"\n{table}\n\n" + (f"No family was {never} yet.\n" if never else "")
     changed, count = PLACE.subn(lambda found: f"{found[1]}{matrix}{found[2]}", text)
     if count != 1:
         raise ValueError(f"expected one place for the matrix (<!-- matrix --> ... <!-- end -->), got {count}")

@@ -229,18 +229,25 @@ def test_same_tokens_with_any_number_of_threads(kernels: str) -> None:
     assert len(outputs.pop().splitlines()) == 2 * len(ALL)
 
 
+def with_few(method: Pruner) -> Pruner:
+    """The steps for each kept token are unrolled: with few of them the graph is short."""
+    return method if method.name == "none" else replace(method, keep=4)
+
+
 @each_method
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiles_into_one_graph_with_the_same_result(method: Pruner, backend: str) -> None:
+def test_compiles_into_one_graph_with_the_same_result(method: Pruner) -> None:
+    """Captured as for every backend, functionalized, and run operation by operation."""
+    method = with_few(method)
     tokens, attention, states = tensors([draw_image(seed, 30, 6, duplicates=0.3) for seed in range(2)])
     torch.compiler.reset()
-    compiled = torch.compile(method.select, fullgraph=True, backend=backend)
+    compiled = torch.compile(method.select, fullgraph=True, backend="aot_eager")
     assert_identical(method.select(tokens, attention, **states), compiled(tokens, attention, **states))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", {m.name: m for m in reversed(ALL)}.values(), ids=lambda m: m.name)
 def test_compiles_with_the_default_backend(method: Pruner) -> None:
+    method = with_few(method)
     tokens, attention, states = tensors([draw_image(seed, 30, 6, duplicates=0.3) for seed in range(2)])
     torch.compiler.reset()
     compiled = method.compile().select(tokens, attention, **states)

@@ -4,6 +4,7 @@ This module has what all share and the LLaVA family; `qwen`, `tiled`, `gemma` an
 pruning done by hand, which shares no code with the adapters.
 """
 
+import copy
 import os
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -121,10 +122,17 @@ def build(family: str, tower: str, folder: Path) -> None:
     processor.save_pretrained(folder)
 
 
+loaded: dict[str, tuple[Any, Any]] = {}
+"""What was loaded from a folder with some options; tests get copies, which take a fifth of the time."""
+
+
 def load(folder: Path, **options: Any) -> tuple[Any, Any]:
-    model = tf.AutoModelForImageTextToText.from_pretrained(folder, **options).eval()
-    model.generation_config.eos_token_id = None
-    return model, load_processor(str(folder))
+    key = f"{folder} {sorted(options.items())}"
+    if key not in loaded:
+        model = tf.AutoModelForImageTextToText.from_pretrained(folder, **options).eval()
+        model.generation_config.eos_token_id = None
+        loaded[key] = model, load_processor(str(folder))
+    return copy.deepcopy(loaded[key])
 
 
 def make_image(height: int = 40, width: int = 60, seed: int = 0) -> Image.Image:

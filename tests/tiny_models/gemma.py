@@ -13,8 +13,8 @@ from packaging.version import Version
 from PIL import Image
 from torch import Tensor
 
+import tiny_models
 from clustrs import Pruner, Selection
-from clustrs.models.load import load_processor
 from tiny_models import asked, byte_tokenizer
 
 KINDS: tuple[str, ...] = ("gemma3", "paligemma", "paligemma2")
@@ -140,11 +140,8 @@ def saved(kind: str) -> TemporaryDirectory[str]:
 
 
 def load(kind: str) -> tuple[Any, Any]:
-    """A freshly loaded model and its processor."""
-    folder = saved(kind).name
-    model = tf.AutoModelForImageTextToText.from_pretrained(folder).eval()
-    model.generation_config.eos_token_id = None
-    return model, load_processor(folder)
+    """A model and its processor, as if freshly loaded."""
+    return tiny_models.load(Path(saved(kind).name))
 
 
 def question(kind: str, text: str = QUESTION) -> str:

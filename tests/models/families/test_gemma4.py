@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_models
 import torch
 import transformers as tf
 from drawn_cells import lit_cells, pixels_of_cell
@@ -22,7 +23,7 @@ from clustrs.models import ask as shared_encoding
 from clustrs.models import draw
 from clustrs.models.adapters.base import adapter_class
 from clustrs.models.ask import as_seen, ask
-from clustrs.models.load import load_model, load_processor
+from clustrs.models.load import load_processor
 
 pytestmark = pytest.mark.usefixtures("as_published")
 
@@ -56,12 +57,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="module")
 def load(folder: Callable[[str], Path]) -> Load:
-    """A freshly loaded model and its processor."""
+    """A model and its processor, as if freshly loaded."""
 
     def fresh(variant: str = "large") -> tuple[Any, Any]:
-        model, processor = load_model(str(folder(variant)))
-        model.generation_config.eos_token_id = None
-        return model, processor
+        return tiny_models.load(folder(variant))
 
     return fresh
 
