@@ -11,6 +11,8 @@ from judge_server import Reply, Server
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Triton reads this when it is first imported: its kernels are interpreted where there is no GPU to run them.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+# The compiler works in this process: starting others takes longer than what tests compile.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 # The same examples on every run; HYPOTHESIS_PROFILE=explore looks for new ones.
 common = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

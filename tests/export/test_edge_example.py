@@ -13,6 +13,7 @@ from clustrs.models.ask import ask
 from clustrs.models.load import load_model
 from examples import edge_onnx
 
+KEEP = 6
 QUESTIONS = ["How many objects are there?", "Is there a red circle?"]
 
 
@@ -20,14 +21,13 @@ def test_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     graph = tmp_path / "vision.onnx"
     model, processor = load_model("mini-llava")
     for corruption in ([], ["--corrupt", "gaussian:0.5"]):
-        monkeypatch.setattr(
-            sys, "argv", ["edge_onnx", "sample:scene-1", QUESTIONS[0], "--graph", str(graph), *corruption]
-        )
+        words = ["sample:scene-1", QUESTIONS[0], "--keep", str(KEEP), "--graph", str(graph), *corruption]
+        monkeypatch.setattr(sys, "argv", ["edge_onnx", *words])
         edge_onnx.main()
     *_, kept, answer = capsys.readouterr().out.splitlines()[:3]
     image = Image.open(image_path("sample:scene-1")).convert("RGB")
     options: Any = {"positions": "compact", "attention": "plain"}
-    expected = [ask(model, processor, image, question, ClustRS(keep=16), 8, **options) for question in QUESTIONS]
+    expected = [ask(model, processor, image, question, ClustRS(keep=KEEP), 8, **options) for question in QUESTIONS]
     assert kept == "kept tokens: " + " ".join(map(str, expected[0].image.selection.indices.tolist()))
     assert answer == expected[0].text
     features, _ = edge_onnx.encode(edge_onnx.open_graph(graph, 1), processor, [image])
