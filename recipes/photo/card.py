@@ -18,7 +18,7 @@ from clustrs.corruptions.images import open_image
 from clustrs.embedded import samples
 from clustrs_models.photographs import QUESTION_KINDS
 from recipes import card
-from recipes.card import DOCS, LOGS, plot_run, row
+from recipes.card import DOCS, LOGS, plot_run
 from recipes.photo import measure, probe
 from recipes.photo.settings import FOLDER
 
@@ -50,17 +50,19 @@ def curves(rows: list[dict[str, Any]]) -> None:
     plt.close(figure)
 
 
-def probe_table(found: dict[str, Any]) -> str:
+def probe_text(found: dict[str, Any]) -> str:
+    """The best layer of the tower, beside the first and the last."""
     layers = found["right, %, by layer"]
-    lines = [row(["layer", *layers]), "|:--|" + "--:|" * len(layers)]
-    return "\n".join([*lines, row(["quarters named right, %", *layers.values()])])
+    best = max(layers, key=layers.get)
+    ends = [f"layer {layer} {layers[layer]:.1f} %" for layer in (next(iter(layers)), next(reversed(layers)))]
+    return f"Layer {best} names {layers[best]:.1f} % of the quarters right, {' and '.join(ends)}."
 
 
 def stored() -> dict[str, str]:
     """Build what the page says of this model alone from what is stored in the repository, by the name of its place."""
     result, layers, second = (json.loads(path.read_text()) for path in (measure.RESULT, probe.RESULT, measure.REPEATED))
     first, repeated = (run["accuracy"]["clean"]["right"] for run in (result, second))
-    return {"probe": probe_table(layers), "second run": REPEATED.format(first=first, second=repeated)}
+    return {"probe": probe_text(layers), "second run": REPEATED.format(first=first, second=repeated)}
 
 
 def main() -> None:
