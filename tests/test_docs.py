@@ -210,9 +210,8 @@ def test_the_benchmark_of_servers_in_the_docs_is_the_stored_one() -> None:
         if row["model"] == "LLaVA-1.5-7B"
     }
     page = " ".join((ROOT / "docs" / "deploy.md").read_text().split())
-    assert (
-        "64 visual tokens leave {} of the FLOPs to the first token and {} of the KV cache".format(*shares[64]) in said
-    )
+    leave = "64 visual tokens leave {} of the FLOPs to the first token and {} of the KV cache"
+    assert leave.format(*shares[64]) in page
     assert "16 tokens {} and {}.".format(*shares[16]) in page
 
 
