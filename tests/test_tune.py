@@ -196,8 +196,12 @@ def test_serve_and_export_take_the_method_from_the_file(
     message = "clustrs: --pruning: crops must be 'all' for serve, got 'base'\n"
     assert run("serve", "mini-llava", "--pruning", crops)[2] == message
     exported: list[Any] = []
-    info = SimpleNamespace(kept=9, tokens=16, dim=8, dtype="float32")
-    monkeypatch.setattr(export, "export_selection", lambda *given, **_: exported.append(given) or info)
+
+    def export_selection(*given: Any, **_: Any) -> Any:
+        exported.append(given)
+        return SimpleNamespace(kept=9, tokens=16, dim=8, dtype="float32")
+
+    monkeypatch.setattr(export, "export_selection", export_selection)
     onnx = tmp_path / "select.onnx"
     assert run("export-onnx", "--tokens", "16", "--dim", "8", "--pruning", path, "-o", onnx)[::2] == (0, "")
     assert exported == [(PLAIN.method, onnx)]
@@ -331,7 +335,12 @@ def test_interrupted_run_resumes_and_the_tower_runs_once_an_image(
     kept = (tmp_path / "tune.jsonl").read_text()
     assert kept.count("\n") == 4  # the unpruned model and one candidate, two questions each
     (tmp_path / "tune.jsonl").write_text(kept + "torn")
-    monkeypatch.setattr(shared, "encode", lambda *given, **more: encoded.append(1) or encode(*given, **more))
+
+    def counted(*given: Any, **more: Any) -> Any:
+        encoded.append(1)
+        return encode(*given, **more)
+
+    monkeypatch.setattr(shared, "encode", counted)
     result = tune(*mini, IMAGES[:1], ASKED, **FEW, output=tmp_path)
     assert (len(encoded), result.complete, [one.images for one in result.candidates]) == (1, True, [1] * 4)
     before = len(calls)

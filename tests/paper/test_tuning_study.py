@@ -93,7 +93,9 @@ def test_the_study(folder_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_table_in_the_docs_is_that_of_the_stored_numbers() -> None:
     rows: list[dict[str, str]] = []
-    for model in MODELS:
+    stored = [model for model in MODELS if (TUNING / f"{model}-tuning.csv").exists()]
+    assert {"mini-llava", "mini-onevision", "photo-llava"} <= {*stored}
+    for model in stored:
         with (TUNING / f"{model}-tuning.csv").open() as file:
             rows += csv.DictReader(file)
         with (TUNING / f"{model}-candidates.csv").open() as file:

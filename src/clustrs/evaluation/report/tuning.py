@@ -106,12 +106,15 @@ class TuningResult:
         columns = {head: own for head, own in COLUMNS.items() if head != "clean" or head in self.unpruned.means}
         rows: list[Row] = []
         for one in (self.unpruned, *self.candidates):
-            values, bounds = [NOTHING] * len(columns), {self.measure: _interval(one.quality, "-")}
+            values = [NOTHING] * len(columns)
             if one.images:
+                bounds = _interval(one.quality, "-")
                 faster = self.unpruned.means["first_token"] / one.means["first_token"]
                 means = {**one.means, "images": one.images, "faster": faster}
                 values = [
-                    Value(f"{means[name] * unit:{form}}", bounds.get(name, ""), strong=one is self.recommended)
+                    Value(
+                        f"{means[name] * unit:{form}}", bounds * (name == self.measure), strong=one is self.recommended
+                    )
                     for name, unit, form in columns.values()
                 ]
             opens = not rows or rows[-1].heads[0] != str(one.keep)

@@ -138,7 +138,8 @@ def main() -> int:
     if given.command == "tuning":  # of `clustrs study tuning --model M --output FOLDER/M`
         for model in MODELS:
             for name in ("tuning", "candidates"):
-                write_rows(TUNING / f"{model}-{name}.csv", read_rows(given.folder / model / f"{name}.csv"))
+                if rows := read_rows(given.folder / model / f"{name}.csv"):
+                    write_rows(TUNING / f"{model}-{name}.csv", rows)
         return 0
     if given.command in ("leaderboard", "costs"):  # of the runs in --folder, see docs/leaderboard.md
         settings = (place_and_weight.PUBLISHED, place_and_weight.BOTH)

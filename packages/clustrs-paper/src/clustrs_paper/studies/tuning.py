@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Values = NDArray[np.float64]
 Row = dict[str, Any]
-METHODS = ("clustermeans", "clustrs", "divprune", "downsample", "fastervlm", "hiprune", "holov", "mmr")
+METHODS: tuple[str, ...] = ("clustermeans", "clustrs", "divprune", "downsample", "fastervlm", "hiprune", "holov", "mmr")
 METHODS += ("prumerge-plus", "tome", "visionzip", "vscan")  # without three slow ones: cdpruner, scope, vispruner
 SETTINGS = (("auto", "auto"), ("compact", "plain"))  # positions and attention
 PER_IMAGE = 2  # questions about an image
