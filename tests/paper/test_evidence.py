@@ -359,6 +359,14 @@ def test_both_settings_stand_side_by_side_where_all_methods_were_asked() -> None
     assert "| all tokens | 90 |" in text
 
 
+def test_an_incomplete_grid_says_what_is_missing() -> None:
+    grid = answers({"none": 0.9, "clustrs": 0.5, "random": 0.4}, (CLEAN, MILD))
+    right = {key: cell for key, cell in grid.right.items() if key[1] in (None, 16) and key[::2] != ("random", MILD)}
+    text = build([Stored("smol-llava", Answers("photos-sentences", "smol-llava", right))])
+    assert "clean (k = 16: 2); gaussian:0.1 (k = 16: 1). Planned and not run: salt_pepper, brightness," in text
+    assert "k = 8, k = 32, k = 64, k = 144." in text
+
+
 def test_a_stored_report_is_linked(tmp_path: Path) -> None:
     run = load_run(recorded_run.write_run(tmp_path / "run", every_answer_right_or_wrong, methods=MEASURED))
     write_rows(tmp_path / "mini-llava-grid.csv", compact_rows(run))

@@ -1,5 +1,6 @@
 """The evidence page (docs/evidence.md) from the stored results, and the places of tables in other pages."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,13 @@ SMOL_PAGE = PAGE.parent / "smol-llava.md"
 DETAILS_PAGE = PAGE.parent / "results" / "evidence" / "claims.md"
 MODELS = {"smol-llava": "photos-sentences", "mini-llava": "scenes", "mini-onevision": "scenes", "photo-llava": "photos"}
 """The models that come with the package, or are built by it, and their tasks."""
+PLANNED: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
+    "smol-llava": (
+        (8, 16, 32, 64, 144),
+        ("gaussian", "salt_pepper", "brightness", "contrast", "cutout", "motion_blur", "jpeg", "ImageNet-C"),
+    )
+}
+"""Budgets and corruptions of grids that are not complete yet."""
 MEASURES = {
     "first_direction": "share of the variance in the first direction",
     "norm": "norm of a token",
@@ -217,9 +225,24 @@ def questions(models: Sequence[Stored]) -> str:
         count = f"{fewest} to {grid.questions}" if fewest < grid.questions else f"{fewest}"
         lines.append(
             f"- **{stored.model}**, task {grid.task}: {count} questions in {len(grid.right)} cells"
-            f"{parameters}. Excluded corruptions: {', '.join(left_out) or 'none'}.{report}"
+            f"{parameters}. Excluded corruptions: {', '.join(left_out) or 'none'}.{report}{coverage(stored)}"
         )
     return "\n".join(lines) + "\n"
+
+
+def coverage(stored: Stored) -> str:
+    """Say what was run of a grid that was planned and is not complete: methods by corruption and budget."""
+    if stored.model not in PLANNED or stored.grid is None:
+        return ""
+    parts, (budgets, corruptions) = [], PLANNED[stored.model]
+    for condition in stored.grid.conditions:
+        found = Counter(keep for _, keep, c in stored.grid.right if c == condition and keep)
+        parts.append(f"{condition} ({', '.join(f'k = {k}: {n}' for k, n in sorted(found.items())) or 'unpruned'})")
+    kept = {keep for _, keep, _ in stored.grid.right}
+    missing = [name for name in corruptions if name not in {c.name for c in stored.grid.conditions}]
+    missing += [f"k = {keep}" for keep in budgets if keep not in kept]
+    left = f" Planned and not run: {', '.join(missing)}." if missing else ""
+    return f" Methods by corruption and budget: {'; '.join(parts)}.{left}"
 
 
 def conditions(models: Sequence[Stored]) -> str:
