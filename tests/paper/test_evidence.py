@@ -130,6 +130,14 @@ def test_cells_of_different_length_are_compared_on_the_first_questions_of_both()
     assert grid.contrast(lead("clustrs", "fastervlm", 16, "clean")) == estimates(expected[None])[0]
 
 
+def test_equal_answers_are_no_proof_of_equal_methods() -> None:
+    right = np.arange(60) % 3 > 0
+    grid = Answers("scenes", "made-up", {("clustrs", 16, CLEAN): right, ("fastervlm", 16, CLEAN): right})
+    found = grid.contrast(lead("clustrs", "fastervlm", 16, "clean"))
+    assert found == Estimate(60, 0.0, -5.0, 5.0)
+    assert judge(Above(), found) == "inconclusive"
+
+
 def test_groups_of_conditions() -> None:
     others = (Condition("salt_pepper", 0.1), Condition("jpeg", 30.0))
     made = answers({"none": 0.9}, (CLEAN, MILD, SEVERE, *others))

@@ -49,7 +49,7 @@ parameters. `make evidence` writes this page from `docs/results/evidence`; no ve
 ## Rules
 
 - Scores are compared on the same questions. A number is a difference in points (per cent of the questions) with a 95 %
-  bootstrap interval over the questions, or over the images of a study.
+  bootstrap interval over the questions, or over the images of a study; where no answer differs, the rule of three.
 - A gain **holds** if its interval lies above 0. It **does not hold** if the interval lies below 0, or entirely within
   {TOO_SMALL:g} point of it. Otherwise it is inconclusive. "No difference" holds if the interval lies within
   {SAME:g} points of 0.
@@ -271,14 +271,14 @@ def shown_methods(grid: Answers, keep: int = 16) -> dict[str, str]:
 
 
 def both_settings(stored: Stored) -> str:
-    """Build the table of every method as published / with place and weight, under the conditions with all methods."""
+    """Build the table of every method as published / with place and weight, under the conditions with most methods."""
     grid, both = stored.grid, stored.both
     if grid is None or both is None:
         return "Not measured yet.\n"
     methods, keeps = shown_methods(grid), sorted({keep for _, keep, _ in grid.right if keep})
     counts = {c: sum((m, 16, c) in grid.right for m in methods) for c in grid.conditions}
     columns = [(c, keep) for c in grid.conditions if counts[c] == max(counts.values()) for keep in keeps]
-    columns = [(c, keep) for c, keep in columns if sum((m, keep, c) in grid.right for m in methods) == counts[c]]
+    columns = [(c, keep) for c, keep in columns if 3 * sum((m, keep, c) in grid.right for m in methods) >= counts[c]]
 
     def text(method: str, condition: Condition, keep: int) -> str:
         key = (method, None if method == UNPRUNED else keep, condition)

@@ -95,8 +95,12 @@ class Answers:
                 return None
             parts.append((term.weight, found))
         shared = min(len(cell) for _, found in parts for cell in found)
-        total = sum(100 * weight * np.mean([cell[:shared] for cell in found], axis=0) for weight, found in parts)
-        return estimates(np.asarray(total)[None])[0]
+        total = np.asarray(sum(100 * w * np.mean([cell[:shared] for cell in found], axis=0) for w, found in parts))
+        estimate = estimates(total[None])[0]
+        if np.ptp(total) == 0:  # resampling equal values shows no spread: the rule of three says what is left open
+            reach = 300 / (shared * sum(len(found) for _, found in parts) / 2)
+            return Estimate(shared, float(total[0]), float(total[0]) - reach, float(total[0]) + reach)
+        return estimate
 
 
 def spec(method: Method) -> str:
