@@ -47,6 +47,7 @@ def test_counts_are_those_of_arithmetic(load_family: LoadFamily) -> None:
         *((1, None, 16), (1, 5, 5), (2, None, 16), (2, 5, 5))
     ]
     for row in result.rows:
+        assert list(row.flops) == ["vision", "projector", "prefill", "decode"]
         tokens = text + row.visual_tokens
         assert row.kv_bytes == row.batch * 2 * tokens * 2 * (2 * 8) * 4  # layers, tokens, keys and values, width, bytes
         projections = 2 * tokens * 32 * (32 + 16 + 16 + 32 + 3 * 64)

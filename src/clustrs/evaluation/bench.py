@@ -12,7 +12,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -38,6 +38,7 @@ from clustrs.validation import write_whole
 STAGES = ("vision", "scoring", "selection", "prefill", "other")  # together they are the time to the first token
 TIMES = (*STAGES, "first token", "decode per token", "end to end")
 SCALED = ("prefill", "first token", "decode per token", "end to end")  # with the language model's layers in them
+COUNTED = ("vision", "projector", "prefill", "decode")
 COMPARED = ("first token", "end to end")
 BUSY = 0.3  # load average for each core above which times are disturbed
 
@@ -359,7 +360,7 @@ def bench_model(
                 cost = count_cost(
                     whole, text_tokens, visual if inside else tokens, dtype=model.dtype, method=inside, **size
                 )
-                flops = {part: batch * count for part, count in asdict(cost).items() if part != "kv_bytes"}
+                flops = {part: batch * getattr(cost, part) for part in COUNTED}
                 seconds = {part: [one[part] for one in taken] for part in TIMES}
                 keep = config.method.keep if config else None
                 rows.append(Measured(batch, keep, tokens, seconds, weights + trace.held(), trace.kv_bytes, flops))
