@@ -139,16 +139,20 @@ def accuracy_table(results: dict[str, dict[str, Any]], conditions: Sequence[str]
     return "\n".join(lines)
 
 
-def attention_table(results: dict[str, dict[str, Any]]) -> str:
-    lines = [row(["model", "of the 16 most attended tokens, %", "of all tokens, %", "ratio"]), "|:--|--:|--:|--:|"]
-    lines += [row([name, *result["attention"].values()]) for name, result in results.items()]
-    return "\n".join(lines)
+def attention_text(results: dict[str, dict[str, Any]]) -> str:
+    parts = []
+    for name, result in results.items():
+        most, every = (result["attention"][key] for key in ("of the 16 most attended", "of all"))
+        parts.append(f"{name} {most:.0f} % (of all tokens {every:.0f} %)")
+    return f"Share of the 16 most attended tokens that lie on objects: {', '.join(parts)}."
 
 
-def seconds_table(results: dict[str, dict[str, Any]]) -> str:
-    lines = [row(["model", "`clustrs ask`, from scratch, s", "load and answer, s"]), "|:--|--:|--:|"]
-    lines += [row([name, *(float(value) for value in result["seconds"].values())]) for name, result in results.items()]
-    return "\n".join(lines)
+def seconds_text(results: dict[str, dict[str, Any]]) -> str:
+    parts = [
+        f"{name} {found['seconds']['command']:.1f} s ({found['seconds']['load and answer']:.1f} s)"
+        for name, found in results.items()
+    ]
+    return f"`clustrs ask` from scratch (load and answer alone): {', '.join(parts)}."
 
 
 def training_table(logs: dict[str, list[dict[str, Any]]]) -> str:
@@ -191,8 +195,8 @@ def stored() -> dict[str, str]:
     names = [*(f"{family}-{part}" for family in NAMES for part in PARTS), "photo-language"]
     return {
         "accuracy": accuracy_table(results),
-        "attention": attention_table({name: found for name, found in results.items() if "attention" in found}),
-        "seconds": seconds_table(results),
+        "attention": attention_text({name: found for name, found in results.items() if "attention" in found}),
+        "seconds": seconds_text(results),
         "training": training_table({name: read_log(name) for name in names if (LOGS / f"{name}.jsonl").exists()}),
     }
 
