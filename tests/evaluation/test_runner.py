@@ -120,9 +120,9 @@ def test_the_tower_runs_once_per_image_and_corruption(
     shown: list[int] = []
     original = shared_encoding.encode
 
-    def counting(model: Any, processor: Any, images: Any, prompts: Any, crops: Any = "all") -> Any:
+    def counting(model: Any, processor: Any, images: Any, *more: Any) -> Any:
         shown.append(len(images))
-        return original(model, processor, images, prompts, crops)
+        return original(model, processor, images, *more)
 
     monkeypatch.setattr(shared_encoding, "encode", counting)
     run(config(made), tmp_path, progress=False)
