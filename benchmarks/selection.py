@@ -137,7 +137,7 @@ def measure_naive(n: int, width: int, keeps: list[int], bar: "tqdm[Any]") -> dic
     image = reference.Image(
         rng.normal(size=(n, width)), rng.random(n), hidden, keys, rng.normal(size=(HIDDEN, width)), cls=True
     )
-    more = {name: rng.random(n) / n for name in FURTHER} | {"joint_keys": rng.normal(size=(n, HIDDEN))}
+    more: dict[str, Any] = {name: rng.random(n) / n for name in FURTHER} | {"joint_keys": rng.normal(size=(n, HIDDEN))}
     image = replace(image, question=rng.normal(size=(WORDS, width)), **more)
     times = {}
     for k in keeps:

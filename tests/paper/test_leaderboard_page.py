@@ -41,8 +41,7 @@ def test_stored_entries_are_those_of_the_runs(tmp_path: Path, monkeypatch: pytes
 
 
 def test_costs_of_short_runs_are_joined_to_stored_answers(tmp_path: Path) -> None:
-    settings = {"positions": "compact", "attention": "plain"}
-    entries = read_entries([recorded_run.write_run(tmp_path / "run", **settings)])
+    entries = read_entries([recorded_run.write_run(tmp_path / "run", positions="compact", attention="plain")])
     timed = [replace(one, costs={"tokens": 1.0, "prefill": float(i)}, machine="m") for i, one in enumerate(entries)]
     joined = leaderboard.with_costs(entries, [one for one in timed if one.method != "random"])
     for i, (before, after) in enumerate(zip(entries, joined, strict=True)):

@@ -201,7 +201,8 @@ def first_table(model: str = DEFAULT, folder: Path = STORED) -> str:
     grid = settings[BOTH]
     groups = [(keep, conditions) for keep in FEW_BUDGETS for conditions in ([CLEAN], noise_of(grid))]
     whole = [held_out(settings[PUBLISHED], UNPRUNED, None, conditions) for _, conditions in groups]
-    rows, halves = [["all tokens", *(f"{values.mean():.1f}" for values in whole)]], []
+    rows = [["all tokens", *(f"{values.mean():.1f}" for values in whole)]]
+    halves: list[float] = []
     for method in pruning_methods(grid):
         cells = []
         for keep, conditions in groups:
