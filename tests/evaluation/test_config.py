@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +80,15 @@ def test_differences_say_what_changed() -> None:
     assert differences(before, before) == []
 
 
-def test_every_ready_configuration_is_valid(tmp_path: Path) -> None:
+def test_every_ready_configuration_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from clustrs.cli.base import parse
     from clustrs.cli.evaluate import configuration
+    from clustrs.evaluation import levels
 
+    def without_runs(texts: Sequence[str], *_: Any, **__: Any) -> dict[str, str]:
+        return {text: f"{levels.parse_loss(text)[0]}:0.1" for text in texts}
+
+    monkeypatch.setattr(levels, "resolve_losses", without_runs)
     ready = [Path(name) for name in sorted(shipped_configs())]
     assert len(ready) >= 8
     for name in ready:

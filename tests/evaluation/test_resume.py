@@ -76,9 +76,9 @@ def test_only_what_failed_is_asked_again(root: Path, tmp_path: Path, monkeypatch
     shown: list[int] = []
     original = shared_encoding.encode
 
-    def counting(model: Any, processor: Any, images: Any, texts: Any, crops: Any = "all") -> Any:
+    def counting(model: Any, processor: Any, images: Any, texts: Any, *options: Any) -> Any:
         shown.append(len(texts))
-        return original(model, processor, images, texts, crops)
+        return original(model, processor, images, texts, *options)
 
     monkeypatch.setattr(shared_encoding, "encode", counting)
     assert run(config(root), tmp_path / "run", progress=False).failed == 0

@@ -169,7 +169,7 @@ def _stream(loaded: LoadedModel, batch: asking.Batch, method: Pruner, max_new_to
         return torch.full((len(input_ids),), left.is_set(), device=input_ids.device)
 
     def count_bytes(_module: Any, _arguments: Any, output: Any) -> None:
-        kv_bytes.append(cache_bytes(output.past_key_values))
+        kv_bytes.append(cache_bytes(output.past_key_values.layers))
 
     def work() -> None:
         try:

@@ -393,7 +393,12 @@ def tuning(
     data: Data = None,
     limit: Annotated[int, o.option("number of questions", "N", o.QUESTIONS, read=o.integer())] = 200,
     model: Model = None,
-    methods: Annotated[Sequence[str] | None, methods_option("twelve that are fast")] = None,
+    methods: Annotated[
+        Sequence[str] | None,
+        methods_option(
+            "clustermeans clustrs divprune downsample fastervlm hiprune holov mmr prumerge-plus tome visionzip vscan"
+        ),
+    ] = None,
     keep: Annotated[Sequence[float] | None, budgets_option("64 16 4")] = None,
     quiet: Quiet = False,
     output: o.OutputFolder = Path("out/tuning"),
