@@ -50,7 +50,10 @@ def milliseconds(folder: Path) -> dict[str, tuple[float, float]]:
     """Return the time of an answer by method, and the language model's part of it: prefill and one more token."""
     latency = read_stored(folder / LATENCY_FILE, Latency)
     times = () if latency is None else latency.milliseconds
-    return {identity(dict(m)): (sum(ms.values()), ms["prefill"] + ms.get("decode", 0.0)) for m, ms in times}
+    return {
+        identity(dict(m)): (sum(v for part, v in ms.items() if part != "kv_bytes"), ms["prefill"] + ms.get("decode", 0.0))
+        for m, ms in times
+    }
 
 
 @cache
