@@ -51,7 +51,7 @@ def milliseconds(folder: Path) -> dict[str, tuple[float, float]]:
     latency = read_stored(folder / LATENCY_FILE, Latency)
     times = () if latency is None else latency.milliseconds
     return {
-        identity(dict(m)): (sum(v for part, v in ms.items() if part != "kv_bytes"), ms["prefill"] + ms.get("decode", 0.0))
+        identity(dict(m)): (sum(ms.values()) - ms.get("kv_bytes", 0.0), ms["prefill"] + ms.get("decode", 0.0))
         for m, ms in times
     }
 
