@@ -16,7 +16,7 @@ from transformers import AutoConfig
 from clustrs import count_cost
 from clustrs.embedded import folder_of
 from clustrs.evaluation.metrics import Values, question_means, retention
-from clustrs.evaluation.report.summary import LATENCY_FILE, Latency, read_stored
+from clustrs.evaluation.report.summary import LATENCY_FILE, PARTS, Latency, read_stored
 from clustrs.evaluation.results import Method, Run, load_run
 from clustrs.evaluation.store import identity
 from clustrs_paper.evidence.place_and_weight import short
@@ -51,7 +51,7 @@ def milliseconds(folder: Path) -> dict[str, tuple[float, float]]:
     latency = read_stored(folder / LATENCY_FILE, Latency)
     times = () if latency is None else latency.milliseconds
     return {
-        identity(dict(m)): (sum(ms.values()) - ms.get("kv_bytes", 0.0), ms["prefill"] + ms.get("decode", 0.0))
+        identity(dict(m)): (sum(ms.get(part, 0.0) for part in PARTS), ms["prefill"] + ms.get("decode", 0.0))
         for m, ms in times
     }
 

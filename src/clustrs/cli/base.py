@@ -20,15 +20,8 @@ from clustrs.plugins import install_hint, leave_out, load_entry, plugin_entries
 from clustrs.validation import ImagePadding, LoadOptions
 
 NAME = "clustrs"
-MODULES = (
-    "ask",
-    "evaluate",
-    "tune",
-    "bench",
-    "deploy",
-    "catalog",
-    "doctor",
-)  # they declare the commands, in the order of the help
+# they declare the commands, in the order of the help
+MODULES = ("ask", "evaluate", "tune", "bench", "deploy", "catalog", "doctor")
 PACKAGES = dict.fromkeys(("export-answers", "import-answers", "study"), "clustrs-paper")  # commands of other packages
 SEPARATOR = "\0"  # between the words of a list while Typer carries them as one; no argument contains it
 SETTINGS = "KEY=VALUE..."  # metavar of options that add up when they are repeated

@@ -25,18 +25,9 @@ MEASURE = "agreement of answers (without case and full stop), exact, or of singl
 OUTPUT = "the folder for measurements and results (default: runs/tune-MODEL)"
 KEEP = "budgets to try (default: 0.5 to 0.03125)"
 Measure = Literal["agreement", "exact", "tokens"]
-SEARCH: tuple[str, ...] = (
-    "target",
-    "measure",
-    "minutes",
-    "methods",
-    "keep",
-    "positions",
-    "attention",
-    "corrupt",
-    "seed",
-)
-SEARCH += ("max_new_tokens", "prompt_template")  # options that are arguments of `clustrs.tune`, with its defaults
+# options that are arguments of `clustrs.tune`, with its defaults
+SEARCH = {"target", "measure", "minutes", "methods", "keep", "positions", "attention", "corrupt", "seed"}
+SEARCH |= {"max_new_tokens", "prompt_template"}
 
 
 def tried(name: str, kind: Any) -> Any:

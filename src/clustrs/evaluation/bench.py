@@ -4,9 +4,7 @@ With fewer layers than the model has, what the language model's layers take and 
 layer is timed, and stands for those of its kind. The rest is measured. FLOPs are counted for the whole model.
 """
 
-import csv
 import functools
-import io
 import os
 import weakref
 from collections import defaultdict
@@ -32,7 +30,7 @@ from clustrs.models.configuration import PruningConfig
 from clustrs.models.costs import cache_bytes, count_cost
 from clustrs.models.scoring import now, timing
 from clustrs.models.shapes import weight_bytes
-from clustrs.tables import Row, Table, Value
+from clustrs.tables import Row, Table, Value, to_csv
 from clustrs.validation import write_whole
 
 STAGES = ("vision", "scoring", "selection", "prefill", "other")  # together they are the time to the first token
@@ -135,13 +133,10 @@ class BenchResult:
     def save(self, folder: Path) -> None:
         """Write bench.json, bench.csv (medians) and bench.png (stages until the first token, stacked)."""
         folder.mkdir(parents=True, exist_ok=True)
-        text, heads = io.StringIO(), ["model", "batch", "keep"]
-        lines = csv.writer(text, lineterminator="\n")
-        lines.writerow([*heads, *self.quantities(self.rows[0])])
-        for row in self.rows:
-            lines.writerow([self.model, row.batch, row.label, *map(median, self.quantities(row).values())])
+        medians = ((row.batch, row.label, *map(median, self.quantities(row).values())) for row in self.rows)
+        heads = ("model", "batch", "keep", *self.quantities(self.rows[0]))
         write_whole(folder / "bench.json", self.to_json())
-        write_whole(folder / "bench.csv", text.getvalue())
+        write_whole(folder / "bench.csv", to_csv([heads, *((self.model, *row) for row in medians)]))
         self.plot(folder / "bench.png")
 
     def plot(self, path: Path) -> None:

@@ -39,6 +39,7 @@ def run(config: OverheadConfig) -> StudyResult:
     """Time answers of every method in turn."""
     from tqdm import tqdm
 
+    from clustrs.evaluation.bench import describe_machine
     from clustrs.models.load import apply_image_padding, load_model
     from clustrs_paper.studies.images import study_images
 
@@ -51,7 +52,7 @@ def run(config: OverheadConfig) -> StudyResult:
     with tqdm(total=total, desc="overhead", unit="answer", disable=not config.progress) as bar:
         timings = measure(model, processor, images, contestants, config, lambda: bar.update())
     rows = summarize(contestants, timings, lengths, config.model)
-    return single("overhead", draw(rows, lengths, config.model), rows, findings(rows, lengths, machine(model)))
+    return single("overhead", draw(rows, lengths, config.model), rows, findings(rows, lengths, describe_machine(model)))
 
 
 @dataclass(frozen=True)
@@ -171,17 +172,6 @@ def paper_overhead(model: str) -> dict[tuple[str, Keep | str], tuple[float, floa
         if cell.model == paper_model(model) and cell.keep is not None:
             cells.setdefault((cell.method, cell.keep), {})[cell.metric] = cell.value
     return {key: (values["lowest_overhead"], values["highest_overhead"]) for key, values in cells.items()}
-
-
-def machine(model: Any) -> str:
-    """Describe the machine in a few words."""
-    import torch
-
-    kind = model.device.type
-    threads = torch.get_num_threads()
-    others = {"cuda": torch.cuda.get_device_name} if torch.cuda.is_available() else {}
-    where = f"CPU, {threads} thread{'s' * (threads > 1)}" if kind == "cpu" else others.get(kind, kind.upper)()
-    return f"{where}, {str(model.dtype).removeprefix('torch.')}"
 
 
 def name_of(row: Mapping[str, Any]) -> str:
