@@ -21,11 +21,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.resources import files
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
+import yaml
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache
@@ -43,6 +46,7 @@ from clustrs.models.prompt import PrunedImage, token_ids
 from clustrs.models.select import prune_images
 from clustrs.pruners import Pruner
 from clustrs_models.smol import NAME
+from clustrs_paper import evidence
 from clustrs_paper.evidence.place_and_weight import BOTH, PUBLISHED, SETTINGS
 from clustrs_paper.evidence.results import COLUMNS, STORED, read_rows, spec, write_rows
 from clustrs_paper.studies.levels import table
@@ -53,22 +57,16 @@ LADDERS = {"gaussian": (0.1, 0.25, 0.5, 1.0), "salt_pepper": (0.05, 0.15, 0.3, 0
 LOSSES = (0.1, 0.35, 0.5)
 VARIANTS = ("clustrs shrink=false", "clustrs distance=euclidean shrink=false")
 INSIDE = ("fastv", "pyramiddrop", "dart", "compose")
-METHODS = ("all", *VARIANTS, *INSIDE)
-RIVALS = (
-    "none",
-    "clustrs",
-    "clustermeans",
-    "divprune",
-    "fastervlm",
-    "visionzip",
-    "vispruner",
-    "tome",
-    "random",
-    "grid",
-)
+# named one by one, so that a later method does not change the configuration of stored runs
+RIVALS: tuple[str, ...] = ("none", "clustrs", "clustermeans", "divprune", "fastervlm", "visionzip", "vispruner", "tome")
+RIVALS += ("random", "grid")
+NEWER = ("cdpruner", "downsample", "hiprune", "holov", "mmr", "prumerge-plus", "scope", "vscan")
+METHODS = ("none", *sorted({*RIVALS[1:], "denoise", *NEWER}), *VARIANTS, *INSIDE)
 SAME_IN_BOTH = ("none", "fastv", "pyramiddrop", "dart")  # answers are the same in both settings
 OTHERS = ("brightness:2", "contrast:0.5", "cutout:0.25", "motion_blur:15", "jpeg:30")
 IMAGENET_C = ("imagenet_c/shot_noise:3", "imagenet_c/defocus_blur:3", "imagenet_c/fog:3")
+PARAMETERS = "parameters"  # as published, with other parameters of ClustRS
+RUNS = (PUBLISHED, BOTH, PARAMETERS)
 NEVER = torch.finfo(torch.float32).min
 
 
@@ -175,14 +173,19 @@ class Stage:
     """A part of the plan: corruptions, by their levels or by the loss they cost the unpruned model."""
 
     corruptions: tuple[str, ...]
-    methods: tuple[str, ...]
+    methods: tuple[Any, ...]
     keeps: tuple[int, ...]
     questions: int
+    runs: tuple[str, ...] = (PUBLISHED, BOTH)
 
 
 NOISE = tuple(f"{name}@{100 * loss:g}%" for name in LADDERS for loss in LOSSES)
+CLAIMED = ("none", "clustrs", "divprune", "fastervlm", "visionzip", *VARIANTS)
+VARIED = yaml.safe_load(files(evidence).joinpath("parameters.yaml").read_text())
 PLAN = (
     Stage(("clean", "gaussian@35%"), METHODS, (16, 64), 60),
+    Stage(("clean", *NOISE, *OTHERS), CLAIMED, (16, 50, 144), 60, (PUBLISHED,)),
+    Stage(tuple(VARIED["corrupt"]), tuple(VARIED["methods"]), tuple(VARIED["keep"]), 60, (PARAMETERS,)),
     Stage(NOISE, (*RIVALS, *VARIANTS), (16,), 60),
     Stage((*OTHERS, *IMAGENET_C), RIVALS, (16,), 60),
     Stage(("clean", "gaussian@35%"), METHODS, (8, 32, 144), 60),
@@ -224,38 +227,30 @@ def levels(folder: Path, engine: SharedEngine) -> dict[str, str]:
     return {loss: f"{name}:{level:g}" for loss, (name, level) in found.items() if level is not None}
 
 
-def folder_of(folder: Path, setting: str, corruption: str) -> Path:
-    return folder / "-".join(SETTINGS[setting]) / corruption.replace("/", "-").replace(":", "-")
+def folder_of(folder: Path, name: str, corruption: str) -> Path:
+    setting = name if name == PARAMETERS else "-".join(SETTINGS[name])
+    return folder / setting / corruption.replace("/", "-").replace(":", "-")
 
 
-def answer(folder: Path, plan: Sequence[Stage], settings: Sequence[str]) -> None:
-    """Answer the plan, stage by stage; each setting and corruption is a run of its own."""
+def answer(folder: Path, plan: Sequence[Stage], runs: Sequence[str]) -> None:
+    """Answer the plan, stage by stage; each corruption has a run of its own in each setting."""
     loaded = SharedWorker(Config(task=TASK, model=NAME, methods=expand_methods(["none"], ()))).loaded
     chosen: dict[str, str] = {}
+    methods = {PUBLISHED: expand_methods(METHODS, KEEPS), PARAMETERS: expand_methods(VARIED["methods"], VARIED["keep"])}
+    methods[BOTH] = tuple(method for method in methods[PUBLISHED] if method["name"] not in SAME_IN_BOTH)
     for stage in plan:
-        for corruption in stage.corruptions:
+        for corruption, name in product(stage.corruptions, (name for name in stage.runs if name in runs)):
             if "@" in corruption:
                 chosen = chosen or levels(folder / "levels", SharedEngine(loaded))
                 if corruption not in chosen:
                     continue
             level = chosen.get(corruption, corruption)
-            for setting in settings:
-                methods = expand_methods(METHODS, KEEPS)
-                if setting == BOTH:
-                    methods = tuple(method for method in methods if method["name"] not in SAME_IN_BOTH)
-                positions, attention = SETTINGS[setting]
-                how: dict[str, Any] = {"positions": positions, "attention": attention}
-                config = Config(
-                    task=TASK,
-                    model=NAME,
-                    methods=methods,
-                    corruptions=(level,),
-                    limit=QUESTIONS,
-                    batch_size=BATCH,
-                    **how,
-                )
-                summary = run(config, folder_of(folder, setting, level), SharedEngine(loaded, stage), progress=False)
-                print(setting, level, stage.keeps, stage.questions, summary, flush=True)
+            positions, attention = SETTINGS[PUBLISHED if name == PARAMETERS else name]
+            how: dict[str, Any] = {"positions": positions, "attention": attention}
+            how |= {"corruptions": (level,), "limit": QUESTIONS, "batch_size": BATCH}
+            config = Config(task=TASK, model=NAME, methods=methods[name], **how)
+            summary = run(config, folder_of(folder, name, level), SharedEngine(loaded, stage), progress=False)
+            print(name, level, stage.keeps, stage.questions, summary, flush=True)
 
 
 def cells(folder: Path) -> Iterator[dict[str, Any]]:
@@ -287,10 +282,13 @@ def store(folder: Path) -> None:
     if curve.exists():
         write_rows(STORED / f"{NAME}-levels.csv", read_rows(curve))
     unpruned: list[dict[str, Any]] = []
-    for setting, name in {PUBLISHED: "grid", BOTH: "grid-both"}.items():
-        runs = sorted((folder / "-".join(SETTINGS[setting])).glob("*/answers.jsonl"))
-        rows = [*unpruned, *(row for answers in runs for row in cells(answers.parent))]
-        unpruned = [row for row in rows if row["method"] == "none"]
+    for setting, name in {PUBLISHED: "grid", BOTH: "grid-both", PARAMETERS: PARAMETERS}.items():
+        runs = sorted(folder_of(folder, setting, "*").parent.glob("*/answers.jsonl"))
+        rows = [row for answers in runs for row in cells(answers.parent)]
+        if setting == PUBLISHED:
+            unpruned = [row for row in rows if row["method"] == "none"]
+        if setting == BOTH:
+            rows += unpruned
         if rows:
             write_rows(STORED / f"{NAME}-{name}.csv", sorted(rows, key=rank))
 
@@ -327,7 +325,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--settings", nargs="+", choices=tuple(SETTINGS), default=(PUBLISHED, BOTH))
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=RUNS, help="these of the plan's")
     parser.add_argument("--store", action="store_true", help="write the tables of what is complete")
     given = parser.parse_args()
     if given.store:
@@ -335,7 +333,7 @@ def main() -> None:
         return
     torch.set_num_threads(given.threads)
     quiet_transformers()
-    answer(given.folder, PLAN, given.settings)
+    answer(given.folder, PLAN, given.runs)
 
 
 if __name__ == "__main__":
