@@ -112,14 +112,16 @@ def test_a_plugin_that_vllm_would_not_load_is_broken(monkeypatch: pytest.MonkeyP
     """Another version, no entry point, or one that is left out: nothing of it needs vLLM."""
     ours = type("Entry", (), {"name": "clustrs"})
     monkeypatch.setattr(server, "vllm_version", lambda: "0.32.0")
+    monkeypatch.setattr(server, "check_interfaces", lambda version: None)
     monkeypatch.setattr(server, "entry_points", lambda group: [ours])
     monkeypatch.setenv("VLLM_PLUGINS", "other")
     check = Check("vLLM", ("numpy",), "", doctor.try_vllm)
     assert examine(check).note.startswith("ValueError: VLLM_PLUGINS='other' leaves out the plugin")
     monkeypatch.setattr(server, "entry_points", lambda group: [])
     assert examine(check).note.startswith("ValueError: the vLLM plugin of clustrs was not found")
-    monkeypatch.setattr(server, "vllm_version", lambda: "0.31.0")
-    assert examine(check).note.startswith("ValueError: vLLM 0.31.0 is not tested")
+    monkeypatch.undo()
+    monkeypatch.setattr(server, "find_spec", lambda name: None)
+    assert examine(check).note.startswith("ValueError: vLLM is not installed")
     assert examine(check).state == doctor.BROKEN
 
 

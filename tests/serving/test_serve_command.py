@@ -32,6 +32,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     commands: list[list[str]] = []
     monkeypatch.setattr(server, "vllm_version", lambda: "0.32.0")
     monkeypatch.setattr(server, "version", lambda name: "0.32.0")
+    monkeypatch.setattr(server, "check_interfaces", lambda version: None)
     monkeypatch.setattr(server, "entry_points", lambda group: [type("Entry", (), {"name": "clustrs"})])
     monkeypatch.setattr(os, "execv", lambda path, arguments: commands.append(arguments))
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
@@ -169,7 +170,7 @@ def test_serve_refuses_other_models(run: Run, started: list[list[str]], tmp_path
 @pytest.mark.parametrize(
     ("version", "plugins", "message"),
     [
-        ("0.31.0", None, "vLLM 0.31.0 is not tested"),
+        ("0.31.0", None, "vLLM 0.31.0 lacks"),
         ("0.32.0", "other,more", "VLLM_PLUGINS='other,more' leaves out the plugin"),
         ("0.32.0", "other, clustrs", ""),
     ],
@@ -177,12 +178,27 @@ def test_serve_refuses_other_models(run: Run, started: list[list[str]], tmp_path
 def test_serve_checks_the_installation(
     run: Run, started: list[list[str]], monkeypatch: pytest.MonkeyPatch, version: str, plugins: str | None, message: str
 ) -> None:
+    def misfit(version: str) -> None:
+        raise ValueError(f"vLLM {version} lacks what the plugin uses")
+
     monkeypatch.setattr(server, "vllm_version", lambda: version)
+    if version == "0.31.0":
+        monkeypatch.setattr(server, "check_interfaces", misfit)
     if plugins is not None:
         monkeypatch.setenv("VLLM_PLUGINS", plugins)
     code, _, err = run("serve", "mini-llava", "--keep", "4")
     assert code == (2 if message else 0)
     assert message in err
+
+
+def test_serve_says_which_version_is_tested(
+    run: Run, started: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version, lines in (("0.32.0", 1), ("0.32.0+cpu", 1), ("0.33.0", 2)):
+        monkeypatch.setattr(server, "vllm_version", lambda version=version: version)
+        code, out, _ = run("serve", "mini-llava", "--keep", "4")
+        assert (code, out.count("\n")) == (0, lines)
+    assert out.startswith("clustrs: vLLM 0.33.0 has the interfaces that the plugin uses; tested is 0.32.0\n")
 
 
 def test_serve_without_vllm_or_plugin(run: Run, started: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,7 @@
 """What the key `clustrs` may say, and what is refused before vLLM starts. None of this needs vLLM."""
 
+from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +11,7 @@ import torch
 from clustrs import ClustRS, DivPrune
 from clustrs.pruners.inputs import Layout
 from clustrs.pruners.registry import list_methods, method_class
-from clustrs.serving import plugin
+from clustrs.serving import interfaces, plugin
 
 
 def llava(**changes: Any) -> Any:
@@ -105,15 +107,64 @@ def test_models_that_cannot_be_served(changes: dict[str, Any], message: str) -> 
         plugin.check_model(llava(**changes))
 
 
-@pytest.mark.parametrize("version", ["0.32.0", "0.32.1", "0.32.0+cpu", "0.32.1rc1"])
-def test_tested_versions(version: str) -> None:
-    plugin.check_version(version)
+def write_stand_in(root: Path) -> None:
+    """A vLLM with nothing but what the plugin uses."""
+    for module, wanted in interfaces.INTERFACES.items():
+        lines: dict[str, list[str]] = {}
+        for name, bracket, arguments in (one.partition("(") for one in wanted):
+            owner, _, own = name.rpartition(".")
+            line = f"def {own}({arguments}: ..." if bracket else f"{own} = None" if owner else f"class {own}: ..."
+            lines.setdefault(owner, []).append(line)
+        blocks = ["\n".join(lines.pop("", []))]
+        blocks += [f"class {owner}:\n" + "\n".join(f"    {line}" for line in own) for owner, own in lines.items()]
+        file = root / f"{module.replace('.', '/')}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("\n".join(blocks))
 
 
-@pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "1.32.0", "0.320.0", "dev"])
-def test_other_versions(version: str) -> None:
-    with pytest.raises(ValueError, match=rf"vLLM {version} is not tested .* install vllm==0\.32\.\*"):
-        plugin.check_version(version)
+def test_interfaces_that_fit(tmp_path: Path) -> None:
+    write_stand_in(tmp_path)
+    assert interfaces.changes(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "change"),
+    [
+        ("def get_model_arch_config(", "def get_arch_config(", "config.model.ModelConfig.get_model_arch_config is gone"),
+        ("class ModelConfig", "class Config", "config.model.ModelConfig.get_model_arch_config is gone"),
+        ("def uses_mrope()", "def uses_mrope(self, other)", "config.model.ModelConfig.uses_mrope needs other"),
+        ("def uses_mrope()", "def uses_mrope(self, *, other)", "config.model.ModelConfig.uses_mrope needs other"),
+        ("def uses_mrope()", "def uses_mrope(self, other=None, *, more=1, **rest)", None),
+        ("model_impl = None", "model_impl: str", None),
+        ("model_impl = None", "impl = None", "config.model.ModelConfig.model_impl is gone"),
+    ],
+)
+def test_interfaces_that_changed(tmp_path: Path, before: str, after: str, change: str | None) -> None:
+    write_stand_in(tmp_path)
+    file = tmp_path / "config" / "model.py"
+    assert before in file.read_text()
+    file.write_text(file.read_text().replace(before, after))
+    found = interfaces.changes(tmp_path)
+    assert found[:1] == ([f"vllm.{change}"] if change else [])
+
+
+def test_arguments_and_modules_that_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_stand_in(tmp_path)
+    (tmp_path / "renderers" / "online_renderer.py").unlink()
+    file = tmp_path / "multimodal" / "registry.py"
+    file.write_text(file.read_text().replace(", info, dummy_inputs", ", info, builder=None"))
+    assert sorted(interfaces.changes(tmp_path)) == [
+        "module vllm.renderers.online_renderer is gone",
+        "vllm.multimodal.registry.MultiModalRegistry.register_processor takes no dummy_inputs",
+    ]
+    monkeypatch.setattr(interfaces, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=[tmp_path]))
+    with pytest.raises(ValueError, match=r"^vLLM 0\.50 lacks what the plugin uses: .* \(tested: pip install vllm==0"):
+        interfaces.check_interfaces("0.50")
+
+
+@pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM: make test-vllm")
+def test_the_installed_vllm_fits() -> None:
+    interfaces.check_interfaces("installed")
 
 
 def test_one_line_says_what_is_pruned_to_what() -> None:

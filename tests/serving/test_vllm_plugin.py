@@ -17,7 +17,7 @@ from vllm.config import ModelConfig
 
 from clustrs.embedded import model_folder
 from clustrs.models.scoring import attention_scores
-from clustrs.serving import plugin
+from clustrs.serving import interfaces, plugin
 from clustrs.serving.llava import tower_scores
 from clustrs.serving.pruning import PrunedModel
 
@@ -104,9 +104,12 @@ def test_what_cannot_be_served_stops_at_start(options: dict[str, Any], message: 
 def test_another_version_of_vllm_stops_at_start_only_with_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     plugin.register()
     monkeypatch.setattr(vllm, "__version__", "0.99.0")
-    with pytest.raises(ValueError, match=r"vLLM 0\.99\.0 is not tested"):
+    monkeypatch.setitem(interfaces.INTERFACES, "config.model", ("ModelConfig.gone()",))
+    interfaces.changes.cache_clear()
+    with pytest.raises(ValueError, match=r"vLLM 0\.99\.0 lacks .*vllm\.config\.model\.ModelConfig\.gone is gone"):
         model_config(hf_overrides={"clustrs": SETTINGS})
     assert model_config().architectures == ["LlavaForConditionalGeneration"]
+    interfaces.changes.cache_clear()
 
 
 def attention_layer(heads: int, ranks: int) -> Any:

@@ -1,13 +1,13 @@
 """Register the pruned models with vLLM, and check what can be served."""
 
 import functools
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from clustrs import validation
 from clustrs.pruners.base import SERVED, Pruner
 from clustrs.pruners.registry import get_method
+from clustrs.serving.interfaces import check_interfaces
 
 KEY = "clustrs"
 DEFAULT_METHOD = "clustrs"
@@ -21,7 +21,6 @@ ARCHITECTURES = {  # those that can be served, and where vLLM finds the pruned o
 }
 # Vision towers of LLaVA that have scores, and the `vision_feature_select_strategy` that suits them.
 TOWERS = {"clip_vision_model": "default", "siglip_vision_model": "full"}
-TESTED = (0, 32)  # major and minor number of the vLLM releases that are tested
 MARK = "_clustrs"  # on a function of vLLM's that is wrapped already
 
 
@@ -94,13 +93,6 @@ def check_architectures(architectures: Sequence[str] | None) -> str:
     raise ValueError(f"architecture {given} cannot be served pruned (supported: {', '.join(ARCHITECTURES)})")
 
 
-def check_version(version: str) -> None:
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if found is None or tuple(map(int, found.groups())) != TESTED:
-        tested = ".".join(map(str, TESTED))
-        raise ValueError(f"vLLM {version} is not tested with this version of clustrs: install vllm=={tested}.*")
-
-
 def describe(config: Any, method: Pruner) -> str:
     keep, of_each = method.keep, ""
     share = f"{keep} visual tokens" if isinstance(keep, int) else f"{keep:.4g} of the visual tokens"
@@ -142,7 +134,7 @@ def redirect(model_config: Any) -> None:
         return
     import vllm
 
-    check_version(vllm.__version__)
+    check_interfaces(vllm.__version__)
     read_method(settings)
     architecture = check_model(config)
     chosen = model_config.model_impl

@@ -13,6 +13,7 @@ from clustrs.embedded import folder_of
 from clustrs.models.load import ADVICE
 from clustrs.plugins import install_hint
 from clustrs.serving import plugin
+from clustrs.serving.interfaces import TESTED, check_interfaces
 
 OVERRIDES = "--hf-overrides"
 SERVED_NAME = "--served-model-name"
@@ -33,7 +34,7 @@ def serve(model_id: str, settings: dict[str, Any], options: Sequence[str] = ()) 
     from clustrs.corruptions.images import first_sentence
 
     plugin.read_method(settings)
-    check_installation()
+    installed = check_installation()
     folder = folder_of(model_id)
     source = model_id if folder is None else str(folder)
     try:
@@ -51,17 +52,22 @@ def serve(model_id: str, settings: dict[str, Any], options: Sequence[str] = ()) 
         words = [SERVED_NAME, model_id, *words]
     # Overrides come last: an abbreviation of the same option does not win over them.
     arguments = [sys.executable, "-m", *server_words(source), *words, OVERRIDES, json.dumps(overrides)]
+    if installed.partition("+")[0] != TESTED:
+        print(f"clustrs: vLLM {installed} has the interfaces that the plugin uses; tested is {TESTED}", flush=True)
     print(f"clustrs: {model_id} with {plugin.describe(config, method)}, {positions} positions", flush=True)
     os.execv(arguments[0], arguments)
 
 
-def check_installation() -> None:
-    plugin.check_version(vllm_version())
+def check_installation() -> str:
+    """Return the version of vLLM that is installed; raise ValueError if it does not fit, or lacks the plugin."""
+    installed = vllm_version()
+    check_interfaces(installed)
     if not any(entry.name == plugin.KEY for entry in entry_points(group="vllm.general_plugins")):
         raise ValueError(f"the vLLM plugin of clustrs was not found: {install_hint('vllm')}")
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is not None and plugin.KEY not in [name.strip() for name in allowed.split(",")]:
         raise ValueError(f"VLLM_PLUGINS={allowed!r} leaves out the plugin: add {plugin.KEY!r}, or unset it")
+    return installed
 
 
 def check_options(architecture: str, positions: str, options: Sequence[str]) -> None:
