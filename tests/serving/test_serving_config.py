@@ -107,6 +107,9 @@ def test_models_that_cannot_be_served(changes: dict[str, Any], message: str) -> 
         plugin.check_model(llava(**changes))
 
 
+FIRST = "config.model.ModelConfig.get_model_arch_config"
+
+
 def write_stand_in(root: Path) -> None:
     """A vLLM with nothing but what the plugin uses."""
     for module, wanted in interfaces.INTERFACES.items():
@@ -130,8 +133,12 @@ def test_interfaces_that_fit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "change"),
     [
-        ("def get_model_arch_config(", "def get_arch_config(", "config.model.ModelConfig.get_model_arch_config is gone"),
-        ("class ModelConfig", "class Config", "config.model.ModelConfig.get_model_arch_config is gone"),
+        (
+            "def get_model_arch_config(",
+            "def get_arch_config(",
+            "config.model.ModelConfig.get_model_arch_config is gone",
+        ),
+        ("class ModelConfig", "class Config", f"{FIRST} is gone"),
         ("def uses_mrope()", "def uses_mrope(self, other)", "config.model.ModelConfig.uses_mrope needs other"),
         ("def uses_mrope()", "def uses_mrope(self, *, other)", "config.model.ModelConfig.uses_mrope needs other"),
         ("def uses_mrope()", "def uses_mrope(self, other=None, *, more=1, **rest)", None),

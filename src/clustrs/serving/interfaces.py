@@ -9,7 +9,7 @@ from pathlib import Path
 TESTED = "0.32.0"  # version of vLLM that the tests run with
 PROCESSOR = "multimodal.processing.processor"
 BACKEND = "model_executor.models.transformers.multimodal"
-# By module of vLLM: what it must define. Parentheses hold the arguments that we pass, or that vLLM passes to an override.
+# What each module of vLLM must define. Parentheses hold the arguments that we pass, or vLLM passes to an override.
 INTERFACES: dict[str, tuple[str, ...]] = {
     "config.model": ("ModelConfig.get_model_arch_config()", "ModelConfig.uses_mrope()", "ModelConfig.model_impl"),
     "model_executor.models.registry": (
