@@ -53,7 +53,7 @@ from clustrs_paper.studies.levels import table
 
 TASK, QUESTIONS, BATCH, GROUP = "photos-sentences", 300, 60, 20
 KEEPS = (8, 16, 32, 50, 64, 144)
-LADDERS = {"gaussian": (0.1, 0.25, 0.5, 1.0), "salt_pepper": (0.05, 0.15, 0.3, 0.5)}
+LADDERS = {"gaussian": (0.1, 0.25, 0.5, 1.0), "salt_pepper": (0.05, 0.15, 0.3, 0.5, 0.8)}
 LOSSES = (0.1, 0.35, 0.5)
 VARIANTS = ("clustrs shrink=false", "clustrs distance=euclidean shrink=false")
 INSIDE = ("fastv", "pyramiddrop", "dart", "compose")
