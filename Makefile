@@ -9,11 +9,12 @@ APP_STAMP := .venv/.app-ready
 VLLM := .venv-vllm/bin
 VLLM_STAMP := .venv-vllm/.ready
 VLLM_VERSION := 0.32.0
-# The packages with the models and with the paper are installed from here, too: editable, like clustrs itself.
+# The packages with the models, the paper and the lmms-eval plugin are installed from here, too: editable, like clustrs.
 MODELS := packages/clustrs-models
 PAPER := packages/clustrs-paper
-PACKAGES := --editable $(MODELS) --editable $(PAPER)
-DEPENDENCIES := pyproject.toml $(MODELS)/pyproject.toml $(PAPER)/pyproject.toml constraints.txt
+PLUGIN := packages/clustrs-lmms
+PACKAGES := --editable $(MODELS) --editable $(PAPER) --editable $(PLUGIN)
+DEPENDENCIES := pyproject.toml $(MODELS)/pyproject.toml $(PAPER)/pyproject.toml $(PLUGIN)/pyproject.toml constraints.txt
 LMMS := .venv-lmms/bin
 LMMS_STAMP := .venv-lmms/.ready
 LMMS_VERSION := 0.7.3
@@ -154,9 +155,9 @@ train: setup ## Train the embedded models from scratch: hours. A stopped trainin
 	done
 	$(BIN)/python -m recipes.card
 
-wheels: setup ## Build the wheels of clustrs, clustrs-models and clustrs-paper in dist/, and print their sizes.
+wheels: setup ## Build the wheels of clustrs and of the packages in packages/ in dist/, and print their sizes.
 	$(BIN)/python -m hatchling build --target wheel --directory $(CURDIR)/dist
-	for package in $(MODELS) $(PAPER); do \
+	for package in $(MODELS) $(PAPER) $(PLUGIN); do \
 		(cd $$package && $(CURDIR)/$(BIN)/python -m hatchling build --target wheel --directory $(CURDIR)/dist) || exit 1; \
 	done
 	@wc -c dist/*.whl

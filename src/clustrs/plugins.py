@@ -22,7 +22,7 @@ EXTRAS = {
 }
 """The extra of the package that installs an optional module."""
 WITHOUT_MODELS = ("plot", "openvino")  # extras that do not need the package clustrs-models
-WITH_PAPER = ("studies", "dev")  # extras that need the package clustrs-paper
+NEEDED = {"studies": "clustrs-paper", "dev": "clustrs-paper", "lmms-eval": "clustrs-lmms"}  # packages that extras need
 
 _loaded: set[tuple[str, str, str]] = set()
 
@@ -89,9 +89,8 @@ def install_command(*extras: str, package: str = "") -> str:
     """
     words = [] if extras and set(extras) <= set(WITHOUT_MODELS) else ["./packages/clustrs-models"]
     words.append(f".[{','.join(extras)}]")
-    package = package or ("clustrs-paper" if set(extras) & set(WITH_PAPER) else "")
-    if package:  # after clustrs: pip before 24 looks for it on an index otherwise
-        words.append(f"./packages/{package}")
+    packages = {package, *(NEEDED.get(extra, "") for extra in extras)} - {""}
+    words += [f"./packages/{name}" for name in sorted(packages)]  # after clustrs: pip before 24 asks an index otherwise
     return " ".join(["pip install", *(f"'{word}'" for word in words)])
 
 

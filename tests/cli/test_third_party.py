@@ -163,6 +163,7 @@ def test_it_is_compared_and_studied_like_any_other(command: Command, tmp_path: P
 
 ALONE = """
 import contextlib, io
+from pathlib import Path
 import clustrs, torch
 from clustrs.cli import main
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
@@ -197,12 +198,15 @@ run("ask", "sample:scene-1", "Why?")
 run("eval", "--task", "mmvet")
 run("export-answers", "run", "--format", "mmvet", "-o", "files")
 run("study", "stability")
+Path("results").mkdir()
+Path("results/20260101_100000_results.json").write_text("{}")
+run("report", "results")
 """
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment that has everything of this one but clustrs-models and clustrs-paper."""
+    """The Python of an environment that has everything of this one but the packages of packages/."""
     root = tmp_path_factory.mktemp("alone")
     packages = root / "packages"
     packages.mkdir()
@@ -223,7 +227,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_clustrs_alone(alone: Path, tmp_path: Path) -> None:
-    """Without clustrs-models and clustrs-paper: methods attach, and what needs one of them names it in one line."""
+    """Without the packages of packages/: methods attach, and what needs one of them names it in one line."""
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [str(alone), "-c", ALONE], cwd=tmp_path, capture_output=True, text=True, env=variables, check=False
@@ -231,7 +235,7 @@ def test_clustrs_alone(alone: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     generated, *lines = done.stdout.splitlines()
     assert generated.startswith("torch.Size([1, ")
-    usage, methods, tasks, photos, scenes, paper, asked, *studied = (line.split("|", 2) for line in lines)
+    usage, methods, tasks, photos, scenes, paper, asked, *studied, lmms = (line.split("|", 2) for line in lines)
     assert [code for code, *_ in (usage, methods, tasks)] == ["0", "0", "0"]
     assert "clustrs" in methods[2]
     assert "custom" in tasks[2]
@@ -246,3 +250,6 @@ def test_clustrs_alone(alone: Path, tmp_path: Path) -> None:
         assert code == "2", message
         assert "clustrs-paper" in message
         assert "'./packages/clustrs-paper'" in message
+    assert lmms[0] == "2"
+    assert "clustrs-lmms" in lmms[2]
+    assert "'./packages/clustrs-lmms'" in lmms[2]

@@ -6,8 +6,8 @@ import pytest
 
 from clustrs import __version__
 from clustrs.corruptions import Corruption
-from clustrs.integrations.lmms_eval.engine import read_arguments
 from clustrs.pruners import get_method
+from clustrs_lmms.engine import read_arguments
 
 GIVEN = {"pretrained": "mini-llava", "keep": 16}
 

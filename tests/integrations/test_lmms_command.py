@@ -20,11 +20,11 @@ from clustrs.cli import main
 from clustrs.evaluation.config import expand_methods
 from clustrs.evaluation.store import read_answers
 from clustrs.evaluation.tasks import Task, get_task
-from clustrs.integrations.lmms_eval import results
-from clustrs.integrations.lmms_eval.engine import continued, read_arguments
 from clustrs.models.ask import chat_prompt
 from clustrs.models.load import load_model
 from clustrs.pruners import from_dict, get_method
+from clustrs_lmms import results
+from clustrs_lmms.engine import continued, read_arguments
 
 pytest.importorskip("lmms_eval")
 pytestmark = pytest.mark.slow
@@ -201,7 +201,7 @@ def test_batches_change_no_answer(done: Done) -> None:
 def test_both_forms_of_a_task_get_the_same_answers(done: Done) -> None:
     assert done.texts("simple") == done.texts("grid/clustrs-gaussian")
     backend = done.content("simple")["config"]["model_backend"]
-    assert backend == "clustrs.integrations.lmms_eval.model.SimpleModel (simple)"
+    assert backend == "clustrs_lmms.model.SimpleModel (simple)"
 
 
 def test_settings_are_recorded(done: Done) -> None:

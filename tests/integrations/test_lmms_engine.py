@@ -11,7 +11,11 @@ import torch
 from PIL import Image
 
 from clustrs.evaluation.tasks import get_task
-from clustrs.integrations.lmms_eval.engine import (
+from clustrs.models.ask import SYSTEM
+from clustrs.models.load import load_model
+from clustrs.pruners import Pruner, get_method
+from clustrs.pruners.registry import list_methods
+from clustrs_lmms.engine import (
     Engine,
     Generated,
     Prompt,
@@ -22,10 +26,6 @@ from clustrs.integrations.lmms_eval.engine import (
     read_generation,
     user_turn,
 )
-from clustrs.models.ask import SYSTEM
-from clustrs.models.load import load_model
-from clustrs.pruners import Pruner, get_method
-from clustrs.pruners.registry import list_methods
 
 FAMILIES = [family for family in tiny_models.BUILDERS if family not in tiny_models.SAME_ADAPTER]
 LIKELIHOODS = [family for family in FAMILIES if family != "paligemma"]

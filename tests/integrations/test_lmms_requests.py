@@ -9,8 +9,8 @@ from PIL import Image
 
 from clustrs import NoPruning
 from clustrs.corruptions import Corruption
-from clustrs.integrations.lmms_eval.engine import ModelArguments, PromptBuilder, fingerprint, user_turn
 from clustrs.models.ask import SYSTEM, messages_prompt
+from clustrs_lmms.engine import ModelArguments, PromptBuilder, fingerprint, user_turn
 
 NOISE = Corruption("gaussian", 0.5)
 

@@ -13,7 +13,7 @@ from clustrs.cli import base
 from clustrs.cli.base import Command, app
 from clustrs.cli.catalog import PANEL, show
 from clustrs.cli.options import AsJson
-from clustrs.plugins import install_hint, load_entry
+from clustrs.plugins import install_hint
 
 BROKEN = "broken"
 LONGEST = 200  # of what an error says
@@ -97,25 +97,6 @@ def try_vllm() -> str:
     return "clustrs serve"
 
 
-def try_lmms_eval() -> str:
-    """Check that lmms-eval knows the model. It only warns when an entry point fails, and then leaves out others."""
-    from lmms_eval import models
-
-    from clustrs.integrations.lmms_eval import MODEL
-
-    if MODEL not in models.list_available_models():
-        group = "lmms_eval.models"
-        for entry in metadata.entry_points(group=group):
-            try:
-                load_entry(entry)
-            except ValueError as error:
-                raise RuntimeError(f"{error}; remove that package") from None
-        raise RuntimeError(f"clustrs was installed without its entry point in {group}: install it again")
-    for simple in (False, True):
-        models.get_model(MODEL, force_simple=simple)
-    return f"lmms-eval --model {MODEL}"
-
-
 def try_triton() -> str:
     import torch
 
@@ -129,6 +110,7 @@ def try_openvino() -> str:
 
 
 ONNX = ("onnx", "onnxscript", "onnxruntime")
+LMMS = ("lmms_eval", "clustrs_lmms")
 PAPER = install_hint("cli", package="clustrs-paper")
 CHECKS = (
     Check("models", ("transformers", "PIL"), install_hint("models"), try_models),
@@ -139,7 +121,7 @@ CHECKS = (
     Check("accelerate", ("accelerate",), "pip install accelerate", ("accelerate",)),
     Check("bitsandbytes", ("bitsandbytes",), "pip install bitsandbytes", ("bitsandbytes",)),
     Check("vLLM", ("vllm",), install_hint("vllm"), try_vllm),
-    Check("lmms-eval", ("lmms_eval",), install_hint("lmms-eval"), try_lmms_eval),
+    Check("lmms-eval", LMMS, install_hint("lmms-eval"), lambda: import_module("clustrs_lmms").check()),
     Check("ray engine", ("ray",), install_hint("ray"), ("ray",)),
     Check("datasets of the hub", ("datasets",), install_hint("hub"), ("datasets",)),
     Check("UMAP of studies", ("umap",), install_hint("studies"), ("umap",)),

@@ -19,6 +19,7 @@ from clustrs.validation import excerpt
 MISSING, SCORED, FAILED, UNJUDGED = range(4)  # states of an answer
 LARGEST_GRID = 20_000_000
 LARGEST_COUNT = 1_000_000_000  # largest number of items or kept tokens that a configuration may ask for
+LMMS_RESULTS = "_results.json"  # how the names of lmms-eval's result files end
 DESCENDING = ("jpeg",)  # corruptions whose lower levels are more severe
 Name = Annotated[str, msgspec.Meta(min_length=1, description="a name")]
 Fraction = Annotated[float, msgspec.Meta(gt=0, le=LARGEST_COUNT, description="a fraction")]
@@ -317,3 +318,9 @@ def _conditions(given: Sequence[str]) -> dict[str, Condition]:
         return entry[1].level is not None, families.index(name), -level if name in DESCENDING else level
 
     return dict(sorted(found.items(), key=severity))
+
+
+def lmms_result_files(folder: Path) -> list[Path]:
+    """Return the result files of lmms-eval in a folder and two levels below, older ones first."""
+    found = [path for depth in ("", "*/", "*/*/") for path in folder.glob(f"{depth}*{LMMS_RESULTS}")]
+    return sorted(found, key=lambda path: (path.name, str(path)))

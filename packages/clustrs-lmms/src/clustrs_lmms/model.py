@@ -12,7 +12,7 @@ from lmms_eval.api.model import lmms
 from tqdm import tqdm
 
 from clustrs.evaluation.store import identity
-from clustrs.integrations.lmms_eval.engine import Engine, Prompt, Tally, VisualCount, read_arguments, user_turn
+from clustrs_lmms.engine import Engine, Prompt, Tally, VisualCount, read_arguments, user_turn
 
 Answering = Callable[[Sequence[Any], Sequence[Prompt]], Iterator[tuple[GenerationResult, VisualCount]]]
 """Answers prompts, each with a task's generation_kwargs or a continuation."""

@@ -4,7 +4,6 @@ Calls that differ in method, budget, corruption and seed alone make one run.
 """
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +11,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from clustrs.evaluation.results import LMMS_RESULTS, lmms_result_files
 from clustrs.evaluation.store import AnswerRecord, encode_record, identity, lines, read_object, require
 from clustrs.validation import excerpt, write_whole
 
-ENDING = "_results.json"
-DEPTHS = ("", "*/", "*/*/")  # levels that are searched for result files: a folder and two levels below
 RUNS = "clustrs"  # the folder for the runs, beside the results
 CELL = ("method", "corrupt", "seed")  # settings of a model that may differ between the results of one run
 ASIDE = (*CELL, "batch_size", "device", "device_map", "tasks")  # settings that do not distinguish runs
@@ -33,16 +31,6 @@ class ResultCell:
     record: Mapping[str, Any]  # settings that the model recorded
     scores: Mapping[str, float]  # by metric, as lmms-eval added them up
     questions: int
-
-
-def holds_results(folder: Path) -> bool:
-    return not os.path.exists(folder / "config.json") and bool(result_files(folder))
-
-
-def result_files(folder: Path) -> list[Path]:
-    """Return the result files of a folder, older ones first. lmms-eval puts them into a folder per model."""
-    found = [path for depth in DEPTHS for path in folder.glob(f"{depth}*{ENDING}")]
-    return sorted(found, key=lambda path: (path.name, str(path)))
 
 
 def import_results(folder: Path, metric: str | None = None, tell: Callable[[str], None] = print) -> list[Path]:
@@ -68,7 +56,7 @@ def import_results(folder: Path, metric: str | None = None, tell: Callable[[str]
 
 def read_cells(folder: Path, tell: Callable[[str], None]) -> Iterator[ResultCell]:
     """Yield the tasks of all results of pruned models, older ones first; those of other models are left aside."""
-    for path in result_files(folder):
+    for path in lmms_result_files(folder):
         where, content = repr(str(path)), read_object(path)
         config = require(where, content, "config", dict)
         written = config.get("batch_sizes")  # where a model of ours writes its settings
@@ -144,7 +132,7 @@ def write_run(folder: Path, cells: Sequence[ResultCell], metric: str | None, tel
 
 def read_samples(cell: ResultCell, metric: str) -> list[dict[str, Any]] | None:
     """Return the questions of a cell as fields of records; None without scores from 0 to 1 that make up the metric."""
-    path = cell.path.with_name(f"{cell.path.name.removesuffix(ENDING)}_samples_{cell.task}.jsonl")
+    path = cell.path.with_name(f"{cell.path.name.removesuffix(LMMS_RESULTS)}_samples_{cell.task}.jsonl")
     samples: dict[str, dict[str, Any]] = {}
     for where, line in lines(path) if path.is_file() else ():
         score = line.get(metric)
