@@ -79,9 +79,17 @@ class Prompt:
     image: list[int]
     text: list[int]
 
+    def without(self, dropped: list[int]) -> "Prompt":
+        """The prompt without some tokens of its image."""
+        gone = [self.image[i] for i in dropped]
+        left = [place for place in range(self.keys.shape[1]) if place not in gone]
+        image, text = ([left.index(place) for place in part if place in left] for part in (self.image, self.text))
+        return Prompt(self.queries, self.keys[:, left], self.hidden[:, left], image, text)
 
-def prompts(count: int) -> Iterator[tuple[str, Prompt]]:
-    """The first `count` prompts, with their names: two of 576 visual tokens, the others of 200."""
+
+def prompts(count: int) -> Iterator[tuple[str, Prompt, Image]]:
+    """The first `count` prompts, with their names: two of 576 visual tokens, the others of 200. The image of each is
+    one of as many tokens."""
     layers, heads, size, width, before, after = 8, 2, 4, 16, 5, 7
     for index in range(count):
         n, kind = 576 if index < 2 else 200, KINDS[index % 2]
@@ -98,4 +106,4 @@ def prompts(count: int) -> Iterator[tuple[str, Prompt]]:
         )
         image, text = range(before, before + n), range(before + n, total)
         states = queries, keys.reshape(layers, total, heads, size), hidden
-        yield f"{kind} {index}", Prompt(*states, list(image), list(text))
+        yield f"{kind} {index}", Prompt(*states, list(image), list(text)), drawn(index if n == 576 else index + 6)

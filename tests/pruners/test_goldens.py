@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from goldens.cases import KEEPS, Prompt, as_tensors, images, prompts
-from goldens.record import INSIDE, RELEASED, RIVALS
+from goldens.record import COMPOSED, GROUPS, INSIDE, RELEASED, RIVALS
 from torch import Tensor
 
 from clustrs import InsidePruner, Selection, get_method
@@ -29,6 +29,9 @@ CHANGED: dict[str, dict[str, tuple[int, ...]]] = {
     },
 }
 """Where release 0.1 rounded cosines and chose otherwise than the published rule; rivals.json has the right choice."""
+
+AT_THE_EDGE = {("denoise", "clumps 5", 144): {306}}
+"""Tokens with two kept ones at distances that differ by 0.999 of what counts as rounding, by 1.005 in float32."""
 
 
 def load(name: str) -> dict[str, dict[str, Any]]:
@@ -99,11 +102,25 @@ def prune_inside(method: InsidePruner, prompt: Prompt) -> list[int]:
 def test_methods_inside_the_language_model_choose_what_their_authors_rules_choose(name: str) -> None:
     recorded = load("inside.json")[name]
     assert len(recorded) == 60
-    for title, prompt in prompts(20):
+    for title, prompt, _ in prompts(20):
         for keep in KEEPS:
             method = get_method(name, keep=keep)
             assert isinstance(method, InsidePruner)
             assert prune_inside(method, prompt) == recorded.pop(f"{title}, k = {keep}")["indices"], (title, keep)
+    assert not recorded
+
+
+def test_compose_prunes_what_its_first_method_kept() -> None:
+    recorded = load("inside.json")["compose"]
+    assert len(recorded) == 60
+    for title, prompt, image in prompts(20):
+        for keep in KEEPS:
+            first, second = get_method("compose", keep=keep, **COMPOSED).parts()
+            assert second is not None
+            encoded = first.select(as_tensors(image)).indices.tolist()
+            short = prompt.without([i for i in range(len(prompt.image)) if i not in encoded])
+            indices = [encoded[i] for i in prune_inside(second, short)]
+            assert indices == recorded.pop(f"{title}, k = {keep}")["indices"], (title, keep)
     assert not recorded
 
 
@@ -116,6 +133,22 @@ def same(result: Selection, stored: dict[str, Any]) -> bool:
         assert result.alpha is not None
         torch.testing.assert_close(result.alpha[:5], torch.tensor(stored["alpha"]), atol=2e-5, rtol=1e-4)
     return True
+
+
+@pytest.mark.parametrize("label", GROUPS)
+def test_methods_that_group_tokens_do_as_their_references_did(label: str) -> None:
+    recorded = load("groups.json")[label]
+    assert len(recorded) == 36
+    name, parameters = GROUPS[label]
+    for title, image in images(12):
+        for keep in KEEPS:
+            stored = recorded.pop(f"{title}, k = {keep}")
+            result = get_method(name, keep=keep, **parameters).select(as_tensors(image))
+            assert same(result, stored), (title, keep)
+            assert result.labels is not None
+            pairs = enumerate(zip(result.labels.tolist(), stored["labels"], strict=True))
+            assert {i for i, (ours, theirs) in pairs if ours != theirs} == AT_THE_EDGE.get((label, title, keep), set())
+    assert not recorded
 
 
 @pytest.mark.parametrize("label", RELEASED)

@@ -23,9 +23,8 @@ def tome(method: Any, image: Image, k: int) -> Result:
 def merge_once(features: Array, groups: list[list[int]], count: int) -> list[list[int]]:
     """The groups after `count` at even positions went to the most similar ones at odd positions, by first token."""
     even, odd = groups[::2], groups[1::2]
-    # the mean of a group points where its sum does
-    sums = {group[0]: np.sum([features[i] for i in group], axis=0) for group in groups}
-    alike = [[cosine(sums[a[0]], sums[b[0]]) for b in odd] for a in even]
+    means = {group[0]: np.sum([features[i] for i in group], axis=0) / len(group) for group in groups}
+    alike = [[cosine(means[a[0]], means[b[0]]) for b in odd] for a in even]
     target = [best_first(row)[0] for row in alike]
     going = best_first([max(row) for row in alike])[:count]
     merged = [[*b, *(i for a in going if target[a] == position for i in even[a])] for position, b in enumerate(odd)]

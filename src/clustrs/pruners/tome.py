@@ -55,16 +55,16 @@ class ToMe(Pruner):
 def merge_round(features: Tensor, labels: Tensor, first: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Merge `count` groups at even positions into the most similar ones at odd positions.
 
-    `labels` [B, N] is the group of each token, `first` [B, R] the first token of each group, ascending. The mean of
-    two groups weighted by their sizes is the mean of all their tokens, and cosines do not depend on length: so groups
-    are compared by the sums of their tokens' features.
+    `labels` [B, N] is the group of each token, `first` [B, R] the first token of each group, ascending. Groups are
+    compared by the means of their tokens' features: of duplicates that is the same to the last bit.
     """
     left = first.shape[1]
-    sums = features
+    means = features
     if left < labels.shape[1]:
-        ones = torch.ones_like(labels, dtype=features.dtype)
-        sums = weighted_sums(features, labels, ones, cluster_sizes(labels, left))
-    even, odd = sums[:, ::2], sums[:, 1::2]
+        sizes = cluster_sizes(labels, left)
+        sums = weighted_sums(features, labels, torch.ones_like(labels, dtype=features.dtype), sizes)
+        means = sums / sizes.unsqueeze(-1)
+    even, odd = means[:, ::2], means[:, 1::2]
     links = nearest_cosines(even, odd)[..., 0]
     source = torch.arange(count, device=labels.device).expand(len(labels), -1)
     if count < even.shape[1]:
