@@ -30,7 +30,7 @@ WORKERS ?= auto
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs test test-fast test-oldest test-app test-vllm test-lmms environments lint count format graph evidence matrix bench bench-serving train wheels clean
+.PHONY: help setup demo docs test test-fast test-graphs test-oldest test-app test-vllm test-lmms environments lint count format graph evidence matrix bench bench-serving train wheels clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
@@ -57,11 +57,14 @@ demo: setup ## Measure what pruning costs with and without place and weight: a t
 		--methods none clustermeans clustrs fastervlm --show out/demo/kept.png
 	@echo 'report: out/demo/report.html'
 
-test: setup ## Run all tests, in parallel.
-	$(PYTEST)
+test: setup ## Run all tests but those of test-graphs, in parallel.
+	$(PYTEST) -m 'not graphs'
 
 test-fast: setup ## Run the tests that are not marked slow, in parallel.
-	$(PYTEST) -m 'not slow'
+	$(PYTEST) -m 'not slow and not graphs'
+
+test-graphs: setup ## Run the tests that compile selections or export ONNX graphs, in parallel.
+	$(PYTEST) -m graphs
 
 $(OLDEST_STAMP): $(DEPENDENCIES)
 	$(PYTHON) -m venv .venv-oldest

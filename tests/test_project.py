@@ -45,12 +45,15 @@ def lower_bounds() -> dict[str, str]:
         ("README.md", {"demo", "test"}),
         (
             "CONTRIBUTING.md",
-            {"test", "test-fast", "test-oldest", "test-app", "lint", "format", "graph", "help", "bench"},
+            {"test", "test-fast", "test-graphs", "test-oldest", "test-app", "lint", "format", "graph", "help", "bench"},
         ),
         (".github/pull_request_template.md", {"lint", "test", "graph", "bench"}),
         (".github/workflows/lint.yml", {"lint"}),
-        (".github/workflows/tests.yml", {"test", "test-oldest", "test-vllm", "test-lmms", "test-app"}),
-        (".ci/run", {"setup", "environments", "lint", "test", "docs", "test-vllm", "test-lmms", "test-app"}),
+        (".github/workflows/tests.yml", {"test", "test-graphs", "test-oldest", "test-vllm", "test-lmms", "test-app"}),
+        (
+            ".ci/run",
+            {"setup", "environments", "lint", "test", "test-graphs", "docs", "test-vllm", "test-lmms", "test-app"},
+        ),
         ("docs/embedded.md", {"train"}),
         ("docs/benchmarks.md", {"bench"}),
     ],

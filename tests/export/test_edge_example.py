@@ -17,6 +17,7 @@ KEEP = 6
 QUESTIONS = ["How many objects are there?", "Is there a red circle?"]
 
 
+@pytest.mark.graphs
 def test_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     graph = tmp_path / "vision.onnx"
     model, processor = load_model("mini-llava")

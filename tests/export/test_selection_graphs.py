@@ -33,6 +33,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("clustermeans", {}),
     ("clustermeans", {"power": 0.0, "tau": 0.3, "seed": 9}),
 ]
+QUICK = ("fastervlm", {})
+"""The one that `make test` exports."""
 
 
 def images(cls: bool) -> list[Any]:
@@ -59,7 +61,9 @@ def inputs_of(method: Pruner, batch: list[Any]) -> tuple[dict[str, torch.Tensor]
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters"), CASES, ids=lambda part: part if isinstance(part, str) else "-".join(part)
+    ("name", "parameters"),
+    [pytest.param(*case, marks=() if case == QUICK else pytest.mark.graphs) for case in CASES],
+    ids=lambda part: part if isinstance(part, str) else "-".join(part),
 )
 def test_onnxruntime_chooses_what_pytorch_chooses(name: str, parameters: dict[str, Any], tmp_path: Path) -> None:
     method = get_method(name, **({"keep": K} | parameters))
@@ -102,6 +106,7 @@ def test_file_beside_the_graph(tmp_path: Path) -> None:
     assert info.kept == N // 4
 
 
+@pytest.mark.graphs
 def test_traced_program_runs_in_pytorch() -> None:
     """The program that ONNX files are made of is one for `torch.export`, too, for any number of images."""
     method = ClustRS(keep=K)

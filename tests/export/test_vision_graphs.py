@@ -54,6 +54,7 @@ def test_the_module_keeps_what_an_attached_method_keeps(case: Case, method: Prun
         torch.testing.assert_close(tokens[0], expected.tokens, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.graphs
 @pytest.mark.parametrize("case", FAMILIES, indirect=True)
 def test_onnxruntime_keeps_what_pytorch_keeps(case: Case, tmp_path: Path) -> None:
     """Tower, scores and projector of each family, with the shortest selection that reads scores; ClustRS in one."""
@@ -69,6 +70,7 @@ def test_onnxruntime_keeps_what_pytorch_keeps(case: Case, tmp_path: Path) -> Non
         compare(vision, graph, batch)
 
 
+@pytest.mark.graphs
 @pytest.mark.parametrize("case", ["llava"], indirect=True)
 @pytest.mark.parametrize(
     "method",
@@ -135,6 +137,7 @@ def pixels_of(processor: Any, images: list[Image.Image]) -> Tensor:
     return pixels
 
 
+@pytest.mark.graphs
 def test_embedded_model_clean_and_corrupted(mini: tuple[Any, Any], mini_graph: Path) -> None:
     """The whole tower of a trained model, on images that it was trained for, and on corrupted ones."""
     model, processor = mini
@@ -145,7 +148,7 @@ def test_embedded_model_clean_and_corrupted(mini: tuple[Any, Any], mini_graph: P
         compare(vision, graph, batch)
 
 
-@pytest.mark.slow
+@pytest.mark.graphs
 def test_embedded_model_for_photographs(tmp_path: Path) -> None:
     """The DINOv2 tower of the default model."""
     model, processor = load_model("photo-llava")
@@ -159,6 +162,7 @@ def test_embedded_model_for_photographs(tmp_path: Path) -> None:
         compare(vision, graph, batch)
 
 
+@pytest.mark.graphs
 def test_file_beside_the_graph(mini_graph: Path) -> None:
     written = json.loads(mini_graph.with_suffix(".json").read_text())
     assert written["method"]["name"] == "clustrs"
@@ -169,6 +173,7 @@ def test_file_beside_the_graph(mini_graph: Path) -> None:
     assert "transformers" in written["versions"]
 
 
+@pytest.mark.graphs
 def test_openvino_on_the_embedded_model(mini: tuple[Any, Any], mini_graph: Path) -> None:
     model, processor = mini
     compare_openvino(PrunedVision(model, ClustRS(keep=KEEP)), mini_graph, pixels_of(processor, scenes(12)))
@@ -184,7 +189,7 @@ def compare_openvino(vision: PrunedVision, path: Path, pixels: Tensor) -> None:
         assert_same([outputs[name] for name in ("image_features", "indices", "sizes")], expected)
 
 
-@pytest.mark.slow
+@pytest.mark.graphs
 def test_half_precision_keeps_almost_what_single_keeps(tmp_path: Path) -> None:
     """Inputs and outputs are of its own type; in near-ties another token may win."""
     model, processor = load_model("mini-llava")
@@ -222,6 +227,7 @@ def test_attached_models_are_refused(mini: tuple[Any, Any]) -> None:
         PrunedVision(model, ClustRS(keep=K))
 
 
+@pytest.mark.graphs
 def test_exporting_leaves_the_model_as_it_was(mini: tuple[Any, Any], mini_graph: Path) -> None:
     """The listening function is gone, and the model can be pruned as before."""
     model, processor = mini

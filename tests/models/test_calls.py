@@ -420,7 +420,7 @@ def test_ready_made_features_are_refused(load: Load) -> None:
         model(**inputs, mm_encoder_outputs={"image": features})
 
 
-@pytest.mark.slow
+@pytest.mark.graphs
 @pytest.mark.parametrize(("method", "backend"), [(ClustRS(keep=5), "aot_eager"), (FasterVLM(keep=5), "inductor")])
 def test_compiled_forward_in_one_graph(load: Load, method: Pruner, backend: str) -> None:
     """The whole pruned forward without a graph break; tests/pruners compile each selection with the default backend."""

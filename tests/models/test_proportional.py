@@ -206,6 +206,7 @@ def plain_flex(query: Tensor, key: Tensor, value: Tensor, training: bool = False
     return flex_attention(query, key, value, **options)
 
 
+@pytest.mark.graphs
 @torch.no_grad()
 def test_compiled(load: Load) -> None:
     """In one graph; tests/models/test_calls.py has the default backend."""

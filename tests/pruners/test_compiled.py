@@ -106,7 +106,7 @@ def fused_nodes(n: int, k: int) -> int:
     return counts[0]
 
 
-@pytest.mark.slow
+@pytest.mark.graphs
 @pytest.mark.parametrize(("n", "few"), [(64, 3), (24, 3)], ids=["row by row", "all costs at once"])
 def test_a_compiler_needs_at_most_three_kernels_per_seed(n: int, few: int) -> None:
     assert (few + 3 >= n / AT_ONCE) == (few >= n / AT_ONCE) == (n == 24)

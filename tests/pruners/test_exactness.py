@@ -244,7 +244,7 @@ def test_compiles_into_one_graph_with_the_same_result(method: Pruner) -> None:
     assert_identical(method.select(tokens, attention, **states), compiled(tokens, attention, **states))
 
 
-@pytest.mark.slow
+@pytest.mark.graphs
 @pytest.mark.parametrize("method", {m.name: m for m in reversed(ALL)}.values(), ids=lambda m: m.name)
 def test_compiles_with_the_default_backend(method: Pruner) -> None:
     method = with_few(method)

@@ -173,7 +173,7 @@ def test_what_has_no_kernels_takes_the_plain_operations() -> None:
         assert part is None or torch.equal(part, getattr(result, name)), name
 
 
-@pytest.mark.slow
+@pytest.mark.graphs
 def test_all_switches_compile() -> None:
     tokens, attention, _ = tensors([draw_image(i, 30, 8) for i in range(2)])
     method = ClustRS(keep=4, **ON[-1])
