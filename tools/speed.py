@@ -19,13 +19,13 @@ yours. **Nothing was timed on a GPU.** Positions and attention are `auto`.
 
 ![Time to the first token of LLaVA-1.5-7B, extrapolated](images/bench.png)"""
 IN_README = """\
-Speed of LLaVA-1.5-7B's architecture with random weights and ClusterMeans, on two CPU cores; a GPU's is different, and
+LLaVA-1.5-7B's architecture with random weights, ClusterMeans, on **two CPU cores; a GPU differs**, and
 [`clustrs bench`](docs/bench.md) measures yours:"""
 ROOT = Path(__file__).resolve().parent.parent
 RUNS, PICTURE = ROOT / "docs" / "results" / "bench", ROOT / "docs" / "images" / "bench.png"
 PLACE = re.compile(r"(<!-- speed -->\n).*?(<!-- end -->)", re.S)
 FIRST = "llava-1.5-7b"
-SHOWN = ("visual tokens", "prefill, ms", "first token, ms", "first token, x", "end to end, x", "KV cache, MiB")
+SHOWN = ("visual tokens", "first token, ms", "first token, x", "KV cache, MiB")
 
 
 def results() -> dict[str, BenchResult]:

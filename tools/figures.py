@@ -1,0 +1,102 @@
+"""Draw the README's figures from a run and from stored answers: `python -m tools.figures [hero] [retention]`."""
+
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+
+from clustrs import ClusterMeans, NoPruning, ask, load_model, palette
+from clustrs.corruptions.images import open_image
+from clustrs.embedded import image_path
+from clustrs.models.ask import Answer, as_seen
+from clustrs_paper.evidence.place_and_weight import BOTH, CLEAN, PUBLISHED, held_out, load, share_kept
+
+IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
+MODEL, SAMPLE, QUESTION, KEEP, REPEATS = "photo-llava", "sample:photo-1", "Which of these is a building?", 16, 7
+BUDGETS = (8, 16, 64, 144)
+METHODS = {"clustermeans": "ClusterMeans", "clustrs": "ClustRS", "tome": "ToMe", "divprune": "DivPrune"}
+METHODS |= {"fastervlm": "FasterVLM", "random": "random"}
+
+
+def hero() -> None:
+    """Draw the method on one image: its tokens, their clusters, what is left of them, and the answers."""
+    model, processor = load_model(MODEL)
+    image = open_image(image_path(SAMPLE))
+    answers: dict[str, list[Answer]] = {"all": [], "kept": []}
+    methods = {"all": NoPruning(), "kept": ClusterMeans(keep=KEEP)}
+    for _ in range(REPEATS + 1):
+        for name, method in methods.items():
+            answers[name].append(ask(model, processor, image, QUESTION, method))
+    result = answers["kept"][0].image
+    (rows, columns), layout, selection = result.grids[0], result.layout, result.selection
+    labels = np.empty((rows, columns), int)
+    y, x = layout.y.numpy(), layout.x.numpy()
+    labels[y, x] = selection.labels.numpy()
+    colors = colormaps["tab20"](np.arange(KEEP))
+
+    fig: Any = Figure(figsize=(11, 3.35), dpi=130)
+    axes = fig.subplots(1, 4, gridspec_kw={"width_ratios": (1, 1, 1, 1.1)})
+    seen = as_seen(processor, image).convert("RGB").resize((480, 480))
+    place = (-0.5, columns - 0.5, rows - 0.5, -0.5)
+    shades = (seen, seen.convert("L").convert("RGB"), seen)
+    for axis, shade, alpha in zip(axes[:3], shades, (1, 1, 0.25), strict=True):
+        axis.imshow(np.asarray(shade), extent=place, alpha=alpha)
+        axis.set(xticks=[], yticks=[], xlim=place[:2], ylim=place[2:])
+    for line in np.arange(-0.5, columns):
+        axes[0].axvline(line, color="white", linewidth=0.4, alpha=0.7)
+        axes[0].axhline(line, color="white", linewidth=0.4, alpha=0.7)
+    axes[1].imshow(colors[labels], extent=place, alpha=0.6, interpolation="nearest")
+    sizes = np.bincount(labels.ravel(), minlength=KEEP)
+    for cluster in np.argsort(-sizes):
+        own = selection.indices[cluster]
+        style = {"color": colors[cluster], "edgecolor": "black", "linewidth": 0.6}
+        axes[2].scatter(x[own], y[own], s=60 + 9 * sizes[cluster], **style)
+        axes[2].text(x[own], y[own], str(sizes[cluster]), ha="center", va="center", fontsize=7)
+    titles = (
+        f"{rows * columns} visual tokens",
+        f"cluster them into {KEEP}",
+        "keep one each, with its\nplace and its weight",
+    )
+    for number, (axis, title) in enumerate(zip(axes[:3], titles, strict=True), 1):
+        axis.set_title(f"{number}. {title}", fontsize=10)
+    axes[3].axis("off")
+    axes[3].set_title("4. ask the language model", fontsize=10)
+    lines = [QUESTION, ""]
+    for found in answers.values():
+        prefill = 1000 * median(one.seconds.prefill for one in found[1:])
+        lines += [f"{found[0].visual_tokens} tokens", f"“{found[0].text}”, prefill {prefill:.0f} ms", ""]
+    axes[3].text(0.02, 0.9, "\n".join(lines), va="top", fontsize=10.5, linespacing=1.5, transform=axes[3].transAxes)
+    fig.tight_layout()
+    fig.savefig(IMAGES / "hero.png")
+
+
+def retention() -> None:
+    """Draw how much of the unpruned score methods keep, against the number of tokens, in both settings."""
+    settings = load(MODEL)
+    fig: Any = Figure(figsize=(9, 3.4), dpi=130)
+    axes = fig.subplots(1, 2, sharey=True)
+    titles = {PUBLISHED: "as published", BOTH: "with place and weight (auto)"}
+    for axis, (setting, title) in zip(axes, titles.items(), strict=True):
+        for method, name in METHODS.items():
+            kept = [share_kept(settings, held_out(settings[setting], method, k, [CLEAN]), [CLEAN]) for k in BUDGETS]
+            style = {"color": palette.color(method), "marker": palette.marker(method), "markersize": 5}
+            axis.plot(BUDGETS, kept, label=name, linewidth=2.4 if method == "clustermeans" else 1.3, **style)
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(BUDGETS, [str(keep) for keep in BUDGETS])
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel("visual tokens kept, of 576")
+        axis.grid(alpha=0.25)
+        axis.axhline(100, color="black", linewidth=0.8, linestyle=":")
+    axes[0].set_ylabel("score kept, %")
+    axes[1].legend(fontsize=8, loc="lower right")
+    fig.tight_layout()
+    fig.savefig(IMAGES / "retention.png")
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or ("hero", "retention"):
+        {"hero": hero, "retention": retention}[name]()
