@@ -79,24 +79,16 @@ def largest_cluster(page: Any) -> Any:
 
 
 def shoot_report(browser: Any, address: str, width: int, scheme: str) -> None:
-    """The report from its top to its curves, with the numbers of one level in the first ones; and the disagreements."""
+    """The report before anything is unfolded, with the numbers under the pointer; and the disagreements."""
     context = browser.new_context(viewport={"width": width, "height": 1350}, color_scheme=scheme)
     page = context.new_page()
     page.goto(address)
-    page.set_viewport_size({"width": width, "height": page.evaluate("document.documentElement.scrollHeight")})
     page.locator("figure .panel svg").first.hover()
-    store(page, f"report-{width}-{scheme}", 0, below(page, "Curves"))
-    store(page, f"report-disagreements-{width}-{scheme}", top(page, DISAGREEMENTS), below(page, DISAGREEMENTS))
+    store(page, f"report-{width}-{scheme}")
+    page.get_by_role("heading", name=DISAGREEMENTS).click()
+    section = page.locator("details", has=page.get_by_role("heading", name=DISAGREEMENTS)).bounding_box()
+    store(page, f"report-disagreements-{width}-{scheme}", section["y"], section["y"] + section["height"])
     context.close()
-
-
-def top(page: Any, heading: str) -> float:
-    return float(page.locator("h2", has_text=heading).bounding_box()["y"])
-
-
-def below(page: Any, heading: str) -> float:
-    """Return the position of the next section."""
-    return float(page.locator(f"h2:text('{heading}') ~ h2").first.bounding_box()["y"])
 
 
 def store(page: Any, name: str, start: float = 0, end: float | None = None) -> None:

@@ -1,6 +1,7 @@
 """One color and one marker for each method, in every figure, report and page; needs neither torch nor matplotlib.
 
-Some methods have fixed colors (Okabe and Ito's); that of every other name depends on the name alone.
+Some methods have fixed colors: Okabe and Ito's, then those that stay farthest from them for color-blind readers, too.
+That of every other name depends on the name alone.
 """
 
 from colorsys import hls_to_rgb
@@ -16,8 +17,9 @@ COLORS = {
     "grid": "#56b4e9",
     "none": "#000000",
 }
-DARK = {"#0072b2": "#2a8fd6", "#000000": "#e5e7eb"}  # replacements for colors that are hard to see on a dark page
 MARKERS = dict(zip(COLORS, "osv^D*Px", strict=True))
+COLORS |= {"clustermeans": "#882211", "tome": "#7766ff", "prumerge-plus": "#77bb66", "fastv": "#33bbcc"}
+DARK = {"#0072b2": "#2a8fd6", "#000000": "#e5e7eb", "#882211": "#e0705c"}  # for what is hard to see on a dark page
 OTHER_MARKERS = "hp<>d8X"
 SERIES = ("#332288", "#882255", "#999933", "#44aa99", "#ddcc77")  # for anything but methods: Tol's muted colors
 CANDIDATES = 12

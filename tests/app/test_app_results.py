@@ -29,7 +29,7 @@ def index(opened: OpenRun, label: str, budget: str = "4") -> int:
 
 def clean_disagreements(opened: OpenRun) -> list[Disagreement]:
     """Between ClustRS and the unpruned model, on clean images."""
-    first, second = index(opened, "clustrs"), index(opened, "unpruned")
+    first, second = index(opened, "ClustRS"), index(opened, "unpruned")
     return disagreements(opened, first, second, opened.conditions("gaussian")[0])
 
 
@@ -105,7 +105,7 @@ def test_filters_and_what_they_refuse(opened: OpenRun) -> None:
         "gaussian:0.5",
         "gaussian:2",
     ]
-    assert [opened.summary.label(m) for m in opened.methods("8")] == ["unpruned", "fastervlm", "clustrs"]
+    assert [opened.summary.label(m) for m in opened.methods("8")] == ["unpruned", "FasterVLM", "ClustRS"]
     with pytest.raises(ValueError, match="corruption 'fog': this run has clean, gaussian, jpeg"):
         opened.conditions("fog")
     with pytest.raises(ValueError, match="keep '5': this run has 4, 8"):
@@ -113,7 +113,7 @@ def test_filters_and_what_they_refuse(opened: OpenRun) -> None:
 
 
 def test_disagreements_are_those_of_the_records(opened: OpenRun) -> None:
-    first, second = index(opened, "clustrs"), index(opened, "fastervlm")
+    first, second = index(opened, "ClustRS"), index(opened, "FasterVLM")
     condition = opened.conditions("gaussian")[1]
     records: list[Row] = [json.loads(line) for line in (opened.folder / "answers.jsonl").read_text().splitlines()]
     under = [r for r in records if r["corruption"] == "gaussian:0.5" and r["method"]["keep"] == 4]
@@ -145,17 +145,17 @@ def test_failed_and_missing_answers_are_no_disagreements(tmp_path: Path) -> None
 
 
 def test_clustrs_is_the_first_rival_and_has_one_itself(opened: OpenRun) -> None:
-    ours, theirs, whole = (index(opened, name) for name in ("clustrs", "fastervlm", "unpruned"))
+    ours, theirs, whole = (index(opened, name) for name in ("ClustRS", "FasterVLM", "unpruned"))
     assert opened.rival("4", theirs) == opened.rival("4", whole) == ours
     assert opened.rival("4", ours) == theirs
 
 
 def test_table_has_a_button_for_every_cell_and_marks_the_chosen_one(opened: OpenRun) -> None:
     condition = opened.conditions("jpeg")[1]
-    page = markup.cells(opened, "jpeg", "4", (index(opened, "clustrs"), condition))
+    page = markup.cells(opened, "jpeg", "4", (index(opened, "ClustRS"), condition))
     assert page.count("<button") == 3 * 3
     assert page.count('aria-pressed="true"') == 1
-    mean = opened.summary.estimates[index(opened, "clustrs")][condition].mean
+    mean = opened.summary.estimates[index(opened, "ClustRS")][condition].mean
     assert mean is not None
     assert f">{100 * mean:.1f}<" in page
 
@@ -184,7 +184,7 @@ def test_chart_puts_better_scores_higher_and_names_every_point(opened: OpenRun) 
     shown = markup.curves(opened, "gaussian", "4")
     assert shown.count('<div class="panel"><svg') == 1
     assert shown.count("<title>") == 3 * 3, "a number for each point of three methods"
-    assert all(shown.count(f"<title>{label}: ") == 3 for label in ("clustrs", "fastervlm", "unpruned"))
+    assert all(shown.count(f"<title>{label}: ") == 3 for label in ("ClustRS", "FasterVLM", "unpruned"))
     assert 'style="color: currentColor"' in shown, "the unpruned model has the color of the page's text"
 
 

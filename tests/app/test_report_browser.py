@@ -8,6 +8,7 @@ from recorded_run import write_run
 
 from clustrs.evaluation.report import write_report
 
+UNFOLD = "document.querySelectorAll('details').forEach(one => { one.open = true; })"
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 
 
@@ -29,10 +30,10 @@ def test_curves_show_their_numbers_and_can_be_hidden(chromium: Any, report: Path
     panel.locator("svg").hover()
     numbers = panel.locator(".numbers")
     assert numbers.is_visible()
-    assert numbers.locator("b").inner_text() == "0.5"
+    assert numbers.locator("b").inner_text() in ("4", "8"), "tokens"
     assert [text.split(":")[0] for text in numbers.locator("span").all_inner_texts()] == [
-        "fastervlm",
-        "clustrs",
+        "FasterVLM",
+        "ClustRS",
         "unpruned",
     ]
     entry = page.locator(".legend li").nth(1)
@@ -49,15 +50,39 @@ def test_curves_show_their_numbers_and_can_be_hidden(chromium: Any, report: Path
     page.close()
 
 
+def test_a_folded_report_is_short_and_unfolds(chromium: Any, report: Path) -> None:
+    for width in (420, 1400):
+        page = chromium.new_page(viewport={"width": width, "height": 900})
+        page.goto(report.as_uri())
+        assert page.evaluate("document.documentElement.scrollHeight") <= 3000
+        assert page.locator(".headline").bounding_box()["y"] < 300
+        assert not page.locator("table").first.is_visible()
+        heading = page.get_by_role("heading", name="Scores", exact=True)
+        heading.click()
+        assert page.locator("table", has_text="Clean images").first.is_visible()
+        page.close()
+    page = chromium.new_page(viewport={"width": 1400, "height": 900})
+    page.goto(report.as_uri())
+    panels = [panel.bounding_box() for panel in page.locator("section .panel").all()]
+    assert panels[0]["y"] == panels[1]["y"]
+    assert sum(panel["width"] for panel in panels) > 1200, "the chart uses the width"
+    page.close()
+
+
 @pytest.mark.parametrize("width", [420, 1400])
 def test_it_is_as_wide_as_the_window_and_headings_stay_whole(chromium: Any, report: Path, width: int) -> None:
     """Tables scroll inside the page, which does not; no heading is broken into single letters."""
     page = chromium.new_page(viewport={"width": width, "height": 900})
     page.goto(report.as_uri())
+    page.evaluate(UNFOLD)
     assert page.evaluate("document.documentElement.scrollWidth") == width
     heads = page.evaluate(
-        "[...document.querySelectorAll('th')].map(h => [h.textContent, h.clientWidth, h.clientHeight])"
+        "[...document.querySelectorAll('th')].filter(h => h.clientHeight)"
+        ".map(h => [h.textContent, h.clientWidth, h.clientHeight])"
     )
+    assert heads
+    clipped = "[...document.querySelectorAll('.wide')].filter(one => one.scrollWidth > one.clientWidth).length"
+    assert page.evaluate(clipped) == 0
     for text, wide, high in heads:
         assert wide > 20 or len(text) < 4, text
         assert high < 160, text
@@ -90,7 +115,7 @@ def test_it_is_whole_without_its_script(chromium: Any, report: Path) -> None:
     context = chromium.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(report.as_uri())
-    assert page.locator(".panel svg .mark").count() == 2 * 2 * 3 * 3
+    assert page.locator(".panel svg .mark").count() == 2 * 3 * 2 + 2 * 2 * 3 * 3
     assert page.locator(".numbers").count() == 0
     context.close()
 
@@ -98,6 +123,7 @@ def test_it_is_whole_without_its_script(chromium: Any, report: Path) -> None:
 def test_a_click_on_a_heading_sorts_the_table(chromium: Any, report: Path) -> None:
     page = chromium.new_page(viewport={"width": 1400, "height": 900})
     page.goto(report.as_uri())
+    page.evaluate(UNFOLD)
     table = page.locator("table", has_text="Cost and score")
     head = table.locator("thead th", has_text="clean score")
     column = head.evaluate("head => head.cellIndex")

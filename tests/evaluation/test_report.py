@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.random import default_rng
 from recorded_run import CONFIG, METHODS, Row, failed, rows_of, write_run
 from report_reading import Page, cells_of
 
@@ -23,7 +24,7 @@ from clustrs.evaluation.results import Run, load_run
 from clustrs.palette import color
 
 FILES = ("report.html", "report.md", "report.tex", "report.csv")
-FIGURES = ("report-curves-1.pdf", "report-curves-2.pdf")
+FIGURES = ("report-tokens.pdf", "report-curves-1.pdf", "report-curves-2.pdf")
 
 
 def test_a_single_seed_and_several(tmp_path: Path) -> None:
@@ -82,8 +83,8 @@ def test_the_page_stands_by_itself(tmp_path: Path) -> None:
     assert "XMLHttpRequest" not in script
     assert "http://" not in text
     assert "https://" not in text
-    assert page.tags.count("figure") == 2
-    assert page.tags.count("svg") == 2 * (2 + 3), "for each corruption two budgets, and three methods in the legend"
+    assert page.tags.count("figure") == 3
+    assert page.tags.count("svg") == 3 * (2 + 3), "two panels and three methods in the legend: tokens, two corruptions"
     assert len(set(page.ids)) == len(page.ids)
     for reference in re.findall(r'(?:url\(|href=")#([^)"]+)', text):
         assert reference in page.ids
@@ -93,11 +94,11 @@ def test_a_method_has_its_color_and_variants_their_lines(tmp_path: Path) -> None
     methods = [{"name": "fastervlm", "keep": 4}, *({"name": "clustrs", "keep": 4, "tau": tau} for tau in (1.0, 2.0))]
     text = write_report(write_run(tmp_path, methods=methods)).read_text()
     legend = re.findall(r"<li data-key.*?</svg> (.*?)</li>", text)
-    assert legend == ["fastervlm", "clustrs", "clustrs tau=2"] * 2
+    assert legend == ["FasterVLM", "ClustRS", "ClustRS tau=2"] * 3
     swatches = re.findall(r'<li data-key.*?color: (#\w+)".*?stroke-dasharray="(.*?)"', text)
     ours = color("clustrs")
-    assert swatches == [(color("fastervlm"), ""), (ours, ""), (ours, "6 3")] * 2
-    assert text.count(f'<g data-curve="1" style="color: {ours}">') == 2
+    assert swatches == [(color("fastervlm"), ""), (ours, ""), (ours, "6 3")] * 3
+    assert text.count(f'<g data-curve="1" style="color: {ours}">') == 2 + 2
 
 
 def test_numbers_of_the_page(tmp_path: Path) -> None:
@@ -111,10 +112,9 @@ def test_numbers_of_the_page(tmp_path: Path) -> None:
         return [row["score"] for row in sorted(found, key=lambda row: row["item"])]
 
     means = [100 * sum(scores(method, "gaussian:2")) / 12 for method in range(5)]
-    best = max(means[1], means[3])
     line = next(line for line in markdown.splitlines() if line.startswith("| 2 | 4 |"))
     for mean in (means[0], means[1], means[3]):
-        assert f"**{mean:.1f}**" in line if mean == best else f" {mean:.1f} [" in line
+        assert f" {mean:.1f} [" in line
         assert f"{mean:.1f}" in page
 
     kept_shares = [f"] {100 * means[i] / means[0]:.0f} % |" for i in (1, 3)]
@@ -156,7 +156,7 @@ def test_numbers_of_the_page(tmp_path: Path) -> None:
     pairs = zip(scores(3, "clean"), scores(1, "clean"), strict=True)
     difference = 100 * sum(a - b for a, b in pairs) / 12
     section = markdown.split("## ClustRS minus its rivals")[1]
-    assert "| corruption | clustrs minus fastervlm |" in section
+    assert "| corruption | ClustRS minus FasterVLM |" in section
     line = next(line for line in section.splitlines() if line.startswith("| clean |"))
     assert f"{difference:+.1f}" in line
 
@@ -170,9 +170,9 @@ def test_an_incomplete_run_says_so(tmp_path: Path) -> None:
     assert "Incomplete: 150 of 300 answers (50.0 %) are missing." in write_report(folder).read_text()
     markdown = (folder / "report.md").read_text()
     assert "1 answer failed" in markdown
-    assert "| none | all | 60 | 0 | 1 | 0 |" in markdown
-    assert "| fastervlm | 8 | 60 | 30 | 0 | 0 |" in markdown
-    assert "| clustrs | 4 | 60 | 60 | 0 | 0 |" in markdown
+    assert "| unpruned | all | 60 | 0 | 1 | 0 |" in markdown
+    assert "| FasterVLM | 8 | 60 | 30 | 0 | 0 |" in markdown
+    assert "| ClustRS | 4 | 60 | 60 | 0 | 0 |" in markdown
     assert "| broken image | 1 |" in markdown
     assert terminal_table(load_run(folder)).endswith("of 300 answers: 150 missing, 1 failed\n")
     cells = cells_of(folder)
@@ -272,11 +272,11 @@ def test_a_table_for_the_terminal(tmp_path: Path) -> None:
     assert terminal_table(run) == (
         "corruption  keep     unpruned   fastervlm      clustrs\n"
         "------------------------------------------------------\n"
-        "clean       4     100.0 ±0.0   25.0 ±0.0   50.0 ±25.0*\n"
+        "clean       4     100.0 ±0.0   25.0 ±0.0   50.0 ±25.0\n"
         "            8     100.0 ±0.0   25.0 ±0.0   25.0  ±0.0\n"
         "jpeg:30     4     100.0 ±0.0      \N{EN DASH}        50.0 ±25.0\n"
         "            8     100.0 ±0.0      \N{EN DASH}        25.0  ±0.0\n"
-        "mean score (per cent); ± half of its 95 % interval; * best pruning method at that budget\n"
+        "mean score (per cent); ± half of its 95 % interval; * clearly better than every other method there\n"
         "of 120 answers: 24 missing\n"
     )
 
@@ -289,7 +289,7 @@ def test_variants_fit_the_terminal_and_are_labeled_by_what_differs(tmp_path: Pat
     assert max(map(len, text.splitlines())) <= width
     for label in ("clustrs", "clustrs clip=[0,0]", "clustrs tau=2", "clustrs clip=[0,0] tau=2"):
         assert re.search(rf" {re.escape(label)}\s", text)
-    assert " ".join(text.split()).endswith("* best pruning method at that budget")
+    assert " ".join(text.split()).endswith("* clearly better than every other method there")
 
 
 def test_the_papers_numbers_in_the_terminal(tmp_path: Path) -> None:
@@ -317,28 +317,100 @@ def test_the_summary_says_which_method_and_how_sure(tmp_path: Path) -> None:
         ]
 
     write_report(write_run(tmp_path, change))
-    section = (tmp_path / "report.md").read_text().split("## Summary\n\n")[1].split("\n\n## ")[0]
+    section = (tmp_path / "report.md").read_text().split("## Budget by budget\n\n")[1].split("\n\n## ")[0]
     first, four, eight, smallest = section.splitlines()
     assert first == (
         "- Unpruned, the model scores 100.0 on clean images and 100.0 over all corrupted conditions (per cent)."
     )
     assert four == (
-        "- Keep 4: clustrs has the highest mean over all corrupted conditions, 50.0, 50 % of the unpruned model's. "
-        "clustrs minus fastervlm: +50.0 \\[+50.0, +50.0\\], more than chance."
+        "- Keep 4: ClustRS has the highest mean over all corrupted conditions, 50.0, 50 % of the unpruned model's. "
+        "ClustRS minus FasterVLM: +50.0 \\[+50.0, +50.0\\], more than chance."
     )
-    assert eight.startswith("- Keep 8: fastervlm has the highest mean over all corrupted conditions, 100.0, 100 %")
-    assert eight.endswith("fastervlm minus clustrs: +8.3 \\[0.0, +25.0\\], may be chance.")
+    assert eight.startswith("- Keep 8: FasterVLM has the highest mean over all corrupted conditions, 100.0, 100 %")
+    assert eight.endswith("FasterVLM minus ClustRS: +8.3 \\[0.0, +25.0\\], may be chance.")
     assert smallest == (
         "- The smallest budget that is not clearly worse than no pruning over all corrupted conditions: keep 8, with "
-        "fastervlm (0.0 \\[0.0, 0.0\\])."
+        "FasterVLM (0.0 \\[0.0, 0.0\\])."
     )
+
+
+@pytest.mark.parametrize("better", [0, 1, 3])
+def test_bold_is_clearly_better_than_every_other_method(tmp_path: Path, better: int) -> None:
+    """Three methods: the first is right on `better` of 12 questions on which the second is wrong; the third never."""
+    methods = [{"name": name, "keep": 4} for name in ("clustermeans", "clustrs", "random")]
+
+    def change(rows: list[Row]) -> list[Row]:
+        right = {"clustermeans": 6 + 2 * better, "clustrs": 6, "random": 0}
+        return [
+            {**row, "score": float(int(row["item"].partition("_")[2]) < right[row["method"]["name"]])} for row in rows
+        ]
+
+    folder = write_run(tmp_path, change, methods=methods, corruptions=["clean"])
+    write_report(folder)
+    section = (folder / "report.md").read_text().split("**Clean images**")[1]
+    (line,) = (line for line in section.splitlines() if line.startswith("| clean | 4 |"))
+    difference = np.r_[np.ones(2 * better), np.zeros(12 - 2 * better)]
+    drawn = default_rng(1).choice(difference, (4000, 12)).mean(1)
+    clear = bool(np.percentile(drawn, 2.5) > 0)
+    assert clear == (better == 3)
+    assert line.count("**") == 2 * clear
+    assert ("*" in terminal_table(load_run(folder)).splitlines()[2]) == clear
+    assert (
+        f"keep 4: ClusterMeans{' and ClustRS' * (not better)} {100 * (6 + 2 * better) / 12:.1f}{'*' * clear}"
+        in (folder / "report.html").read_text()
+    )
+
+
+def test_the_headline_is_chosen_on_one_half_and_measured_on_the_other(tmp_path: Path) -> None:
+    """clustrs keeps everything on even questions and half on the others; fastervlm half on even ones and everything."""
+
+    def score(row: Row, place: int) -> float:
+        name, keep = row["method"]["name"], row["method"]["keep"]
+        if name == "none":
+            return 1.0
+        good = (place % 2 == 0) == (name == "clustrs")
+        return 1.0 if good and keep == 8 else 0.5
+
+    def change(rows: list[Row]) -> list[Row]:
+        places = {item: i for i, item in enumerate(sorted({row["item"] for row in rows}))}
+        return [{**row, "score": score(row, places[row["item"]])} for row in rows]
+
+    folder = write_run(tmp_path, change)
+    page = write_report(folder).read_text()
+    assert (
+        '<p class="headline">ClustRS keeps 50 % of the unpruned score on clean images and 50 % on corrupted ones, with '
+        "40 % of the visual tokens.</p>"
+    ) in page
+    assert "8 of 20 tokens an image. Method and budget were chosen on every second question (the fewest tokens " in page
+    assert "measured on the 6 others: 95 % intervals [50, 50] and [50, 50]." in page
+    few = write_report(write_run(tmp_path, lambda rows: [row for row in rows if row["item"] == "v1_4"])).read_text()
+    assert "There are too few answers for a headline." in few
+    without = write_report(write_run(tmp_path, methods=METHODS[1:])).read_text()
+    assert "The unpruned model is not part of this run" in without
+
+
+def test_methods_are_counted_as_methods(tmp_path: Path) -> None:
+    text = write_report(write_run(tmp_path)).read_text()
+    assert (
+        "12 questions, 2 pruning methods, 2 budgets, 5 conditions, 1 seed, and the unpruned model; 300 answers" in text
+    )
+
+
+def test_the_fastest_method_at_each_budget(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    spent = [(METHODS[0], 90.0), (METHODS[1], 30.0), (METHODS[3], 20.0), (METHODS[2], 60.0)]
+    times = [[method, {"vision": 5.0, "selection": 5.0, "prefill": ms, "decode": 99.0}] for method, ms in spent]
+    (folder / "latency.json").write_text(json.dumps({"machine": "CPU", "repeats": 3, "milliseconds": times}))
+    text = write_report(folder).read_text()
+    assert "<li>keep 4: ClustRS 30 ms, 3.3 x faster than unpruned</li>" in text
+    assert "<li>keep 8: FasterVLM 70 ms, 1.4 x faster than unpruned</li>" in text
 
 
 def test_tokens_stand_beside_scores(tmp_path: Path) -> None:
     write_report(write_run(tmp_path))
     markdown = (tmp_path / "report.md").read_text()
     section = markdown.split("**Cost and score**")[1]
-    line = next(line for line in section.splitlines() if line.startswith("| clustrs | 8 |"))
+    line = next(line for line in section.splitlines() if line.startswith("| ClustRS | 8 |"))
     rows = [row["score"] for row in rows_of(CONFIG) if row["method"] == METHODS[4] and row["corruption"] == "clean"]
     assert line.split(" | ")[2:5] == ["8", "40 %", f"{100 * sum(rows) / 12:.1f}"]
     assert "clustrs report RUN --latency 10" in markdown
@@ -387,33 +459,32 @@ def test_examples_are_shown_in_the_page_alone(tmp_path: Path) -> None:
 def test_contents_date_and_versions(tmp_path: Path) -> None:
     text = write_report(write_run(tmp_path, started="2026-03-01", torch="2.13.0")).read_text()
     assert "Started on 2026-03-01 (UTC), with clustrs 0.1.0, torch 2.13.0." in text
-    links = re.findall(r'<a href="#(.*?)">(.*?)</a>', text)
-    titles = re.findall(r'<h2 id="(.*?)">(.*?)</h2>', text)
-    assert links == titles
-    assert links[0] == ("section-1", "Summary")
+    titles = re.findall(r'<(section|details><summary)><h2 id="(.*?)">(.*?)</h2>', text)
+    assert titles[0] == ("section", "section-1", "Summary")
+    assert {tag for tag, *_ in titles[1:]} == {"details><summary"}, "everything else is folded"
+    assert len(titles) == text.count("<h2")
     assert "Started on an unknown day" in write_report(write_run(tmp_path)).read_text()
 
 
 def test_marks_have_their_numbers_without_a_script(tmp_path: Path) -> None:
     """A mark at every level of every curve, at the tick, with mean and interval as its title."""
     text = write_report(write_run(tmp_path)).read_text()
-    panel = text.split('<div class="panel">')[1].split("</div>")[0]
+    panel = text.split('<div class="panel">')[3].split("</div>")[0]
     ticks = re.findall(r'data-x="(.*?)"', panel)
     marks = re.findall(r'data-tick="(\d)" transform="translate\((\S+) \S+\)" d=".*?"><title>(.*?)</title>', panel)
     assert len(ticks) == 3
     assert len(marks) == 3 * 3
     assert all(x == ticks[int(tick)] for tick, x, _ in marks)
     rows = [row["score"] for row in rows_of(CONFIG) if row["method"] == METHODS[3] and row["corruption"] == "clean"]
-    assert any(words.startswith(f"clustrs: {100 * sum(rows) / 12:.1f} [") for _, _, words in marks)
+    assert any(words.startswith(f"ClustRS: {100 * sum(rows) / 12:.1f} [") for _, _, words in marks)
 
 
 def test_nothing_is_marked_as_best_where_best_means_nothing(tmp_path: Path) -> None:
     write_report(write_run(tmp_path))
     markdown = (tmp_path / "report.md").read_text()
-    for title in ("Flip rate", "Overlap of kept tokens"):
+    for title in ("Retention", "Corruption error", "Flip rate", "Overlap of kept tokens"):
         table = markdown.split(f"**{title}**")[1].split("\n\n")[1]
         assert "**" not in table
-    assert "**" in markdown.split("**Retention**")[1].split("\n\n")[1]
 
 
 def test_tables_for_papers(tmp_path: Path) -> None:
@@ -431,7 +502,7 @@ def test_tables_for_papers(tmp_path: Path) -> None:
 def test_without_matplotlib_the_tables_are_still_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     text = write_report(write_run(tmp_path)).read_text()
-    assert text.count('<div class="panel"><svg') == 4, "the page draws its curves itself"
+    assert text.count('<div class="panel"><svg') == 6, "the page draws its curves itself"
     assert "Retention" in text
     assert not list(tmp_path.glob("*.pdf"))
     assert r"\IfFileExists{report-curves-1.pdf}" in (tmp_path / "report.tex").read_text()

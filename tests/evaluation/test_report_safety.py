@@ -22,7 +22,7 @@ from clustrs.evaluation.results import load_run
 from clustrs.tables import for_markdown, for_spreadsheet, for_tex, plain
 
 FILES = ("report.html", "report.md", "report.tex", "report.csv")
-FIGURES = ("report-curves-1.pdf", "report-curves-2.pdf")
+FIGURES = ("report-tokens.pdf", "report-curves-1.pdf", "report-curves-2.pdf")
 
 
 class Broken(Exception):
@@ -132,7 +132,7 @@ def test_huge_seeds_and_parameters_do_no_harm(tmp_path: Path) -> None:
     methods = [{"name": "clustrs", "keep": 4, "tau": 10**400}, {"name": "clustrs", "keep": 4, "tau": 1e300}]
     folder = write_run(tmp_path, methods=methods, seeds=[0, 10**400], corruptions=["clean", "gaussian:1e300"])
     text = write_report(folder).read_text()
-    assert f"clustrs tau={10**400}" in text
+    assert f"ClustRS tau={10**400}" in text
     assert ("clustrs tau=1e+300", "4", "gaussian", "1e+300", str(10**400)) in cells_of(folder)
 
 

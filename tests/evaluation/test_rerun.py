@@ -50,8 +50,8 @@ def test_disagreements_are_drawn_and_kept(finished: Path) -> None:
     (example,) = draw_examples(finished, 5)
     assert (example.question, example.answer, example.where) == ("Why?", "x", "gaussian:2, keep 4, 1.png")
     assert [(one.method, one.right) for one in example.shown] == [
-        ("clustrs", True),
-        ("visionzip", False),
+        ("ClustRS", True),
+        ("VisionZip", False),
         ("unpruned", False),
     ]
     texts = {

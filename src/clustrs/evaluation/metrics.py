@@ -125,6 +125,17 @@ def retention(values: Values, unpruned: Values) -> float | None:
     return own / reference if own is not None and reference else None
 
 
+def retention_estimate(values: Values, unpruned: Values) -> Estimate:
+    """Estimate `retention` with its 95 % interval, from a bootstrap over the questions that have both scores."""
+    both = np.stack([values, unpruned])[:, ~np.isnan(values + unpruned)]
+    share, n = retention(values, unpruned), both.shape[1]
+    if share is None or n < 2:
+        return Estimate(n, share)
+    drawn = bootstrap(both)
+    low, high = np.nanpercentile(_ratio(drawn[:, 0], drawn[:, 1]), (LOW, HIGH))
+    return Estimate(n, share, float(low), float(high))
+
+
 def mean_corruption_error(values: Mapping[str, Values], unpruned: Mapping[str, Values]) -> float | None:
     """Compute mCE in percent, relative to the unpruned model: 100 is as good as it, more is worse.
 

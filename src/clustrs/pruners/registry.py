@@ -259,6 +259,18 @@ def variant_labels(methods: Sequence[Pruner | Mapping[str, Any]], *, with_keep: 
     return labels
 
 
+def display_label(label: str) -> str:
+    """Write a name or a label of `variant_labels` as papers write it; unknown names stay as they are.
+
+    Examples:
+        >>> display_label("clustrs tau=2"), display_label("prumerge-plus"), display_label("mine")
+        ('ClustRS tau=2', 'PruMerge+', 'mine')
+    """
+    name, space, rest = label.partition(" ")
+    known = registered_methods().get(name)
+    return label if known is None else known.label + space + rest
+
+
 def _defaults(name: str) -> dict[str, Any]:
     """Return the default parameters of a method; nothing for one that is not installed."""
     method = registered_methods().get(name)

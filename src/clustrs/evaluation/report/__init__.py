@@ -35,13 +35,15 @@ def write_report(folder: Path, judge: str | None = None, compare_with: str | Non
     folder = Path(folder)
     run = Summary(load_run(folder, judge), compare_with)
     examples = summary.read_stored(folder / summary.EXAMPLES_FILE, tuple[document.DrawnExample, ...])
-    curves = scores.figures(run)
+    latency = summary.read_stored(folder / summary.LATENCY_FILE, summary.Latency)
+    curves, first = scores.figures(run), scores.opening(run, latency)
     sections = (
-        scores.conclusions(run),
+        first,
         summary.overview(run),
-        summary.costs(run, summary.read_stored(folder / summary.LATENCY_FILE, summary.Latency)),
+        scores.conclusions(run),
+        summary.costs(run, latency),
         scores.scores(run),
-        document.Section("Curves", tuple(curves)) if curves else None,
+        document.Section("Curves", tuple(curves), folded=True) if curves else None,
         scores.paired(run),
         summary.disagreements(examples or ()),
         scores.robustness(run),
@@ -57,7 +59,7 @@ def write_report(folder: Path, judge: str | None = None, compare_with: str | Non
         "report.md": document.markdown(title, shown),
         "report.html": document.page(title, shown),
     }
-    replace_files(folder, contents | document.pdf_figures(curves))
+    replace_files(folder, contents | document.pdf_figures([*first.figures, *curves]))
     return folder / "report.html"
 
 
@@ -67,7 +69,7 @@ def terminal_table(run: Run, compare_with: str | None = None, width: int | None 
     table = scores.mean_table(found)
     values = [value for row in table.rows for value in row.values]
     bounds = "; \N{PLUS-MINUS SIGN} half of its 95 % interval" if any(value.interval for value in values) else ""
-    legend = [f"mean score ({found.unit}){bounds}; * best pruning method at that budget"]
+    legend = [f"mean score ({found.unit}){bounds}; * clearly better than every other method there"]
     if found.reference is not None and any(value.paper for value in values):
         legend.append(found.reference.text.replace('marked "paper"', "in brackets"))
     incomplete = [f"{run.count(state)} {name}" for state, name in STATES.items() if run.count(state)]

@@ -14,7 +14,7 @@ from functools import cached_property
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -52,10 +52,10 @@ LINES = (("-", ""), ("--", "6 3"), (":", "2 3"))  # of the variants of a method,
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph; a warning stands out."""
+    """A paragraph; a headline and a warning stand out."""
 
     text: str
-    warning: bool = False
+    style: Literal["", "headline", "warning"] = ""
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,18 @@ class Lines:
 
     lines: tuple[str, ...]
     listing: bool = False
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Short answers side by side, each with a title, lines and a note; Markdown and LaTeX have a bullet for each."""
+
+    tiles: tuple[tuple[str, tuple[str, ...], str], ...]
+    listing = False
+
+    @property
+    def lines(self) -> list[str]:
+        return [f"{title}: {'; '.join(lines)}. {note}" for title, lines, note in self.tiles]
 
 
 @dataclass(frozen=True)
@@ -122,7 +134,10 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels, each with a title and curves, on the same axes; `name` is that of a file."""
+    """Panels, each with a title and curves, on the same axes; `name` is that of a file.
+
+    Ticks are equally far from each other unless they have places.
+    """
 
     title: str
     x_label: str
@@ -131,10 +146,15 @@ class Figure:
     panels: tuple[tuple[str, tuple[Curve, ...]], ...]
     decimals: int
     name: str
+    places: tuple[float, ...] = ()
 
     @property
     def file(self) -> str:
         return f"report-{self.name}.pdf"
+
+    @property
+    def positions(self) -> Sequence[float]:
+        return self.places or range(len(self.ticks))
 
     @property
     def slanted(self) -> bool:
@@ -175,7 +195,8 @@ class Figure:
 
     def x(self, tick: int) -> str:
         """Return the position of a tick in a panel, in pixels, for SVG."""
-        spread = 0.5 if len(self.ticks) == 1 else 0.06 + 0.88 * tick / (len(self.ticks) - 1)
+        first, last = self.positions[0], self.positions[-1]
+        spread = 0.5 if len(self.ticks) == 1 else 0.06 + 0.88 * (self.positions[tick] - first) / (last - first)
         return f"{LEFT + (WIDTH - LEFT - RIGHT) * spread:.1f}"
 
     def y(self, value: float) -> str:
@@ -194,13 +215,16 @@ class Figure:
         return f"{mean}" if low is None or high is None else f"{mean} [{low}, {high}]"
 
 
-Block = Table | Figure | Text | Lines | DrawnExample
+Block = Table | Figure | Text | Lines | Tiles | DrawnExample
 
 
 @dataclass(frozen=True)
 class Section:
+    """Blocks below a title; the page shows those of a folded section on a click."""
+
     title: str
     blocks: tuple[Block, ...]
+    folded: bool = False
 
     @property
     def figures(self) -> list[Figure]:
@@ -273,7 +297,7 @@ def pdf_figures(figures: Sequence[Figure]) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     with mpl.rc_context(fname=Path(__file__).with_name("report.mplstyle")):
         for figure in figures:
-            ticks = [short(plain(tick), 12) for tick in figure.ticks]
+            ticks, at = [short(plain(tick), 12) for tick in figure.ticks], figure.positions
             columns = min(3, len(figure.panels))
             rows = -(-len(figure.panels) // columns)
             canvas = Canvas(figsize=(max(4.2, 2.6 * columns), 2.3 * rows + 0.5), layout="constrained")
@@ -284,13 +308,17 @@ def pdf_figures(figures: Sequence[Figure]) -> dict[str, bytes]:
             for axis, (title, curves) in zip(axes.flat, figure.panels, strict=False):
                 for curve in curves:
                     look = figure.looks[curve.label]
-                    places, means = [point.x for point in curve.points], [point.mean for point in curve.points]
+                    places, means = [at[point.x] for point in curve.points], [point.mean for point in curve.points]
                     style = {"linestyle": look.line, "color": look.color, "marker": look.marker}
                     axis.plot(places, means, **style, linewidth=1.3, markersize=4.5, label=short(look.label, 40))
-                    if curve.bounds:
-                        axis.fill_between(*zip(*curve.bounds, strict=True), color=look.color, alpha=0.12, linewidth=0)
-                axis.set_xticks(range(len(ticks)), ticks, rotation=45 if figure.slanted else 0)
-                axis.set_xlim(-0.4, len(ticks) - 0.6)
+                    bounds = [(at[x], low, high) for x, low, high in curve.bounds]
+                    if len(bounds) > 1:
+                        axis.fill_between(*zip(*bounds, strict=True), color=look.color, alpha=0.12, linewidth=0)
+                    elif bounds:
+                        axis.vlines(*bounds[0], color=look.color, linewidth=1.3)
+                axis.set_xticks(at, ticks, rotation=45 if figure.slanted else 0)
+                margin = 0.1 * (at[-1] - at[0]) or 0.4
+                axis.set_xlim(at[0] - margin, at[-1] + margin)
                 axis.set_xlabel(short(plain(figure.x_label), 40))
                 axis.set_title(title, fontsize=9)
                 axis.grid(axis="y", color="#dddddd", linewidth=0.7)

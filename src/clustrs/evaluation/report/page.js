@@ -81,3 +81,5 @@ document.querySelectorAll("table").forEach((table) => {
     head.addEventListener("keydown", (event) => { if (event.key === "Enter") { sort(); } });
   });
 });
+// Paper has no folds.
+addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => { one.open = true; }));

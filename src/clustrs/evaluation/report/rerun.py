@@ -17,7 +17,7 @@ from clustrs.evaluation.bench import describe_machine
 from clustrs.evaluation.config import Config, parse_corruption
 from clustrs.evaluation.metrics import CORRECT
 from clustrs.evaluation.report.document import DrawnExample, Shown, data_uri
-from clustrs.evaluation.report.scores import OURS, judged_on, ranked
+from clustrs.evaluation.report.scores import OURS, judged_on
 from clustrs.evaluation.report.summary import EXAMPLES_FILE, LATENCY_FILE, PARTS, Latency, Summary
 from clustrs.evaluation.results import Run, load_run
 from clustrs.evaluation.runner import Worker
@@ -108,7 +108,7 @@ def find_disagreements(run: Run, count: int, images: Mapping[str, str]) -> list[
     questions. The unpruned model comes third.
     """
     summary = Summary(run)
-    orders = ([method for method, _ in ranked(summary, budget)] for budget in run.budgets)
+    orders = ([method for method, _ in summary.ranked(budget, judged_on(summary)[1])] for budget in run.budgets)
     order = next((order for order in orders if len(order) > 1), None)
     if order is None:
         return []

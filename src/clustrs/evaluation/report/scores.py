@@ -1,4 +1,4 @@
-"""The scores of a run: in words, in tables and curves, against rivals, under corruption, by kind, and as CSV."""
+"""The scores of a run: headline, chart and tiles, tables and curves, rivals, corruption, kinds, and CSV."""
 
 import json
 from collections import Counter
@@ -10,9 +10,11 @@ import numpy as np
 from clustrs.corruptions import PAPER_LEVELS
 from clustrs.evaluation import metrics
 from clustrs.evaluation.metrics import Estimate
-from clustrs.evaluation.report.document import Block, Curve, Figure, Lines, Point, Section, Text
-from clustrs.evaluation.report.summary import Summary
+from clustrs.evaluation.report.document import Block, Curve, Figure, Lines, Point, Section, Text, Tiles
+from clustrs.evaluation.report.summary import PARTS, Conditions, Latency, Summary
 from clustrs.evaluation.results import FAILED, MISSING, UNJUDGED
+from clustrs.evaluation.store import identity
+from clustrs.pruners import display_label
 from clustrs.tables import NOTHING, Row, Table, Value, to_csv
 
 OURS = "clustrs"
@@ -23,6 +25,9 @@ COLUMNS = (
 )
 NAMES = {"salt_pepper": "salt and pepper", "motion_blur": "motion blur", "jpeg": "JPEG", "gaussian": "Gaussian noise"}
 SHOWN_KINDS = 100
+ENOUGH = 0.95  # share of the unpruned score that the budget of the headline keeps, if one does
+NO_TIMES = "Times are not part of a run: clustrs report RUN --latency 10 measures them."
+BOLD = "Bold: the 95 % intervals of the paired differences to every other pruning method of the row lie above 0."
 Rows = list[tuple[str, list[float | None]]]  # heading of some rows, and a number for each method of the run
 
 
@@ -38,15 +43,127 @@ def judged_on(summary: Summary) -> tuple[str, list[int]]:
     return "on clean images", list(range(len(summary.run.conditions)))
 
 
-def ranked(summary: Summary, budget: str) -> list[tuple[int, float]]:
-    """Return the pruning methods of a budget that have scores, the best first, with their means."""
-    values = summary.together(judged_on(summary)[1])
-    means = [
-        (i, mean)
-        for i, method in enumerate(summary.run.methods)
-        if method.keep is not None and method.budget == budget and (mean := metrics.mean(values[i])) is not None
+def opening(summary: Summary, latency: Latency | None = None) -> Section:
+    """Build what the page shows before anything is unfolded: a sentence, a chart and three tiles."""
+    blocks: list[Block] = [*headline(summary), *([chart] if (chart := tokens_figure(summary)) else [])]
+    return Section("Summary", (*blocks, *([tiles(summary, latency)] if summary.run.labels else [])))
+
+
+def headline(summary: Summary) -> list[Text]:
+    """Say what pruning keeps, by a method and a budget that are chosen on half of the questions; the others count."""
+    run, whole = summary.run, summary.run.unpruned
+    if not run.labels:
+        return []
+    if whole is None:
+        return [Text("The unpruned model is not part of this run, so no share of its score is known.")]
+    values = summary.together(range(len(run.conditions)))
+    shares = [metrics.retention(own[::2], values[whole, ::2]) or 0.0 for own in values]
+    known = [i for i, one in enumerate(run.methods) if one.keep is not None and run.average_tokens[i] > 0]
+    enough = [i for i in known if shares[i] >= ENOUGH]
+    order = sorted(enough or known, key=lambda i: (round(float(run.average_tokens[i])) if enough else 0, -shares[i], i))
+    parts = [] if summary.clean is None else [("of the unpruned score on clean images", [summary.clean])]
+    if summary.corrupted:
+        parts.append(("on corrupted ones" if parts else "of the unpruned score on corrupted images", summary.corrupted))
+    held = [summary.together(own)[:, 1::2] for _, own in parts]
+    found = [metrics.retention_estimate(own[order[0]], own[whole]) for own in held] if order else []
+    if not found or any(one.low is None for one in found):
+        return [Text("There are too few answers for a headline.")]
+    best, tokens, whole_tokens = order[0], run.average_tokens[order[0]], run.unpruned_tokens[order[0]]
+    kept = " and ".join(f"{e.mean:.0%} {text}".replace("%", " %", 1) for e, (text, _) in zip(found, parts, strict=True))
+    bounds = " and ".join(f"[{e.low:.0%}, {e.high:.0%}]".replace("%", "") for e in found)
+    rule = f"the fewest tokens that keep {100 * ENOUGH:.0f} %" if enough else "the highest share"
+    text = f"{summary.label(best)} keeps {kept}, with {100 * tokens / whole_tokens:.2g} % of the visual tokens."
+    note = (
+        f"{tokens:.4g} of {whole_tokens:.4g} tokens an image. Method and budget were chosen on every second question "
+        f"({rule} over all conditions), the shares measured on the {found[0].n} others: 95 % intervals {bounds}."
+    )
+    return [Text(text, "headline"), Text(note)]
+
+
+def tokens_figure(summary: Summary) -> Figure | None:
+    """Build curves of the score against the tokens, a panel for clean and one for corrupted images.
+
+    With a single budget, each method has a place of its own.
+    """
+    run = summary.run
+    if not run.labels:
+        return None
+    tokens = {budget: np.mean([run.average_tokens[i] for i in summary.of_budget(budget)]) for budget in run.budgets}
+    budgets = sorted(run.budgets, key=lambda budget: np.nan_to_num(tokens[budget]))
+    rows = [[run.find(label, budget) for budget in budgets] for label in run.labels]
+    single, places = len(budgets) == 1, tuple(float(np.log(tokens[budget])) for budget in budgets)
+    counts = tuple(b if np.isnan(tokens[b]) else f"{tokens[b]:.4g}" for b in budgets)
+    ticks = tuple(map(display_label, run.labels)) if single else counts
+    if single:
+        rows = [[i if x == y else None for x in range(len(rows))] for y, (i,) in enumerate(rows)]
+    rows += [] if run.unpruned is None else [[run.unpruned] * len(ticks)]
+    parts = [] if summary.clean is None else [("Clean images", [summary.clean])]
+    parts += [("Corrupted images", summary.corrupted)] if summary.corrupted else []
+    panels = []
+    for title, conditions in parts:
+        found, drawn = metrics.estimates(summary.together(conditions)), []
+        for row in rows:
+            known = [(x, i) for x, i in enumerate(row) if i is not None]
+            points = [_point(x, found[i], run.scale) for x, i in known if found[i].mean is not None]
+            drawn.append(Curve(run.methods[known[0][1]].name, summary.label(known[0][1]), tuple(points)))
+        panels.append((title, tuple(drawn)))
+    over = f" Corrupted: mean over {len(summary.corrupted)} conditions." if len(summary.corrupted) > 1 else ""
+    return Figure(
+        title=f"Score ({summary.unit}) against visual tokens; bands are 95 % intervals.{over}",
+        x_label=f"method, keep {budgets[0]}" if single else "visual tokens an image (log scale)",
+        y_label=f"score ({summary.unit})",
+        ticks=ticks,
+        panels=tuple(panels),
+        decimals=summary.decimals,
+        name="tokens",
+        places=() if single or not len(set(places)) == len(budgets) == np.isfinite(places).sum() else places,
+    )
+
+
+def _point(x: int, estimate: Estimate, scale: float) -> Point:
+    low, high = (None if bound is None else bound * scale for bound in (estimate.low, estimate.high))
+    return Point(x, (estimate.mean or 0.0) * scale, low, high)
+
+
+def tiles(summary: Summary, latency: Latency | None) -> Tiles:
+    """Name the best, the fastest and the most robust method at each budget."""
+    run, times = summary.run, {} if latency is None else latency.by_method
+    note = "Highest mean over all questions. * paired 95 % intervals against every other method lie above 0."
+
+    def highest(conditions: Conditions) -> tuple[str, ...]:
+        lines = []
+        for budget in run.budgets:
+            if order := summary.ranked(budget, conditions):
+                star = "*" * (summary.clearly_best(budget, conditions) is not None)
+                top = [summary.label(i) for i, mean in order if summary.number(mean) == summary.number(order[0][1])]
+                names = " and ".join(top) if len(top) < 3 else f"{len(top)} methods alike"
+                lines.append(f"keep {budget}: {names} {summary.number(order[0][1])}{star}")
+        return tuple(lines)
+
+    def spent(method: int) -> float:
+        """Milliseconds to the first token."""
+        own = times.get(identity(run.config["methods"][method]), {})
+        return sum(own.get(part, np.nan if part == "prefill" else 0.0) for part in PARTS[:-1])
+
+    fastest = []
+    for budget in run.budgets:
+        timed = sorted((ms, i) for i in summary.of_budget(budget) if (ms := spent(i)) > 0)
+        if timed:
+            whole = np.nan if run.unpruned is None else spent(run.unpruned)
+            faster = "" if np.isnan(whole) else f", {whole / timed[0][0]:.1f} x faster than unpruned"
+            fastest.append(f"keep {budget}: {summary.label(timed[0][1])} {timed[0][0]:.0f} ms{faster}")
+    repeats = 0 if latency is None else latency.repeats
+    measured = f"Medians of {repeats} answers to the first token, one at a time, on the machine named below."
+    everywhere = judged_on(summary)[1] if summary.clean is None else [summary.clean]
+    shown = [
+        (f"Best at each budget{'' if summary.clean is None else ', clean images'}", highest(everywhere), note),
+        ("Fastest at each budget", tuple(fastest) or ("not measured",), measured if fastest else NO_TIMES),
     ]
-    return sorted(means, key=lambda entry: (-entry[1], entry[0]))
+    if summary.corrupted:
+        shown.append(("Most robust: corrupted images", highest(summary.corrupted), note))
+    else:
+        shown.append(("Most robust", ("not measured",), "The run has no corrupted images (--corruptions)."))
+    return Tiles(tuple(shown))
 
 
 def conclusions(summary: Summary) -> Section | None:
@@ -64,7 +181,7 @@ def conclusions(summary: Summary) -> Section | None:
         found, numbers = difference(first, second)
         if found.mean is None or found.low is None:
             return " "
-        names = f"{run.methods[first].label} minus {run.methods[second].label}"
+        names = f"{summary.label(first)} minus {summary.label(second)}"
         return f" {names}: {numbers}, {'more than chance' if found.clear else 'may be chance'}."
 
     if unpruned is not None:
@@ -73,17 +190,17 @@ def conclusions(summary: Summary) -> Section | None:
         means = [f"{summary.number(mean)} {text}" for own, text in parts if (mean := metrics.mean(own)) is not None]
         lines += [f"Unpruned, the model scores {' and '.join(means)} ({summary.unit})."] if means else []
     for budget in run.budgets:
-        order = ranked(summary, budget)
+        order = summary.ranked(budget, conditions)
         if order:
             (best, mean), names = order[0], [run.methods[method].name for method, _ in order]
-            text = f"Keep {budget}: {run.methods[best].label} has the highest mean {where}, {summary.number(mean)}"
+            text = f"Keep {budget}: {summary.label(best)} has the highest mean {where}, {summary.number(mean)}"
             kept = None if unpruned is None else metrics.retention(values[best], values[unpruned])
             text += "." if kept is None else f", {100 * kept:.0f} % of the unpruned model's."
             text += sure(best, order[1][0]) if len(order) > 1 else ""
             place = names.index(OURS) if OURS in names else 0
             if place > 1:
                 ours = order[place][0]
-                text += f" {run.methods[ours].label} is in place {place + 1}.{sure(ours, best)}"
+                text += f" {summary.label(ours)} is in place {place + 1}.{sure(ours, best)}"
             lines.append(text)
     if unpruned is not None:
         tokens: dict[str, float] = {}
@@ -91,18 +208,18 @@ def conclusions(summary: Summary) -> Section | None:
             tokens[method.budget] = min(tokens.get(method.budget, np.inf), np.inf if np.isnan(count) else count)
         compared = False
         for budget in sorted(run.budgets, key=lambda budget: (tokens.get(budget, np.inf), budget)):
-            best = next((method for method, _ in ranked(summary, budget)), unpruned)
+            best = next((method for method, _ in summary.ranked(budget, conditions)), unpruned)
             found, numbers = difference(best, unpruned)
             if best != unpruned and found.high is not None:
                 compared = True
                 if found.high >= 0:
-                    text = f"keep {budget}, with {run.methods[best].label} ({numbers})"
+                    text = f"keep {budget}, with {summary.label(best)} ({numbers})"
                     lines.append(f"The smallest budget that is not clearly worse than no pruning {where}: {text}.")
                     break
         else:
             text = f"At every budget measured, the best method is clearly worse than no pruning {where}."
             lines += [text] if compared else []
-    return Section("Summary", (Lines(tuple(lines)),)) if lines else None
+    return Section("Budget by budget", (Lines(tuple(lines)),), folded=True) if lines else None
 
 
 def scores(summary: Summary) -> Section:
@@ -125,21 +242,21 @@ def scores(summary: Summary) -> Section:
         where = "on clean images" if name == "clean" else f"under {title}"
         caption = (
             f"Mean score ({summary.unit}) of {config['model']} on {config['task']} {where}, {config['items']} "
-            f"questions, with 95 % bootstrap intervals.{retained} The highest mean of each row is bold."
+            f"questions, with 95 % bootstrap intervals.{retained} {BOLD}"
         )
-        tables.append(replace(summary.table(title[0].upper() + title[1:], "level", groups), caption=caption))
+        table = summary.table(title[0].upper() + title[1:], "level", groups, judged_on=[[i] for i in conditions])
+        tables.append(replace(table, caption=caption))
     tables += _means(summary)
     tables += [] if summary.reference is None else summary.reference.tables(summary)
     seeds = f", averaged over {len(run.seeds)} seeds" if len(run.seeds) > 1 else ""
     texts = [
         f"Mean score ({summary.unit}){seeds}, with the 95 % interval "
         "of a bootstrap over questions. Failed answers are left out, never counted as 0; n is given where a mean is "
-        "not over all questions. The highest mean of each row is bold, where methods differ; the unpruned model does "
-        f"not take part in that.{retained} Whether a difference is more than chance, the paired comparisons say."
+        f"not over all questions. {BOLD}{retained}"
     ]
     if summary.reference and any(value.paper for table in tables for row in table.rows for value in row.values):
         texts.append(summary.reference.text)
-    return Section("Scores", (*map(Text, texts), *tables))
+    return Section("Scores", (*map(Text, texts), *tables), folded=True)
 
 
 def _under(summary: Summary, condition: int, value: Callable[[Estimate, float | None], Value]) -> list[Value]:
@@ -174,7 +291,7 @@ def _means(summary: Summary) -> list[Table]:
         (title, [summary.value(next(flat), summary.paper_score(i, known, None)) for i in range(len(run.methods))])
         for title, known, _ in requested
     ]
-    return [summary.table("Means over levels", "corruption", groups)]
+    return [summary.table("Means over levels", "corruption", groups, judged_on=[own for *_, own in requested])]
 
 
 def mean_table(summary: Summary) -> Table:
@@ -186,20 +303,17 @@ def mean_table(summary: Summary) -> Table:
         return replace(summary.value(estimate, paper), interval=margin, note="")
 
     groups = [(str(one), _under(summary, i, value)) for i, one in enumerate(summary.run.conditions)]
-    return summary.table("", "corruption", groups)
+    table = summary.table("", "corruption", groups, judged_on=[[i] for i in range(len(groups))])
+    return replace(table, columns=table.columns[: -len(summary.run.labels)] + summary.run.labels)
 
 
 def figures(summary: Summary) -> list[Figure]:
     """Build curves of the score against the level for each corruption, a panel per budget; clean comes first."""
-    run, scale = summary.run, summary.run.scale
+    run = summary.run
 
     def curve(method: int, conditions: Sequence[int]) -> Curve:
-        points = []
-        for x, condition in enumerate(conditions):
-            e = summary.estimates[method][condition]
-            if e.mean is not None:
-                low, high = (None if bound is None else bound * scale for bound in (e.low, e.high))
-                points.append(Point(x, e.mean * scale, low, high))
+        found = [summary.estimates[method][condition] for condition in conditions]
+        points = [_point(x, e, run.scale) for x, e in enumerate(found) if e.mean is not None]
         return Curve(run.methods[method].name, summary.label(method), tuple(points))
 
     drawn: list[Figure] = []
@@ -240,12 +354,12 @@ def paired(summary: Summary) -> Section | None:
         titles.append("all corruptions")
         values = np.concatenate([values, values[:, summary.corrupted].mean(1, keepdims=True)], axis=1)
     for budget in run.budgets:
-        subset = [i for i, method in enumerate(run.methods) if method.keep is not None and method.budget == budget]
+        subset = summary.of_budget(budget)
         ours = [i for i in subset if run.methods[i].name == OURS]
         pairs = [(a, b) for a in ours for b in subset if b not in ours] + [(ours[0], b) for b in ours[1:]]
         if pairs:
             first, second = (values[list(side)] for side in zip(*pairs, strict=True))
-            columns = tuple(f"{run.methods[a].label} minus {run.methods[b].label}" for a, b in pairs)
+            columns = tuple(f"{summary.label(a)} minus {summary.label(b)}" for a, b in pairs)
             found = [value(difference) for difference in metrics.differences(first, second)]
             rows = tuple(Row((title,), tuple(found[i :: len(titles)])) for i, title in enumerate(titles))
             tables.append(Table(f"keep {budget}", ("corruption",), columns, rows))
@@ -254,7 +368,7 @@ def paired(summary: Summary) -> Section | None:
         "two-sided p of a paired bootstrap over questions. Bold with a star: the interval excludes 0. Nothing is "
         "corrected for the number of comparisons: of twenty without any difference, about one gets a star."
     )
-    return Section("ClustRS minus its rivals", (Text(text), *tables)) if tables else None
+    return Section("ClustRS minus its rivals", (Text(text), *tables), folded=True) if tables else None
 
 
 def robustness(summary: Summary) -> Section | None:
@@ -263,9 +377,9 @@ def robustness(summary: Summary) -> Section | None:
     methods = range(len(run.methods))
     blocks: list[Block] = []
 
-    def show(text: str, title: str, rows: Rows, unpruned: bool = False, best: str | None = None) -> None:
+    def show(text: str, title: str, rows: Rows, unpruned: bool = False) -> None:
         groups = [(head, [NOTHING if n is None else Value(f"{n:.1f}") for n in numbers]) for head, numbers in rows]
-        blocks.extend([Text(text), summary.table(title, "corruption", groups, unpruned, best)])
+        blocks.extend([Text(text), summary.table(title, "corruption", groups, unpruned)])
 
     def each(conditions: Sequence[int], measure: Callable[[int, int], float | None]) -> Rows:
         """A row per condition: a fraction of each method, in per cent."""
@@ -275,7 +389,7 @@ def robustness(summary: Summary) -> Section | None:
     if unpruned is not None and run.labels:
         text = "Retention: the share of the unpruned model's score, under the same corruption, in per cent."
         rows = each(range(len(run.conditions)), lambda m, i: metrics.retention(values[m, i], values[unpruned, i]))
-        show(text, "Retention", rows, best="highest")
+        show(text, "Retention", rows)
         if summary.corrupted:
             text = (
                 "Corruption error: errors summed over the levels of a corruption, relative to the same sum of the "
@@ -287,12 +401,12 @@ def robustness(summary: Summary) -> Section | None:
             for title, names in [*((words(name), [name]) for name in families), ("mCE", list(families))]:
                 own = [{name: values[method][families[name]] for name in names} for method in methods]
                 rows.append((title, [metrics.mean_corruption_error(one, own[unpruned]) for one in own]))
-            show(text, "Corruption error", rows, best="lowest")
+            show(text, "Corruption error", rows)
     if clean is not None and summary.corrupted and not run.totals_only:
         text = (
             "Flip rate: the share of questions right on clean and wrong on corrupted images, or the other way "
-            "round, in per cent. Right is a score of at least 0.5. No method is marked as the best: a method "
-            "that is always wrong never flips."
+            "round, in per cent. Right is a score of at least 0.5. A method that is always "
+            "wrong never flips."
         )
         rows = each(summary.corrupted, lambda m, i: metrics.flip_rate(run.scores[m, clean], run.scores[m, i]))
         show(text, "Flip rate", rows, unpruned=True)
@@ -306,11 +420,10 @@ def robustness(summary: Summary) -> Section | None:
         if run.labels and known:  # imported results do not say which tokens were kept
             text = (
                 "Overlap: the share of the tokens kept in the clean image that are also kept in the corrupted "
-                "one, in per cent. No method is marked as the best: random and grid keep the same positions by "
-                "construction."
+                "one, in per cent. Random and Grid keep the same positions by construction."
             )
             show(text, "Overlap of kept tokens", each(summary.corrupted, overlap))
-    return Section("Robustness", tuple(blocks)) if blocks else None
+    return Section("Robustness", tuple(blocks), folded=True) if blocks else None
 
 
 def kinds(summary: Summary) -> Section | None:
@@ -332,7 +445,7 @@ def kinds(summary: Summary) -> Section | None:
     text = "A question counts under each of its kinds; n is how many questions of a kind have answers."
     if len(shown) < len(sizes):
         text += f" Of {len(sizes)} kinds the {len(shown)} with the most questions are shown."
-    return Section("Kinds of questions", (Text(text), *tables))
+    return Section("Kinds of questions", (Text(text), *tables), folded=True)
 
 
 def csv_table(summary: Summary) -> str:

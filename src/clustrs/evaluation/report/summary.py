@@ -16,6 +16,7 @@ from clustrs.evaluation.report.document import DrawnExample, Lines, Section, Tex
 from clustrs.evaluation.results import FAILED, MISSING, UNJUDGED, Method, Run
 from clustrs.evaluation.store import identity
 from clustrs.plugins import install_hint, leave_out, load_entry, plugin_entries
+from clustrs.pruners import display_label
 from clustrs.tables import NOTHING, Row, Table, Value, short
 
 UNPRUNED = "unpruned"
@@ -35,6 +36,7 @@ PADDINGS = {
 PLACES = {"compact": "positions without gaps", "original": "at their own positions"}
 WEIGHTS = {"plain": "each counts once", "proportional": "each counts as often as the tokens it stands for"}
 Group = tuple[str, Sequence[Value]]  # heading of some rows, and the value of each method of the run
+Conditions = Sequence[int]  # their indices in the run
 
 
 @dataclass(frozen=True)
@@ -126,33 +128,54 @@ class Summary:
 
     def label(self, method: int) -> str:
         own = self.run.methods[method]
-        return UNPRUNED if own.keep is None else own.label
+        return UNPRUNED if own.keep is None else display_label(own.label)
+
+    def of_budget(self, budget: str) -> list[int]:
+        """Return the pruning methods that have a budget."""
+        return [i for i, one in enumerate(self.run.methods) if one.keep is not None and one.budget == budget]
+
+    def ranked(self, budget: str, conditions: Conditions) -> list[tuple[int, float]]:
+        """Return the pruning methods of a budget that have scores, the best over the conditions first, with means."""
+        values = self.together(conditions)
+        means = [(i, mean) for i in self.of_budget(budget) if (mean := metrics.mean(values[i])) is not None]
+        return sorted(means, key=lambda entry: (-entry[1], entry[0]))
+
+    def clearly_best(self, budget: str, conditions: Conditions) -> int | None:
+        """Return the method whose paired difference to every other one of a budget has an interval above 0."""
+        order = [method for method, _ in self.ranked(budget, conditions)]
+        if len(order) < 2:
+            return None
+        scores = self.run.scores[order][:, list(conditions)].mean(axis=1)
+        found = metrics.differences(np.broadcast_to(scores[:1], scores[1:].shape), scores[1:])
+        return order[0] if all(one.low is not None and one.low > 0 for one in found) else None
 
     def paper_score(self, method: int, corruption: str, level: float | None) -> float | None:
         return None if self.reference is None else self.reference.score(self.run.methods[method], corruption, level)
 
     def table(
-        self, title: str, head: str, groups: Sequence[Group], unpruned: bool = True, best: str | None = "highest"
+        self,
+        title: str,
+        head: str,
+        groups: Sequence[Group],
+        unpruned: bool = True,
+        judged_on: Sequence[Conditions] | None = None,
     ) -> Table:
         """Build a table with a row per group and budget, and a column per method, as the paper has them.
 
-        `unpruned` adds a column for the model that keeps everything, repeated in each row; `best` ("highest", "lowest"
-        or None) says which values to mark: those that are written alike are equally good.
+        `unpruned` adds a column for the model that keeps everything, repeated in each row. `judged_on` has the
+        conditions of each group: the value of a method that is clearly the best under them is marked.
         """
         run = self.run
         reference = run.unpruned if unpruned or not run.labels else None
         rows = []
-        for text, values in groups:
+        for number, (text, values) in enumerate(groups):
             for i, budget in enumerate(run.budgets):
+                best = None if judged_on is None else self.clearly_best(budget, judged_on[number])
                 methods = [run.find(label, budget) for label in run.labels]
-                shown = [NOTHING if method is None else values[method] for method in methods]
-                numbers = {float(value.text) for value in shown if value.text != NOTHING.text}
-                if best is not None and len(numbers) > 1:
-                    goal = max(numbers) if best == "highest" else min(numbers)
-                    shown = [replace(v, strong=v.text != NOTHING.text and float(v.text) == goal) for v in shown]
+                shown = [NOTHING if m is None else replace(values[m], strong=m == best) for m in methods]
                 before = [] if reference is None else [values[reference]]
                 rows.append(Row((text, budget), (*before, *shown), opens=i == 0))
-        columns = (UNPRUNED,) * (reference is not None) + run.labels
+        columns = (UNPRUNED,) * (reference is not None) + tuple(map(display_label, run.labels))
         return Table(title, (head, "keep"), columns, tuple(rows))
 
 
@@ -161,10 +184,13 @@ def overview(summary: Summary) -> Section:
     run, config = summary.run, summary.run.config
     counts = {
         "question": config["questions"] if run.totals_only else config["items"],
-        "method": len(run.methods),
+        "pruning method": len(run.labels),
+        "budget": len(run.budgets) if run.labels else 0,
         "condition": len(run.conditions),
         "seed": len(run.seeds),
     }
+    counted = ", ".join(_many(n, word) for word, n in counts.items() if n)
+    unpruned = "" if run.unpruned is None else ", and the unpruned model"
     prompt = PROMPTS.get(str(config.get("prompt_template")), "unknown")
     padding = PADDINGS.get(str(config.get("image_padding")), "fitted in an unknown way")
     place, weight = PLACES.get(str(run.settings.get("positions"))), WEIGHTS.get(str(run.settings["attention"]))
@@ -173,9 +199,8 @@ def overview(summary: Summary) -> Section:
     started = f"Started on {config['started']} (UTC)" if config.get("started") else "Started on an unknown day"
     versions = [f"{name} {config[name]}" for name in ("clustrs", "torch", "transformers") if config.get(name)]
     texts = [
-        f"Task {config['task']}, model {config['model']}: {', '.join(_many(n, word) for word, n in counts.items())}, "
-        f"{run.expected} answers in all. {f'Judge: {run.judge}. ' if run.judge else ''}Prompt: {prompt}. Images: "
-        f"{padding}.{kept}",
+        f"Task {config['task']}, model {config['model']}: {counted}{unpruned}; {run.expected} answers in all. "
+        f"{f'Judge: {run.judge}. ' if run.judge else ''}Prompt: {prompt}. Images: {padding}.{kept}",
         f"{started}, with {', '.join(versions) or 'unknown versions'}.",
     ]
     missing, failed, unjudged = (run.count(state) for state in STATES)
@@ -187,8 +212,8 @@ def overview(summary: Summary) -> Section:
         f"{_many(failed, 'answer')} failed; no mean counts them.": failed,
         f"{_many(unjudged, 'answer')} not judged yet; no mean counts them.": unjudged,
     }
-    shown = [Text(text, warning=True) for text, applies in warnings.items() if applies]
-    return Section("The run", (*map(Text, texts), *shown))
+    shown = [Text(text, "warning") for text, applies in warnings.items() if applies]
+    return Section("The run", (*map(Text, texts), *shown), folded=not shown)
 
 
 def _many(count: int, word: str) -> str:
@@ -199,12 +224,12 @@ def failures(summary: Summary) -> Section:
     """Count what is missing, failed or not judged, by method, and list the most frequent error messages."""
     run = summary.run
     if not (any(run.count(state) for state in STATES) or run.judge_errors):
-        return Section("What failed", (Text("Nothing: every answer is there and has a score."),))
+        return Section("What failed", (Text("Nothing: every answer is there and has a score."),), folded=True)
     each = run.expected // len(run.methods)
     rows = []
-    for method, states in zip(run.methods, run.states, strict=True):
+    for i, (method, states) in enumerate(zip(run.methods, run.states, strict=True)):
         numbers = (each, each - (states != MISSING).sum(), (states == FAILED).sum(), (states == UNJUDGED).sum())
-        rows.append(Row((method.label, method.budget), tuple(Value(str(number)) for number in numbers)))
+        rows.append(Row((summary.label(i), method.budget), tuple(Value(str(number)) for number in numbers)))
     blocks = [Table("Answers", ("method", "keep"), ("expected", *STATES.values()), tuple(rows))]
     for title, errors in (("Errors of the model", run.errors), ("Errors of the judge", run.judge_errors)):
         ordered = sorted(errors.items(), key=lambda entry: (-entry[1], entry[0]))
@@ -214,7 +239,7 @@ def failures(summary: Summary) -> Section:
             rows.append(Row((f"{len(ordered) - SHOWN_ERRORS} other messages",), (Value(str(rest)),)))
         if rows:
             blocks.append(Table(title, ("message",), ("times",), tuple(rows)))
-    return Section("What failed", tuple(blocks))
+    return Section("What failed", tuple(blocks), folded=True)
 
 
 def configuration(summary: Summary) -> Section:
@@ -222,7 +247,7 @@ def configuration(summary: Summary) -> Section:
     entries = {key: json.dumps(value) for key, value in summary.run.config.items()}
     entries["methods"] = "[\n    " + ",\n    ".join(map(json.dumps, summary.run.config["methods"])) + "\n  ]"
     text = "{\n" + ",\n".join(f"  {json.dumps(key)}: {value}" for key, value in entries.items()) + "\n}"
-    return Section("Configuration", (Lines(tuple(text.splitlines()), listing=True),))
+    return Section("Configuration", (Lines(tuple(text.splitlines()), listing=True),), folded=True)
 
 
 @dataclass(frozen=True)
@@ -283,7 +308,7 @@ def costs(summary: Summary, latency: Latency | None = None) -> Section | None:
             values.append(Value(f"{own['kv_bytes'] / 2**20:.2f}") if "kv_bytes" in own else NOTHING)
         rows.append(Row((summary.label(i), run.methods[i].budget), tuple(values)))
     table = Table("Cost and score", ("method", "keep"), tuple(columns), tuple(rows))
-    return Section("Tokens and time", (Text(text), table))
+    return Section("Tokens and time", (Text(text), table), folded=True)
 
 
 def disagreements(examples: tuple[DrawnExample, ...]) -> Section | None:
@@ -292,4 +317,4 @@ def disagreements(examples: tuple[DrawnExample, ...]) -> Section | None:
         "Some questions that one method answered well and another did not, drawn from either side in turn. Kept tokens "
         "are lit and outlined (dashed: others were merged into them), dropped ones dimmed."
     )
-    return Section("Where methods disagree", (Text(text), *examples)) if examples else None
+    return Section("Where methods disagree", (Text(text), *examples), folded=True) if examples else None
