@@ -25,7 +25,6 @@ from clustrs.pruners.mmr import MMR as MMR
 from clustrs.pruners.prumerge import PruMergePlus as PruMergePlus
 from clustrs.pruners.pyramiddrop import PyramidDrop as PyramidDrop
 from clustrs.pruners.registry import attach as attach
-from clustrs.pruners.registry import display_label as display_label
 from clustrs.pruners.registry import from_dict as from_dict
 from clustrs.pruners.registry import get_method as get_method
 from clustrs.pruners.registry import list_methods as list_methods

@@ -14,7 +14,7 @@ from clustrs.evaluation.report.document import Block, Curve, Figure, Lines, Poin
 from clustrs.evaluation.report.summary import PARTS, Conditions, Latency, Summary
 from clustrs.evaluation.results import FAILED, MISSING, UNJUDGED
 from clustrs.evaluation.store import identity
-from clustrs.pruners import display_label
+from clustrs.pruners.registry import display_label
 from clustrs.tables import NOTHING, Row, Table, Value, to_csv
 
 OURS = "clustrs"

@@ -16,7 +16,7 @@ from clustrs.evaluation.report.document import DrawnExample, Lines, Section, Tex
 from clustrs.evaluation.results import FAILED, MISSING, UNJUDGED, Method, Run
 from clustrs.evaluation.store import identity
 from clustrs.plugins import install_hint, leave_out, load_entry, plugin_entries
-from clustrs.pruners import display_label
+from clustrs.pruners.registry import display_label
 from clustrs.tables import NOTHING, Row, Table, Value, short
 
 UNPRUNED = "unpruned"
