@@ -10,6 +10,8 @@ What a selection costs on an accelerator is mostly the number of launches, so th
 profiler: kernels and CUDA graphs on CUDA, top-level operations on a CPU. On an accelerator ClustRS is measured with its
 fused kernels, without them ("clustrs, plain") and compiled ("clustrs, compiled").
 
+`--scaling` measures time and memory against N instead, from 576 to 49,152 tokens (`scaling.py`).
+
 `--published` prints instead how long ours take against the published rules in plain torch (`published.py`).
 
 Writes selection.json, selection.md and selection.png to the output folder.
@@ -38,6 +40,7 @@ from clustrs.ops import dispatch
 from clustrs.pruners.inputs import FURTHER
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, it finds only its own folder
+from benchmarks import scaling
 from benchmarks.published import compare, divprune
 
 HIDDEN, KEYS, WORDS = 1024, 64, 12
@@ -237,7 +240,11 @@ def main() -> None:
     parser.add_argument("--naive-up-to", type=int, default=729, help="time the slow references up to this N")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for the results")
     parser.add_argument("--published", action="store_true", help="only our time over that of the published rules")
+    parser.add_argument("--scaling", action="store_true", help="time and memory against N")
     options = parser.parse_args()
+    if options.scaling:
+        print(scaling.run(options.out, options.keep, options.seconds))
+        return
     if options.published:
         with torch.inference_mode():
             print(compare(options.keep))

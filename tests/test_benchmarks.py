@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import selection
+from benchmarks import scaling, selection
 from clustrs import list_methods
 
 ROOT = Path(__file__).parents[1]
@@ -47,3 +47,24 @@ def test_launches_of_kernels_and_of_graphs_count(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(selection, "synchronize", lambda tokens: None)
     tokens: Any = SimpleNamespace(device=torch.device("cuda"))
     assert selection.count_launches(lambda tokens: None, tokens) == len(names)
+
+
+def test_scaling_writes_a_table_and_a_plot(tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    try:
+        text = scaling.run(tmp_path, [2, 4], 10, (30, 60), ["clustrs", "divprune"])
+    finally:
+        torch.set_num_threads(threads)
+    rows = json.loads((tmp_path / "scaling.json").read_text())
+    names = {scaling.PRODUCT, scaling.ALL, "clustrs", "divprune"}
+    assert {(row["n"], row["keep"], row["method"]) for row in rows} == {
+        (n, k, name) for n in (30, 60) for k in (2, 4) for name in names
+    }
+    assert all(row["ms"] > 0 and row["mb"] >= 0 for row in rows)
+    assert (tmp_path / "scaling.md").read_text() == text + "\n"
+    assert (tmp_path / "scaling.png").stat().st_size > 1000
+
+
+def test_the_memory_of_a_call_is_counted() -> None:
+    _, used = scaling.cost(lambda states: torch.ones(10_000_000).sum(), {})
+    assert 39e6 < used < 60e6

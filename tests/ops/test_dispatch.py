@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from clustrs import ClustRS, Denoise, DivPrune, Pruner, Selection
 from clustrs.ops import dispatch, distances
-from clustrs.ops.dispatch import FUSED, PLAIN
+from clustrs.ops.dispatch import FUSED, LINEAR, PLAIN
 from clustrs.ops.distances import exponential_noise
 
 pytest.importorskip("triton", reason="the kernels need Triton: pip install triton")
@@ -109,15 +109,15 @@ def test_the_rounding_of_the_kernels() -> None:
 
 def test_when_the_kernels_are_used() -> None:
     tokens = torch.zeros(1, 4, 2)
-    assert dispatch.steps(tokens) is PLAIN  # a CPU
+    assert dispatch.steps(tokens, 1) is PLAIN  # a CPU
     with dispatch.switch("on"):
-        assert dispatch.steps(tokens) is FUSED
-        assert dispatch.steps(tokens.half()) is FUSED
-        assert dispatch.steps(tokens.double()) is PLAIN
-        assert dispatch.steps(torch.zeros(1, dispatch.LARGEST + 1, 1)) is PLAIN
-        assert dispatch.steps(tokens.to("meta")) is PLAIN
+        assert dispatch.steps(tokens, 1) is FUSED
+        assert dispatch.steps(tokens.half(), 1) is FUSED
+        assert dispatch.steps(tokens.double(), 1) is PLAIN
+        assert dispatch.steps(torch.zeros(1, dispatch.LARGEST + 1, 1), 1) is LINEAR
+        assert dispatch.steps(tokens.to("meta"), 1) is PLAIN
         with dispatch.switch("off"):
-            assert dispatch.steps(tokens) is PLAIN
+            assert dispatch.steps(tokens, 1) is PLAIN
     with pytest.raises(ValueError, match="mode must be 'auto', 'off' or 'on', got 'fast'"), dispatch.switch("fast"):  # type: ignore[arg-type]
         pass
 
@@ -136,26 +136,26 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("cuda")
 def test_the_kernels_are_chosen_on_cuda_where_triton_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "_triton_is_installed", lambda: True)
-    assert dispatch.steps(on_cuda()) is FUSED
-    assert dispatch.steps(on_cuda(torch.bfloat16)) is FUSED
-    assert dispatch.steps(on_cuda(torch.float64)) is PLAIN
-    assert dispatch.steps(on_cuda(n=dispatch.LARGEST + 1)) is PLAIN
+    assert dispatch.steps(on_cuda(), 1) is FUSED
+    assert dispatch.steps(on_cuda(torch.bfloat16), 1) is FUSED
+    assert dispatch.steps(on_cuda(torch.float64), 1) is PLAIN
+    assert dispatch.steps(on_cuda(n=dispatch.LARGEST + 1), 1) is LINEAR
     with dispatch.switch("off"):
-        assert dispatch.steps(on_cuda()) is PLAIN
+        assert dispatch.steps(on_cuda(), 1) is PLAIN
     monkeypatch.setattr(dispatch, "is_ordinary", lambda tokens: False)  # a compiler traces
-    assert dispatch.steps(on_cuda()) is PLAIN
+    assert dispatch.steps(on_cuda(), 1) is PLAIN
     monkeypatch.undo()
-    assert dispatch.steps(torch.zeros(1, 4, 2)) is PLAIN
+    assert dispatch.steps(torch.zeros(1, 4, 2), 1) is PLAIN
 
 
 @pytest.mark.usefixtures("cuda")
 def test_without_triton_the_plain_operations_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     dispatch._triton_is_installed.cache_clear()
     monkeypatch.setattr(dispatch, "find_spec", lambda name: None)
-    assert dispatch.steps(on_cuda()) is PLAIN
+    assert dispatch.steps(on_cuda(), 1) is PLAIN
     dispatch._triton_is_installed.cache_clear()
     monkeypatch.setattr(dispatch, "find_spec", lambda name: name == "triton" or None)
-    assert dispatch.steps(on_cuda()) is FUSED
+    assert dispatch.steps(on_cuda(), 1) is FUSED
     dispatch._triton_is_installed.cache_clear()
 
 
@@ -165,7 +165,7 @@ def test_the_environment_turns_the_kernels_off(value: str | None, chosen: bool) 
         "import torch; from types import SimpleNamespace; from clustrs.ops import dispatch;"
         "dispatch.is_ordinary = lambda tokens: True; dispatch._triton_is_installed = lambda: True;"
         "tokens = SimpleNamespace(device=torch.device('cuda'), dtype=torch.float32, shape=(1, 4, 2));"
-        "print(dispatch.steps(tokens) is dispatch.FUSED)"
+        "print(dispatch.steps(tokens, 1) is dispatch.FUSED)"
     )
     environment = {name: text for name, text in os.environ.items() if name != "CLUSTRS_FUSED"}
     environment |= {"CLUSTRS_FUSED": value} if value else {}

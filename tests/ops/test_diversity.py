@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from clustrs.ops import diversity
+from clustrs.ops import diversity, greedy
 from clustrs.ops.diversity import cosines, fixed_point, paired_cosines
 
 sizes = st.integers(1, 30)
@@ -100,8 +100,8 @@ def tokens(kind: str, n: int, width: int) -> Tensor:
 def test_diversity_with_bounds_is_diversity_by_exact_cosines(kind: str, n: int, width: int) -> None:
     rows = tokens(kind, n, width)[None]
     assert rows[0].numel() > diversity.SMALL
-    expected = diversity.max_min(cosines(rows), 60)
-    assert torch.equal(diversity.most_diverse(rows, 60), expected)
+    expected = greedy.max_min(cosines(rows), 60)
+    assert torch.equal(greedy.most_diverse(rows, 60), expected)
     assert expected.unique().numel() == 60
 
 
@@ -112,8 +112,8 @@ def test_a_bonus_with_bounds_is_the_bonus_with_exact_cosines(kind: str, weight: 
     bonus = torch.rand(1, 300, generator=torch.Generator().manual_seed(0)).mul(20).round().div(20).double() * (
         1 - weight
     )
-    expected = diversity.max_min(cosines(rows), 60, bonus, weight)
-    assert torch.equal(diversity.most_diverse(rows, 60, bonus, weight), expected)
+    expected = greedy.max_min(cosines(rows), 60, bonus, weight)
+    assert torch.equal(greedy.most_diverse(rows, 60, bonus, weight), expected)
     assert expected.unique().numel() == 60
 
 
@@ -128,9 +128,9 @@ def test_coverage_with_bounds_is_coverage_by_exact_cosines(
         torch.arange(300) < 300 * attended
     )
     assert rows[0].numel() > diversity.SMALL
-    result = diversity.best_covering(rows, weight, 80)
-    monkeypatch.setattr(diversity, "SMALL", 10**9)
-    assert torch.equal(result, diversity.best_covering(rows, weight, 80))
+    result = greedy.best_covering(rows, weight, 80)
+    monkeypatch.setattr(greedy, "SMALL", 10**9)
+    assert torch.equal(result, greedy.best_covering(rows, weight, 80))
     assert all(image.unique().numel() == 80 for image in result)
 
 
@@ -165,8 +165,8 @@ def test_most_choices_need_no_exact_cosines_of_everything(monkeypatch: pytest.Mo
     def refuse(*args: Tensor) -> Tensor:
         raise AssertionError("all cosines were computed exactly")
 
-    monkeypatch.setattr(diversity, "cosines", refuse)
-    assert diversity.most_diverse(tokens("clumps", 576, 256)[None], 50).unique().numel() == 50
+    monkeypatch.setattr(greedy, "cosines", refuse)
+    assert greedy.most_diverse(tokens("clumps", 576, 256)[None], 50).unique().numel() == 50
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -174,16 +174,68 @@ def test_most_choices_need_no_exact_cosines_of_everything(monkeypatch: pytest.Mo
 def test_diversity_never_repeats_a_token(value: float, n: int) -> None:
     rows = torch.randn(1, n, 100, generator=torch.Generator().manual_seed(0))
     rows[0, [3, 5, 6], 2] = value
-    assert diversity.most_diverse(rows, n - 2).unique().numel() == n - 2
-    assert diversity.most_diverse(torch.full_like(rows, value), n - 2).unique().numel() == n - 2
+    assert greedy.most_diverse(rows, n - 2).unique().numel() == n - 2
+    assert greedy.most_diverse(torch.full_like(rows, value), n - 2).unique().numel() == n - 2
 
 
 @pytest.mark.parametrize("kind", ["noise", "tight", "duplicates"])
 @pytest.mark.parametrize("window", [3, diversity.WINDOW])
 def test_thinning_by_neighbors_is_thinning(kind: str, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    similarity = cosines(tokens(kind, 201, 20)[None])
+    features = tokens(kind, 201, 20)[None]
     order = torch.randperm(201, generator=torch.Generator().manual_seed(1))[None, 4:]
-    expected = diversity.thin(similarity, order, 9)
+    expected = diversity.thin(features, order, 9)
     monkeypatch.setattr(diversity, "DIRECT", 10)
     monkeypatch.setattr(diversity, "WINDOW", window)
-    assert torch.equal(diversity.thin(similarity, order, 9), expected)
+    monkeypatch.setattr(diversity, "STRIP", 64)
+    assert torch.equal(diversity.thin(features, order, 9), expected)
+    monkeypatch.setattr(diversity, "MANY", 10)
+    assert torch.equal(diversity.thin(features, order, 9), expected)
+
+
+@pytest.mark.parametrize("kind", ["noise", "clumps", "tight", "duplicates"])
+@pytest.mark.parametrize("weight", [None, 0.1, 0.9])
+def test_diversity_of_many_tokens_is_diversity_by_exact_cosines(
+    kind: str, weight: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = tokens(kind, 300, 200)[None]
+    bonus = None
+    if weight is not None:
+        draws = torch.rand(1, 300, generator=torch.Generator().manual_seed(0))
+        bonus = draws.mul(20).round().div(20).double() * (1 - weight)
+    expected = greedy.max_min(cosines(rows), 60, bonus, weight or 1.0)
+    monkeypatch.setattr(greedy, "MANY", 10)
+    monkeypatch.setattr(greedy, "STRIP", 64)
+    monkeypatch.setattr(greedy, "LEADERS", 2)
+    assert torch.equal(greedy.most_diverse(rows, 60, bonus, weight or 1.0), expected)
+
+
+@pytest.mark.parametrize("kind", ["noise", "clumps", "tight", "duplicates"])
+@pytest.mark.parametrize("attended", [1.0, 0.5, 0.0])
+def test_coverage_of_many_tokens_is_coverage_by_exact_cosines(
+    kind: str, attended: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = tokens(kind, 300, 200)[None]
+    weight = torch.rand(1, 300, generator=torch.Generator().manual_seed(3)).double()
+    weight = weight * (torch.arange(300) < 300 * attended)
+    expected = greedy.best_covering(rows, weight, 80)
+    monkeypatch.setattr(greedy, "MANY", 10)
+    monkeypatch.setattr(greedy, "STRIP", 64)
+    assert torch.equal(greedy.best_covering(rows, weight, 80), expected)
+
+
+def test_most_diverse_of_many_tokens_without_exact_cosines(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Tensor) -> Tensor:
+        raise AssertionError("all cosines were computed exactly")
+
+    rows = tokens("noise", 2100, 40)[None]
+    expected = greedy.max_min(cosines(rows), 50)
+    monkeypatch.setattr(greedy, "ExactCosines", refuse)
+    assert torch.equal(greedy.most_diverse(rows, 50), expected)
+
+
+def test_nearest_cosines_in_strips(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = torch.cat([tokens("noise", 200, 300), tokens("duplicates", 100, 300)])[None]
+    expected = diversity.nearest_cosines(rows[:, ::2], rows[:, 1::2])
+    monkeypatch.setattr(diversity, "STRIP", 16)
+    monkeypatch.setattr(diversity, "DIRECT", 16)
+    assert torch.equal(diversity.nearest_cosines(rows[:, ::2], rows[:, 1::2]), expected)

@@ -13,16 +13,17 @@ from contextvars import ContextVar
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from clustrs.ops import kmeans
+from clustrs.ops import kmeans, linear
 from clustrs.ops.distances import (
     center,
     deterministic_matmul,
     exponential_noise,
+    exporting,
     is_ordinary,
     map_images,
     squared_distances,
@@ -31,16 +32,18 @@ from clustrs.ops.kmeans import LEAST_SUM, LIGHTEST, Clip, gather_own
 
 Mode = Literal["auto", "off", "on"]
 LARGEST = 8192  # tokens that one program can hold
+MANY, FEW = 2048, 8  # from MANY tokens on, if k is at most one in FEW, passes are quicker than all distances
 _mode: ContextVar[Mode] = ContextVar("fused", default="off" if os.environ.get("CLUSTRS_FUSED") == "0" else "auto")
 
 
 class Steps(NamedTuple):
     """The steps of a selection by clustering, in one implementation."""
 
-    squared_distances: Callable[[Tensor], tuple[Tensor, Tensor]]
+    squared_distances: Callable[[Tensor], tuple[Any, Tensor]]
     seeding: Callable[..., Tensor]
     refine: Callable[..., tuple[Tensor, Tensor]]
     representatives: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+    medoids: Callable[..., tuple[Tensor, Tensor]]
     weighted_means: Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
@@ -57,13 +60,16 @@ def switch(mode: Mode) -> Iterator[None]:
         _mode.reset(token)
 
 
-def steps(tokens: Tensor) -> Steps:
-    """Return the steps for `tokens` [B, N, D]. A compiler gets the plain operations, which it fuses by itself."""
-    if not is_ordinary(tokens) or tokens.dtype == torch.float64 or tokens.shape[1] > LARGEST:
-        return PLAIN
-    mode = _mode.get()
-    fused = mode == "on" or (mode == "auto" and tokens.device.type == "cuda" and _triton_is_installed())
-    return FUSED if fused else PLAIN
+def steps(tokens: Tensor, k: int) -> Steps:
+    """Return the steps to k of `tokens` [B, N, D]. A compiler gets operations without kernels, which it fuses itself;
+    an exporter those with all distances. Beyond LARGEST tokens these take too much memory, whatever k is."""
+    n = tokens.shape[1]
+    if is_ordinary(tokens) and tokens.dtype != torch.float64 and n <= LARGEST:
+        mode = _mode.get()
+        if mode == "on" or (mode == "auto" and tokens.device.type == "cuda" and _triton_is_installed()):
+            return FUSED
+    many = n >= MANY and (k * FEW <= n or n > LARGEST)
+    return LINEAR if many and not exporting() else PLAIN
 
 
 @cache
@@ -151,5 +157,17 @@ def _shares(labels: Tensor, weight: Tensor, k: int, own: Tensor, huber_tau: floa
     return out
 
 
-PLAIN = Steps(squared_distances, kmeans.seeding, kmeans.refine, kmeans.representatives, kmeans.weighted_means)
-FUSED = Steps(fused_squared_distances, fused_seeding, fused_refine, fused_representatives, fused_weighted_means)
+PLAIN = Steps(
+    squared_distances, kmeans.seeding, kmeans.refine, kmeans.representatives, kmeans.medoids, kmeans.weighted_means
+)
+LINEAR = Steps(
+    linear.measure, linear.seeding, linear.refine, linear.representatives, linear.medoids, linear.weighted_means
+)
+FUSED = Steps(
+    fused_squared_distances,
+    fused_seeding,
+    fused_refine,
+    fused_representatives,
+    kmeans.medoids,
+    fused_weighted_means,
+)

@@ -16,6 +16,7 @@ ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_li
 BLOCK = 192  # float32 rows of a symmetric product computed together; smaller blocks skip more of the mirrored half
 ROUNDING = 2.0**-18  # relative size below which a difference of squared distances is taken for rounding
 CENTER_SAMPLE = 16
+PART = 2048  # tokens that `assign_to_kept` converts to float64 at a time
 CHUNK = 16384  # elements that torch never shares between threads: half of its grain size
 MASK = 0xFFFFFFFF
 
@@ -175,14 +176,16 @@ def assign_to_kept(tokens: Tensor, indices: Tensor) -> Tensor:
     that rounding cannot tell apart the first; a kept token is its own. In float64, k x N distances."""
 
     def assign(image: Tensor, kept: Tensor) -> Tensor:
-        rows, k = (image - center(image)).double(), kept.shape[-1]
-        norms = rows.square().sum(-1)
-        chosen = rows.gather(-2, kept.unsqueeze(-1).expand(*kept.shape, rows.shape[-1]))
-        far = (norms.unsqueeze(-1) + norms.gather(-1, kept).unsqueeze(-2) - 2 * rows @ chosen.mT).clamp_(min=0)
-        rounding = ROUNDING * 2.0**-20 * (norms + norms.mean(-1, keepdim=True)).unsqueeze(-1)
-        tied = far <= far.amin(-1, keepdim=True) + rounding
-        index = torch.arange(k, device=kept.device)
-        labels = torch.where(tied, index, k).amin(-1)
-        return labels.scatter(-1, kept, index.expand_as(kept))
+        origin, index, labels = center(image), torch.arange(kept.shape[-1], device=kept.device), []
+        chosen = (image.gather(-2, kept.unsqueeze(-1).expand(*kept.shape, image.shape[-1])) - origin).double()
+        own = chosen.square().sum(-1).unsqueeze(-2)
+        for part in image.split(PART, -2) if can_read_without_sync(image) else [image]:
+            rows = (part - origin).double()
+            norms = rows.square().sum(-1)
+            far = (norms.unsqueeze(-1) + own - 2 * rows @ chosen.mT).clamp_(min=0)
+            rounding = ROUNDING * 2.0**-20 * (norms + norms.mean(-1, keepdim=True)).unsqueeze(-1)
+            tied = far <= far.amin(-1, keepdim=True) + rounding
+            labels.append(torch.where(tied, index, len(index)).amin(-1))
+        return torch.cat(labels, -1).scatter(-1, kept, index.expand_as(kept))
 
     return map_images(assign, tokens, indices)

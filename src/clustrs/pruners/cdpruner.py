@@ -91,8 +91,8 @@ def greedy_map(rows: Tensor, scale: Tensor, log_squares: Tensor, k: int) -> Tens
     batch, n, _ = rows.shape
     readable = can_read_without_sync(rows)
     lazy = readable and k * FEW <= n  # cosines of likely tokens, when one of them is chosen
-    cosines = rows.new_empty(batch, n, n) if lazy else map_images(gram, rows) * scale[:, None] * scale[..., None]
-    known = [torch.zeros(n, dtype=torch.bool) for _ in range(batch)]
+    cosines = None if lazy else map_images(gram, rows) * scale[:, None] * scale[..., None]
+    known: list[dict[int, Tensor]] = [{} for _ in range(batch)]  # rows of the cosines, without all
     log_squares = log_squares.nan_to_num(-LAST, LAST, -LAST)
     distance = (scale > 0).double()  # TAKEN once a token is chosen
     factor = rows.new_zeros(batch, k, n)
@@ -102,12 +102,17 @@ def greedy_map(rows: Tensor, scale: Tensor, log_squares: Tensor, k: int) -> Tens
         if step:
             last = chosen[-1]
             for b in range(batch) if lazy else ():
-                if not known[b][last[b]]:
-                    likely = gain[b].masked_fill(known[b], -torch.inf).index_fill(0, last[b], torch.inf)
+                if int(last[b]) not in known[b]:
+                    done = torch.tensor([*known[b]], dtype=torch.long)
+                    likely = gain[b].index_fill(0, done, -torch.inf).index_fill(0, last[b], torch.inf)
                     likely = likely.topk(min(n, max(AT_ONCE, k - step))).indices
-                    cosines[b, likely] = rows[b, likely] @ rows[b].T * scale[b, likely, None] * scale[b]
-                    known[b][likely] = True
-            row, before = cosines.gather(1, last[..., None].expand(-1, 1, n)), factor[:, : step - 1]
+                    found = rows[b, likely] @ rows[b].T * scale[b, likely, None] * scale[b]
+                    known[b] |= dict(zip(likely.tolist(), found, strict=True))
+            before = factor[:, : step - 1]
+            if cosines is None:
+                row = torch.stack([known[b][int(last[b])] for b in range(batch)]).unsqueeze(1)
+            else:
+                row = cosines.gather(1, last[..., None].expand(-1, 1, n))
             row = torch.baddbmm(row, before.gather(-1, last[:, None].expand(-1, step - 1, 1)).mT, before, alpha=-1)
             row = row[:, 0] / distance.gather(-1, last).clamp(min=SPANNED).sqrt()
             factor[:, step - 1] = row

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clustrs import validation
 from clustrs.ops import kmeans
-from clustrs.ops.dispatch import PLAIN, Steps, steps
+from clustrs.ops.dispatch import FUSED, LINEAR, Steps, steps
 from clustrs.ops.distances import can_read_without_sync, center, gather_tokens, multiply_power, upcast_half
 from clustrs.pruners.base import Pruner, accepts
 from clustrs.pruners.inputs import PrunerInputs, Selection, check_finite
@@ -83,17 +83,16 @@ class ClustRS(Pruner):
         return self._select_weighted(inputs.tokens, weight, k, check)
 
     def _select_weighted(self, tokens: Tensor, weight: Tensor, k: int, check: bool) -> Selection:
-        medoid = self.representative == "medoid"
-        step = PLAIN if medoid else steps(tokens)
+        step = steps(tokens, k)
 
-        def choose(distances: Tensor, scale: Tensor, weight: Tensor, images: slice, exponent: int) -> Chosen:
+        def choose(distances: Any, scale: Tensor, weight: Tensor, images: slice, exponent: int) -> Chosen:
             tau = math.ldexp(min(self.tau, math.ldexp(1.0, exponent + 60)), -exponent) if exponent else self.tau
             cost, estimate = (tau if kind == "huber" else None for kind in (self.distance, self.centroid))
             seeds = step.seeding(distances, scale, weight, k, tau=cost, seed=self.seed)
             limits = {"rounds": self.iterations, "tolerance": self.tolerance, "tau": estimate}
             labels, _ = step.refine(distances, scale, weight, seeds, **limits)
-            if medoid:
-                return kmeans.medoids(labels, distances, scale, weight, k)
+            if self.representative == "medoid":
+                return step.medoids(labels, distances, scale, weight, k)
             return step.representatives(labels, weight, k)
 
         return select_clusters(step, tokens, weight, self.clip if self.shrink else None, choose, check=check)
@@ -104,7 +103,7 @@ def select_clusters(
     tokens: Tensor,
     weight: Tensor,
     clip: kmeans.Clip | None,
-    choose: Callable[[Tensor, Tensor, Tensor, slice, int], Chosen],
+    choose: Callable[[Any, Tensor, Tensor, slice, int], Chosen],
     *,
     check: bool = False,
     images: slice | None = None,
@@ -116,12 +115,12 @@ def select_clusters(
     indices [B, k] and labels [B, N]. An image with distances too small to be squared is divided by 2 ** exponent first.
     """
     with torch.no_grad():
-        distances, scale = step.squared_distances(upcast_half(tokens))
+        distances, scale = step.squared_distances(tokens if step is LINEAR else upcast_half(tokens))
         if check:
             check_finite("tokens", tokens, norms=scale.sqrt())
     least = torch.finfo(scale.dtype).tiny * 2.0**46  # smaller squares lose bits or vanish
     largest: list[float] = []
-    if images is None and step is PLAIN and can_read_without_sync(scale):
+    if images is None and step is not FUSED and can_read_without_sync(scale):
         largest = [scale.amax().item()] if len(scale) == 1 else scale.amax(-1).tolist()
     if any(value < least for value in largest):
         parts = []

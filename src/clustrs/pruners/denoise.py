@@ -1,14 +1,13 @@
 """Denoise: residual shrinkage (RRS) around any method that keeps tokens."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from clustrs import validation
 from clustrs.ops.dispatch import steps
-from clustrs.ops.distances import ROUNDING, gather_tokens
-from clustrs.ops.kmeans import nearest
 from clustrs.pruners.base import Pruner, accepts
 from clustrs.pruners.clustrs import Chosen, select_clusters, token_weights
 from clustrs.pruners.inputs import PrunerInputs, Selection
@@ -66,12 +65,14 @@ class Denoise(Pruner):
         with torch.no_grad():
             weight = token_weights(inputs, with_salience, getattr(self.inner, "attention_power", 1.0))
 
-        def choose(distances: Tensor, scale: Tensor, weight: Tensor, images: slice, exponent: int) -> Chosen:
+        step = steps(inputs.tokens, k)
+
+        def choose(distances: Any, scale: Tensor, weight: Tensor, images: slice, exponent: int) -> Chosen:
             indices = chosen.indices[images]
             if chosen.labels is not None:
                 return indices, chosen.labels[images]
-            labels = nearest(gather_tokens(distances, indices), (ROUNDING * scale)[:, None])
+            labels, _ = step.refine(distances, scale, weight, indices, rounds=1, tolerance=0, tau=None)
             own = torch.arange(indices.shape[-1], device=indices.device).expand_as(indices)
             return indices, labels.scatter(-1, indices, own)  # a kept token is its own nearest
 
-        return select_clusters(steps(inputs.tokens), inputs.tokens, weight, self.clip, choose)
+        return select_clusters(step, inputs.tokens, weight, self.clip, choose)

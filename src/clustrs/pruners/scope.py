@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from clustrs import validation
-from clustrs.ops.diversity import best_covering
+from clustrs.ops.greedy import best_covering
 from clustrs.pruners.base import Pruner, accepts
 from clustrs.pruners.inputs import PrunerInputs, Selection, check_finite
 from clustrs.pruners.registry import register

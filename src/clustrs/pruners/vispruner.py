@@ -7,7 +7,7 @@ from torch import Tensor
 
 from clustrs import validation
 from clustrs.ops.distances import stable_topk
-from clustrs.ops.diversity import cosines, thin
+from clustrs.ops.diversity import thin
 from clustrs.pruners.base import Pruner, accepts
 from clustrs.pruners.inputs import PrunerInputs
 from clustrs.pruners.registry import register
@@ -41,5 +41,5 @@ class VisPruner(Pruner):
         important = int(k * self.important)
         if important == k:
             return rank[:, :k]
-        diverse = thin(cosines(inputs["patch_hidden"]), rank[:, important:], k - important)
+        diverse = thin(inputs["patch_hidden"], rank[:, important:], k - important)
         return torch.cat([rank[:, :important], diverse], -1)
