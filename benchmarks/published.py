@@ -1,6 +1,7 @@
 """The rules of other authors written plainly in torch, in the type of their input, for one image: what their authors'
 code does, without exact ties, batches or checks. `selection.py` times ours against them on the same tensors."""
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from time import process_time
@@ -193,8 +194,9 @@ RULES: dict[str, Rule] = {
 def compare(keeps: list[int], repeats: int = 9) -> str:
     """Return a table of our time over theirs, N = 576, D = 4096, the least of some repetitions in turns.
 
-    Processor time in one thread, so that other work on the machine counts as little as possible; ours without the
-    checks of values, which the rules do not have.
+    Both get the tensors that the rule reads, as a model would record them for the method. Processor time in one thread,
+    so that other work on the machine counts as little as possible; ours without the checks of values, which the rules
+    do not have.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -210,6 +212,7 @@ def compare(keeps: list[int], repeats: int = 9) -> str:
     given["joint_keys"], given["question"] = (torch.randn(*size, generator=draw) for size in ((n, 1024), (12, width)))
     lines = ["| method | k | ours ms | published rule ms | ratio |", "|:--|--:|--:|--:|--:|"]
     for name, rule in RULES.items():
+        read = {key: given[key] for key in inspect.signature(rule).parameters if key in given}
         for k in keeps:
             method, times = get_method(name, keep=k), (list[float](), list[float]())
             calls: list[Rule] = [partial(method.select, check=False), partial(rule, k=k)]
@@ -217,7 +220,7 @@ def compare(keeps: list[int], repeats: int = 9) -> str:
                 for own, call in zip(times, calls, strict=True):
                     tokens = source.clone()
                     before = process_time()
-                    call(tokens=tokens, **given)
+                    call(tokens=tokens, **read)
                     own.append(process_time() - before)
             ours, theirs = (1e3 * min(own) for own in times)
             lines.append(f"| {name} | {k} | {ours:.2f} | {theirs:.2f} | {ours / theirs:.2f} |")

@@ -79,6 +79,18 @@ def uniform(seed: int, steps: int, tokens: int, like: Tensor) -> Tensor:
     return (word >> 9).to(like.dtype).add_(0.5).mul_(2.0**-23)
 
 
+def random_order(seed: int, tokens: int, like: Tensor) -> Tensor:
+    """Return a random order [1, tokens], not to be written to: it is cached."""
+    if is_ordinary(like):
+        return _cached_order(seed, tokens, like.dtype, like.device)
+    return stable_topk(uniform(seed, 1, tokens, like), tokens)
+
+
+@lru_cache(maxsize=8)
+def _cached_order(seed: int, tokens: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return stable_topk(uniform(seed, 1, tokens, torch.empty((), dtype=dtype, device=device)), tokens)
+
+
 def exponential_noise(seed: int, steps: int, tokens: int, like: Tensor) -> Tensor:
     """Return exponential waiting times t [steps, tokens], not to be written to: they are cached. The argmax of w / t
     falls on token i with probability w_i / sum(w)."""
@@ -117,9 +129,9 @@ def deterministic_matmul(left: Tensor, right: Tensor) -> Tensor:
     return left @ right.mT
 
 
-def edges(rows: Tensor) -> list[tuple[int, int]]:
+def edges(rows: Tensor, block: int = BLOCK) -> list[tuple[int, int]]:
     """Return the bounds of the blocks in which a symmetric product of rows [N, D] is computed: several on a CPU."""
-    n, block = len(rows), BLOCK * 4 // rows.element_size()
+    n, block = len(rows), block * 4 // rows.element_size()
     return list(pairwise([*range(0, n, block if rows.device.type == "cpu" else n), n]))
 
 

@@ -28,6 +28,7 @@ HIGH_BITS, LOW_BITS = 26, 20
 LARGEST_EXPONENT = 900  # rows whose norm lies beyond 2^±900 are out of range: none that `select` accepts
 SMALLEST = 2.0**-400  # rows of float64 numbers below this are multiplied by a power of two before they are squared
 CHUNK = 256  # features that are added up in float32 at once: the fewer, the smaller the error
+ROUGH_BLOCK = 96  # rows of a rough product that are computed together
 USUAL = 1e15  # rows with norms between 1 / USUAL and this are multiplied as they are
 NEAR = 1e-11  # cosines in float64 differ by less from the exact ones
 SMALL = 128 * 256  # up to this many numbers an image has, exact cosines of everything are quicker
@@ -186,7 +187,7 @@ def nearest_cosines(left: Tensor, right: Tensor, count: int = 1, skip: Tensor | 
                 break
         return index.index_copy(0, unsure, best(score, None))
 
-    if right[0].numel() <= SMALL or not can_read_without_sync(left):
+    if right.shape[1] <= count or not can_read_without_sync(left):
         return best(cosines(left, right), skip)
     return map_images(nearest, left, right, *(() if skip is None else (skip,)))
 
@@ -194,18 +195,23 @@ def nearest_cosines(left: Tensor, right: Tensor, count: int = 1, skip: Tensor | 
 def rough_cosines(tokens: Tensor) -> tuple[Tensor, float]:
     """Return cosines [N, N] in float32, and how far they may be from the true ones."""
     rows, norms = rough_rows(tokens)
+    return rough_gram(rows, norms), rounding(rows.shape[-1])
+
+
+def rough_gram(rows: Tensor, norms: Tensor, chunk: int = CHUNK) -> Tensor:
+    """Return the inner products [N, N] of rows in float32, over their norms [N, 1]."""
     out = rows.new_empty(len(rows), len(rows))
-    for start, stop in edges(rows):
-        strip = rough_products(rows[start:stop], rows[start:]).div_(norms[start:stop]).div_(norms[start:].T)
+    for start, stop in edges(rows, ROUGH_BLOCK):
+        strip = rough_products(rows[start:stop], rows[start:], chunk).div_(norms[start:stop]).div_(norms[start:].T)
         out[start:stop, start:] = strip
         out[stop:, start:stop] = strip[:, stop - start :].T
-    return out, rounding(rows.shape[-1])
+    return out
 
 
-def rough_products(left: Tensor, right: Tensor) -> Tensor:
+def rough_products(left: Tensor, right: Tensor, chunk: int = CHUNK) -> Tensor:
     """Return the inner products [M, N] of rows in float32, added up in chunks: the smaller, the smaller the error."""
     total = left.new_zeros(len(left), len(right))
-    for part, other in zip(left.split(CHUNK, -1), right.split(CHUNK, -1), strict=True):
+    for part, other in zip(left.split(chunk, -1), right.split(chunk, -1), strict=True):
         total.addmm_(part, other.T)
     return total
 

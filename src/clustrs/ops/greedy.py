@@ -8,18 +8,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from clustrs.ops.distances import can_read_without_sync, gram, map_images
+from clustrs.ops.distances import can_read_without_sync, gram, map_images, upcast_half
 from clustrs.ops.diversity import (
     MANY,
     NEAR,
     SMALL,
     STRIP,
+    USUAL,
     ExactCosines,
     cosines,
     double_cosines,
     double_rows,
     paired_cosines,
     rough_cosines,
+    rough_gram,
     rough_products,
     rough_rows,
     rounding,
@@ -27,6 +29,8 @@ from clustrs.ops.diversity import (
 
 NOT_A_NUMBER = 2.0  # stands for a cosine that is NaN: more than any other, so that its tokens come last
 LARGEST_SIMILARITY = 2.0**127  # stands for an infinite one: less than that to itself, and every exporter can write it
+FEW = 16  # of more than one in so many tokens, the coverage is computed in float64 from the start
+FINE_CHUNK = 64  # features that are added up in float32 at once, where the errors of all cosines add up
 LEADERS = 32  # tokens that are compared with newly chosen ones at first; four times as many each time
 
 
@@ -233,23 +237,47 @@ def best_covering(features: Tensor, weight: Tensor, k: int) -> Tensor:
 
 
 def _certain_coverage(features: Tensor, weight: Tensor, k: int) -> Tensor:
-    """Return the first tokens that `best_covering` chooses of one image [N, H], as long as float64 can tell which.
+    """Return the first tokens that `best_covering` chooses of one image [N, H], as long as float64 can tell which: few
+    are chosen by rough cosines, and by rows of float64 ones where these leave several candidates.
 
     A chosen token covers some others better than before: only these change the gains."""
     rows, scale = double_rows(features)
-    alike, n, weights = gram(rows).mul_(scale).mul_(scale[:, None]), len(rows), weight.tolist()
-    covered, chosen, slack = torch.zeros_like(alike[0]), [], NEAR * n
-    gain = alike.clamp(min=0).sum(0)
+    if k * FEW > len(rows):
+        alike, error = gram(rows).mul_(scale).mul_(scale[:, None]), NEAR
+    else:
+        usual = scale.amin().item() > 1 / USUAL and scale.amax().item() < USUAL
+        single = upcast_half(features) if usual else rows * scale[:, None]
+        norms = scale.reciprocal() if usual else torch.ones_like(scale)
+        alike = rough_gram(single.float(), norms[:, None].float(), FINE_CHUNK)
+        error = (FINE_CHUNK + rows.shape[-1] / FINE_CHUNK + 10) * 2.0**-24
+    n, weights = len(alike), weight.tolist()
+    covered, chosen, gain = torch.zeros_like(alike[0]), list[int](), alike.clamp(min=0).sum(0)
+    slack = 2 * n * error + (n + k) * torch.finfo(alike.dtype).eps * gain.amax().item()
     for _ in range(k):
-        (first, second), (best, _) = (part.tolist() for part in ((gain + slack) * weight).topk(2))
-        if not second < first - 2 * slack * weights[best]:  # a near-tie, or NaN
-            break
+        if chosen:
+            row = alike[chosen[-1]]
+            better = (row > covered).nonzero()[:, 0]
+            old, new = covered[better, None], row[better, None]
+            gain -= torch.minimum(alike.index_select(0, better), new).sub_(old).clamp_(min=0).sum(0)
+            gain[chosen[-1]] = -n
+            covered = torch.maximum(covered, row)
+        value = (gain + slack) * weight
+        (first, second), (best, _) = (part.tolist() for part in value.topk(2))
+        edge = first - 2 * slack * weights[best]
+        if not second < edge:  # a near-tie, or NaN
+            likely, before = (value >= edge).nonzero()[:, 0], torch.tensor(chosen, dtype=torch.long)
+            if error == NEAR or len(likely) < 2:
+                break
+            active = (alike[likely] > covered - 2.5 * error).any(0).nonzero()[:, 0]
+            needed = torch.cat([likely, before])
+            fine = (rows[needed] @ rows[active].T).mul_(scale[needed, None]).mul_(scale[active])
+            gains = fine[: len(likely)].sub(fine[len(likely) :].amax(0).clamp_(min=0) if chosen else 0).clamp_(min=0)
+            exact = (gains.sum(-1) + NEAR * n) * weight[likely]
+            (first, second), (best, _) = (part.tolist() for part in exact.topk(2))
+            best = int(likely[best])
+            if not second < first - 2 * NEAR * n * weights[best]:
+                break
         chosen.append(best)
-        better = (alike[best] > covered).nonzero()[:, 0]
-        old, new = covered[better, None], alike[best, better, None]
-        gain -= torch.minimum(alike.index_select(0, better), new).sub_(old).clamp_(min=0).sum(0)
-        gain[best] = -n
-        covered = torch.maximum(covered, alike[best])
     return torch.tensor(chosen, dtype=torch.long)
 
 

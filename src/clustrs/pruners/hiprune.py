@@ -8,7 +8,7 @@ from torch import Tensor
 from clustrs import validation
 from clustrs.ops.distances import stable_topk
 from clustrs.pruners.base import Pruner, accepts
-from clustrs.pruners.inputs import PrunerInputs, grid_layout
+from clustrs.pruners.inputs import PrunerInputs, grid_side
 from clustrs.pruners.registry import register
 
 
@@ -40,14 +40,23 @@ class HiPrune(Pruner):
     objects: float = field(default=0.1, metadata=accepts(validation.number, 0, 1))
 
     def _choose(self, inputs: PrunerInputs, k: int) -> Tensor:
-        layout, scores = inputs.layout or grid_layout(inputs.tokens), inputs["object_scores"]
+        scores = inputs["object_scores"]
         anchors = stable_topk(scores, max(1, round(k * self.objects / 5)))
-
-        def apart(axis: Tensor) -> Tensor:
-            return (axis.gather(-1, anchors).unsqueeze(-1) - axis.unsqueeze(1)).abs()
-
-        near = (apart(layout.tile) == 0) & (apart(layout.y) + apart(layout.x) == 1)
+        place, line = grid_places(inputs)
+        apart = (place.gather(-1, anchors).unsqueeze(-1) - place.unsqueeze(1)).abs()
+        near = (apart == 1) | (apart == line)
         rank = near.any(1).long().scatter(-1, anchors, 2)  # anchors before buffers before the rest
         attention = torch.where(rank > 0, scores, inputs["received"])
         order = stable_topk(attention, attention.shape[-1])
         return order.gather(-1, stable_topk(rank.gather(-1, order), k))
+
+
+def grid_places(inputs: PrunerInputs) -> tuple[Tensor, Tensor | int]:
+    """Return numbers [B, N] of the places on the grid that differ by 1 for neighbors in a line, and by the second value
+    for those in a column; lines and tiles are further apart than that."""
+    layout, (batch, n, _) = inputs.layout, inputs.tokens.shape
+    if layout is None:
+        cell = torch.arange(n, device=inputs.tokens.device)
+        return (cell + cell // grid_side(n)).expand(batch, -1), grid_side(n) + 1
+    lines, line = (axis.amax() - axis.amin() + 2 for axis in (layout.y, layout.x))
+    return (layout.tile * lines + layout.y) * line + layout.x, line
