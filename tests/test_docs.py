@@ -24,7 +24,8 @@ from clustrs.pruners import registry
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "methods").glob("*.md"))]
 MORE_PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / ".github" / "pull_request_template.md"]
-STAND_INS = dict.fromkeys(("M", "llava-hf/llava-1.5-7b-hf", "llava-hf/llava-1.5-13b-hf"), "mini-llava") | {"150": "2"}
+STAND_INS = dict.fromkeys(("M", "llava-hf/llava-1.5-7b-hf", "llava-hf/llava-1.5-13b-hf"), "mini-llava")
+STAND_INS |= {"150": "2", "24": "4", "12": "4"}
 """Models and numbers of questions of commands that are run here with small ones."""
 RUN = "runs/photos-photo-llava-1234abcd"
 """The folder of a run in commands."""

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -96,12 +96,23 @@ acme = acme_configs
 acme = acme_pruning:published
 """,
 }
+SERVE = """
+import contextlib, io, json, sys
+from clustrs.cli import main
+
+for line in sys.stdin:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(json.loads(line))
+    print(json.dumps([code, out.getvalue(), err.getvalue()]), flush=True)
+"""
+"""One process for all commands: each start would import torch again."""
 RECORD = "acme_pruning-1.0.dist-info/RECORD"
 Command = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def command(tmp_path_factory: pytest.TempPathFactory) -> Command:
+def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     """The command line in an environment of its own that has the package, and all else from this one."""
     root = tmp_path_factory.mktemp("acme")
     wheel = root / "acme_pruning-1.0-py3-none-any.whl"
@@ -121,17 +132,26 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Command:
         str(Path(file).parents[1]) for file in (clustrs.__file__, clustrs_models.__file__, clustrs_paper.__file__)
     )
 
-    def run(*words: str) -> str:
-        called = [str(python), "-m", "clustrs.cli", *words]
-        variables = {**os.environ, "PYTHONPATH": source}
-        done = subprocess.run(called, capture_output=True, text=True, env=variables, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+    variables = {**os.environ, "PYTHONPATH": source}
+    process = subprocess.Popen(
+        [python, "-c", SERVE], env=variables, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
 
-    return run
+    def run(*words: str) -> str:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        print(json.dumps(words), file=process.stdin, flush=True)
+        code, out, err = json.loads(process.stdout.readline())
+        assert code == 0, err
+        return str(out)
+
+    with process:
+        yield run
+        process.terminate()
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("third party")
 def test_every_group_of_entry_points(command: Command, tmp_path: Path) -> None:
     """A method, a corruption, a task, a ready configuration and published numbers, in one run and its report."""
     listed = {method["name"]: method for method in json.loads(command("methods", "--json"))}
@@ -152,6 +172,7 @@ def test_every_group_of_entry_points(command: Command, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("third party")
 def test_it_is_compared_and_studied_like_any_other(command: Command, tmp_path: Path) -> None:
     asked = ("sample:scene-1", "How many objects are there?", "--max-new-tokens", "1", "--keep", "3", "--json")
     results = json.loads(command("compare", *asked, "--methods", "none,acme-first"))["results"]

@@ -176,18 +176,18 @@ def peak_memory(folder: Path) -> int:
 
 @pytest.mark.slow
 def test_memory_of_a_report(tmp_path: Path) -> None:
-    """40,000 records more take less than 1 KB each with all that the statistics need, though there are 20,000 kinds."""
+    """20,000 records more take less than 1 KB each with all that the statistics need, though there are 10,000 kinds."""
     small = peak_memory(large_run(tmp_path / "small", items=1_050))
-    large = peak_memory(large_run(tmp_path / "large", items=3_050, kinds=20_000))
-    assert large - small < 40
+    large = peak_memory(large_run(tmp_path / "large", items=2_050, kinds=10_000))
+    assert large - small < 20
 
 
 @pytest.mark.slow
 def test_memory_of_a_judged_report(tmp_path: Path) -> None:
     """Every answer has a text and a verdict of its own."""
     small = peak_memory(large_run(tmp_path / "small", items=1_050, judged=True))
-    large = peak_memory(large_run(tmp_path / "large", items=3_050, judged=True))
-    assert large - small < 40
+    large = peak_memory(large_run(tmp_path / "large", items=2_050, judged=True))
+    assert large - small < 20
 
 
 HOSTILE = "</pre><script>alert('x')</script>&\\end{document}$x_1^2%#~{}|`**[a](javascript:b)\n\x1b[31m\u202e\ud800"
