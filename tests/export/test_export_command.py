@@ -22,7 +22,7 @@ def test_selection_alone(run: Run, tmp_path: Path) -> None:
     assert json.loads(path.with_suffix(".json").read_text())["method"] == {"name": "random", "keep": 3, "seed": 4}
 
 
-@pytest.mark.slow
+@pytest.mark.graphs
 def test_vision_encoder(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "vision.onnx"
     code, out, err = run("export-onnx", "mini-llava", "--method", "fastervlm", "--keep", 0.25, "-o", path)

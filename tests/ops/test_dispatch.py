@@ -46,7 +46,7 @@ def assert_same(expected: Selection, ours: Selection, tolerance: float) -> None:
     torch.testing.assert_close(ours.alpha, expected.alpha, rtol=0.02, atol=0.02)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 2**32 - 1),
     n=st.one_of(st.integers(1, 5), st.integers(6, 40)),

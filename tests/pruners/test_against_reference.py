@@ -73,7 +73,7 @@ def test_same_as_reference(
 
 
 @pytest.mark.parametrize(("name", "parameters"), CASES)
-@pytest.mark.parametrize(("n", "width", "keep"), [(576, 48, 16), (729, 40, 60)])
+@pytest.mark.parametrize(("n", "width", "keep"), [(576, 48, 16), (729, 40, 30)])
 def test_same_as_reference_at_real_sizes(name: str, parameters: dict[str, Any], n: int, width: int, keep: int) -> None:
     method = get_method(name, keep=keep, **parameters)
     image = draw_image(3, n, width, cls=n == 576, duplicates=0.1)

@@ -19,6 +19,7 @@ from clustrs import ClustRS, Pruner, Selection, get_method
 from clustrs.ops.distances import map_chunks
 
 ALL = [get_method(name, keep=9, **easy) for name, easy, _ in METHODS] + [get_method("none")]
+QUICK = ("clustermeans", "fastervlm", "divprune")  # those that `make test` compiles
 each_method = pytest.mark.parametrize("method", ALL, ids=lambda m: f"{m.name}-{getattr(m, 'centroid', '')}")
 
 
@@ -234,7 +235,11 @@ def with_few(method: Pruner) -> Pruner:
     return method if method.name == "none" else replace(method, keep=4)
 
 
-@each_method
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(m, marks=() if m.name in QUICK else pytest.mark.graphs) for m in ALL],
+    ids=lambda m: f"{m.name}-{getattr(m, 'centroid', '')}",
+)
 def test_compiles_into_one_graph_with_the_same_result(method: Pruner) -> None:
     """Captured as for every backend, functionalized, and run operation by operation."""
     method = with_few(method)
