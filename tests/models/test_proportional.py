@@ -1,6 +1,7 @@
 """Proportional attention in every family, against keys and values that are repeated by hand."""
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,17 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.masking_utils import sdpa_mask
 
-from clustrs import ClusterMeans, ClustRS, FasterVLM, NoPruning
+from clustrs import (
+    ClusterMeans,
+    ClustRS,
+    Compose,
+    Denoise,
+    FasterVLM,
+    FastV,
+    NoPruning,
+    get_method,
+    list_methods,
+)
 
 EACH = pytest.mark.parametrize("family", BUILDERS)
 TEXTS = ["IMAGE what is it?", "IMAGE and why, if one may ask?"]
@@ -232,6 +243,44 @@ def test_batch_equals_single(load_family: LoadFamily) -> None:
         for row, (text, image) in enumerate(zip(TEXTS, images, strict=True)):
             alone = family_inputs(model, processor, [text], [image])
             assert torch.equal(model.generate(**alone, max_new_tokens=6, do_sample=False)[0, -6:], together[row])
+
+
+@pytest.mark.parametrize("name", sorted({*list_methods("encoder")} - {"none", "denoise"}))
+@torch.no_grad()
+def test_every_method_with_every_switch(load_family: LoadFamily, name: str) -> None:
+    """Place, weight and both change the logits; Denoise and a second method go around each, or refuse it."""
+    model, processor = load_family("llava")
+    inputs = family_inputs(model, processor, TEXTS, [make_image(), make_image(60, 40, 1)])
+    method, logits = get_method(name, keep=5), list[Tensor]()
+    for positions, attention in itertools.product(("compact", "original"), ("plain", "proportional")):
+        with method(model, positions=positions, attention=attention) as handle:
+            logits.append(model(**inputs).logits[:, -1])
+        assert [image.kept for image in handle.last] == [5, 5]
+        if attention == "proportional":
+            sizes = [image.selection.sizes for image in handle.last]
+            total = 17 if name == "visionzip" else 16  # which keeps the CLS token, too
+            assert [int(size.sum()) for size in sizes if size is not None] == [total, total]
+    for one, other in itertools.combinations(logits, 2):
+        assert (one - other).abs().max() > 1e-4
+    with Compose(method, FastV(keep=3, layer=1))(model, **BOTH) as handle:
+        model(**inputs)
+    assert [image.kept for image in handle.last] == [3, 3]
+    if method.merges:
+        with pytest.raises(
+            ValueError, match=f"inner must be a method that only drops tokens, got '{name}', which merges"
+        ):
+            Denoise(method)
+        return
+    with Denoise(method)(model, **BOTH) as handle:
+        shrunk = model(**inputs).logits[:, -1]
+    assert [image.kept for image in handle.last] == [5, 5]
+    assert torch.equal(shrunk, logits[-1]) == (name == "clustrs")  # whose tokens are shrunk already
+
+
+@pytest.mark.parametrize("name", [*list_methods("language model"), "compose"])
+def test_denoise_refuses_methods_inside_the_language_model(name: str) -> None:
+    with pytest.raises(ValueError, match=f"inner must be a method that prunes in the encoder, got '{name}'"):
+        Denoise(get_method(name, keep=5))
 
 
 @pytest.mark.parametrize("family", [name for name in BUILDERS if not name.startswith("paligemma")])
