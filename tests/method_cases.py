@@ -44,6 +44,8 @@ METHODS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("vscan", {}, {"windows": 2}),
     ("prumerge-plus", {}, {"neighbors": 3}),
     ("downsample", {}, {}),
+    ("evs", {}, {}),
+    ("vidcom2", {}, {}),
 ]
 """A method's name, easy parameters, hard parameters: what the tests of all methods run over."""
 

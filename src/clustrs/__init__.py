@@ -80,10 +80,10 @@ _MODULES = {
     "models.draw": "draw_comparison draw_kept overlay_kept",
     "models.load": "load_model quiet_transformers",
     "models.select": "ImageSelection",
-    "pruners": "CDPruner ClustRS ClusterMeans Compose DART Denoise DivPrune Downsample FastV FasterVLM Grid HiPrune "
-    "HoloV InsidePruner LayerState Layout MMR NoPruning PruMergePlus Pruner PrunerInputs PyramidDrop Random SCOPE "
-    "Selection ToMe VScan VisPruner VisionZip attach from_dict get_method list_methods list_presets method_class "
-    "parse_method register split_methods variant_labels",
+    "pruners": "CDPruner ClustRS ClusterMeans Compose DART Denoise DivPrune Downsample EVS FastV FasterVLM Grid "
+    "HiPrune HoloV InsidePruner LayerState Layout MMR NoPruning PruMergePlus Pruner PrunerInputs PyramidDrop Random "
+    "SCOPE Selection ToMe VScan VidCom2 VisPruner VisionZip attach from_dict get_method list_methods list_presets "
+    "method_class parse_method register split_methods variant_labels",
     "validation": "LoadOptions",
 }
 """The public names by the module that defines them."""

@@ -1,7 +1,7 @@
 """The fixed inputs of the goldens: drawn by formula, so that no tensor has to be stored."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from reference import Image
 
-from clustrs import PrunerInputs
+from clustrs import Layout, PrunerInputs
 from clustrs.pruners.inputs import FURTHER
 
 KEEPS = (16, 50, 144)
@@ -65,7 +65,17 @@ def as_tensors(image: Image) -> PrunerInputs:
     names = ("tokens", "attention", "projector", "hidden", "keys", "question", *FURTHER)
     tokens, attention, matrix, *states = (torch.from_numpy(getattr(image, name)).float() for name in names)
     given: dict[str, Any] = dict(zip(names[3:], states, strict=True))
+    if image.frames is not None:
+        given["layout"] = Layout(*torch.tensor(image.layout).unbind(-1), torch.tensor(image.frames))
     return PrunerInputs(tokens, attention, projector=lambda states: states @ matrix, **given)
+
+
+def as_video(image: Image) -> Image:
+    """The same tokens as four frames, of 12 x 12 or of 5 x 10."""
+    n = len(image.tokens)
+    size, width = n // 4, 12 if n == 576 else 10
+    layout = [(i // size, i % size // width, i % size % width) for i in range(n)]
+    return replace(image, layout=layout, frames=[place[0] for place in layout])
 
 
 @dataclass

@@ -1,6 +1,7 @@
-"""Records the goldens: `python tests/goldens/record.py rivals`, `... inside`, `... groups` and `... release`.
+"""Records the goldens: `python tests/goldens/record.py rivals`, `... video`, `... inside`, `... groups`, `... release`.
 
 rivals.json: what the published rules of the rivals choose, from the slow references (float64, exact sums).
+video.json: the same for rivals that look at the frames of a video.
 inside.json: the same for methods inside the language model, and for Compose.
 groups.json: the same for methods that group tokens, with sums of the tokens they return.
 release-0.1.json: what release 0.1 chose. Record it with that release on the path:
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import reference
-from goldens.cases import KEEPS, as_tensors, images, prompts
+from goldens.cases import KEEPS, as_tensors, as_video, images, prompts
 from reference import inside as rules
 
 from clustrs import get_method
@@ -21,6 +22,7 @@ from clustrs import get_method
 FOLDER = Path(__file__).parent
 BEFORE = ("fastervlm", "divprune", "visionzip", "vispruner")  # rivals that release 0.1 had
 RIVALS = (*BEFORE, "cdpruner", "mmr", "scope", "holov", "hiprune", "vscan", "prumerge-plus", "downsample")
+VIDEO = ("evs", "vidcom2")
 INSIDE = ("fastv", "pyramiddrop", "dart")
 COMPOSED = {"first": {"name": "clustermeans", "keep": 0.75}, "second": "fastv"}
 GROUPS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -47,6 +49,16 @@ def rivals() -> dict[str, Any]:
                 results[name][f"{title}, k = {keep}"] = {"indices": result.indices}
                 if result.labels is not None:
                     results[name][f"{title}, k = {keep}"]["labels"] = result.labels
+    return results
+
+
+def video() -> dict[str, Any]:
+    results: dict[str, Any] = {name: {} for name in VIDEO}
+    for title, image in images(12):
+        for keep in KEEPS:
+            for name in VIDEO:
+                result = reference.run(get_method(name, keep=keep), as_video(image))
+                results[name][f"{title}, k = {keep}"] = {"indices": result.indices}
     return results
 
 
@@ -110,6 +122,8 @@ def write(path: Path, results: dict[str, Any]) -> None:
 if __name__ == "__main__":
     if sys.argv[1:] == ["rivals"]:
         write(FOLDER / "rivals.json", rivals())
+    elif sys.argv[1:] == ["video"]:
+        write(FOLDER / "video.json", video())
     elif sys.argv[1:] == ["inside"]:
         write(FOLDER / "inside.json", inside())
     elif sys.argv[1:] == ["groups"]:

@@ -204,6 +204,17 @@ def test_several_images_and_a_video(load: Load) -> None:
         untouched = model(**video).logits
         with get_method("clustrs", keep=1.0)(model):
             torch.testing.assert_close(model(**video).logits, untouched, atol=1e-5, rtol=1e-5)
+        assert last.layout.frame is not None
+        for name in ("clustrs", "evs", "vidcom2"):
+            with get_method(name, keep=2).attach(model, scope="frame") as handle:
+                model(**video)
+            assert last.layout.frame[handle.last[0].selection.indices].tolist() == [0, 0, 1, 1, 2, 2]
+            with get_method(name, keep=6).attach(model, scope="video") as handle:
+                model(**video)
+            kept = handle.last[0].selection.indices
+            with get_method(name, keep=6).attach(model, scope="crop") as handle:
+                model(**video)
+            assert torch.equal(handle.last[0].selection.indices, kept)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from goldens.cases import KEEPS, Prompt, as_tensors, images, prompts
-from goldens.record import COMPOSED, GROUPS, INSIDE, RELEASED, RIVALS
+from goldens.cases import KEEPS, Prompt, as_tensors, as_video, images, prompts
+from goldens.record import COMPOSED, GROUPS, INSIDE, RELEASED, RIVALS, VIDEO
 from torch import Tensor
 
 from clustrs import InsidePruner, Selection, get_method
@@ -51,6 +51,18 @@ def test_rivals_choose_what_their_authors_rules_choose(name: str) -> None:
             if "labels" in expected:
                 assert result.labels is not None
                 assert result.labels.tolist() == expected["labels"], (title, keep)
+    assert not recorded
+
+
+@pytest.mark.parametrize("name", VIDEO)
+def test_rivals_choose_of_a_video_what_their_authors_rules_choose(name: str) -> None:
+    recorded = load("video.json")[name]
+    assert len(recorded) == 36
+    for title, image in images(12):
+        for keep in KEEPS:
+            expected = recorded.pop(f"{title}, k = {keep}")
+            result = get_method(name, keep=keep).select(as_tensors(as_video(image)))
+            assert result.indices.tolist() == expected["indices"], (title, keep)
     assert not recorded
 
 

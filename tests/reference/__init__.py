@@ -17,8 +17,8 @@ Array = NDArray[np.float64]
 @dataclass
 class Image:
     """One image's inputs. `hidden` and `keys` start with the CLS token if `cls`; `projector` is a matrix; `layout` has
-    tile, y and x of each token; `question` has the embeddings of its tokens. The last five, for methods that read
-    further layers, are of patches alone."""
+    tile, y and x of each token, `frames` its frame of a video; `question` has the embeddings of its tokens. The last
+    five, for methods that read further layers, are of patches alone."""
 
     tokens: Array
     attention: Array
@@ -28,6 +28,7 @@ class Image:
     cls: bool
     layout: list[tuple[int, int, int]] | None = None
     question: Array | None = None
+    frames: list[int] | None = None
     received: Array = field(default_factory=lambda: np.empty(0))
     object_scores: Array = field(default_factory=lambda: np.empty(0))
     early_scores: Array = field(default_factory=lambda: np.empty(0))

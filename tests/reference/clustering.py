@@ -227,10 +227,15 @@ def clustermeans(method: Any, image: Image, k: int) -> Result:
         for i in members:
             mass[places[i][0]] = mass.get(places[i][0], 0.0) + heavy[i]
         tile = min(mass, key=lambda t: (-mass[t], t))
-        members = [i for i in members if places[i][0] == tile]
+        where = {i: [float(places[i][axis]) for axis in (1, 2)] for i in members}
+        if method.across_frames and image.frames is not None:
+            numbers = sorted(set(image.frames))
+            where = {i: [*where[i], float(numbers.index(image.frames[i]))] for i in members}
+        else:
+            members = [i for i in members if places[i][0] == tile]
         total = sum(heavy[i] for i in members)
-        y, x = (sum(heavy[i] / total * places[i][axis] for i in members) for axis in (1, 2))
-        far = {i: (places[i][1] - y) ** 2 + (places[i][2] - x) ** 2 for i in members}
+        middle = [sum(heavy[i] / total * where[i][axis] for i in members) for axis in range(len(where[members[0]]))]
+        far = {i: sum((a - b) ** 2 for a, b in zip(where[i], middle, strict=True)) for i in members}
         slots.append(next(i for i in members if far[i] <= min(far.values()) + 1e-9))
     order = sorted(range(k), key=lambda j: slots[j])
     groups = [[i for i in range(n) if labels[i] == j] for j in order]

@@ -45,7 +45,7 @@ class Config(LoadOptions):
         limit: Number of questions, from the first on; None for all.
         batch_size: Questions that are answered together.
         max_new_tokens: Length of the longest answer; None for the task's own.
-        scope: Tokens that compete with each other: those of an image or of a crop.
+        scope: Tokens that compete with each other: those of an image (or video), of a crop, or of a frame.
         crops: Crops of an image that the model reads.
         positions: Positions of the kept tokens, as in `attach`; a run stores what "auto" chose.
         attention: Attention to the kept tokens, likewise.

@@ -105,7 +105,8 @@ class Handle:
     Args:
         method: The pruning method.
         model: A transformers model, or a pipeline, PEFT model or other wrapper around one.
-        scope: "image" has one budget for all crops of an image, "crop" one for each.
+        scope: "image" (or "video") has one budget for a whole image or video, "crop" one for each crop of an image,
+            "frame" one for each frame of a video.
         crops: "base" feeds the whole image alone, where a family has crops.
         positions: "compact" counts positions without gaps, "original" keeps each survivor's own, "auto" as it fits.
         attention: "proportional" lets a survivor count as the tokens it stands for, "auto" where that is possible.

@@ -100,7 +100,7 @@ def select_tokens(
     sizes: bool = False,
     questions: Sequence[Tensor] | None = None,
 ) -> list[tuple[Selection, bool]]:
-    """Return a selection for each image, and whether nothing had to go. A video has one budget in any scope.
+    """Return a selection for each image, and whether nothing had to go.
     `questions` [T, D] are those of the images, for a method that reads them."""
     for need, words in {"hidden": "hidden states", "keys": "keys", **{name: name for name in FURTHER}}.items():
         for image in images:
@@ -109,23 +109,24 @@ def select_tokens(
                     f"{method.name} needs the {words} of the vision tower's tokens: {image.missing_states_reason}"
                 )
     groups: list[tuple[int, Tensor | None, int]] = []  # image, its candidates in the group (None: all), tile
-    alike: dict[int, list[int]] = {}  # groups of one size are selected from together
+    alike: dict[tuple[int, bool], list[int]] = {}  # groups of one size are selected from together; videos have frames
     for i, image in enumerate(images):
-        if scope == "image" or image.modality == "video" or len(image.grids) == 1:
+        if scope != ("frame" if image.modality == "video" else "crop") or len(image.grids) == 1:
             groups.append((i, None, 0))
         else:
             tile = image.layout.tile
             tiles = dict.fromkeys(tile.tolist())  # as their tokens stand in the prompt, which tile 0 may end
             groups += [(i, (tile == t).nonzero()[:, 0], t) for t in tiles]
     for g, (i, members, _) in enumerate(groups):
-        alike.setdefault(len(images[i].candidates if members is None else members), []).append(g)
+        size = len(images[i].candidates if members is None else members)
+        alike.setdefault((size, images[i].layout.frame is None), []).append(g)
     selected: dict[int, Selection] = {}
     for batch in alike.values():
         parts = [_inputs(images[groups[g][0]], *groups[g][1:]) for g in batch]
         inputs: dict[str, Any] = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
         n = inputs["tokens"].shape[1]
         inputs["cls"] = any(inputs[name].shape[1] > n for name in ("hidden", "keys") if name in inputs)
-        inputs["layout"] = Layout(*(inputs.pop(name) for name in ("tile", "y", "x")))
+        inputs["layout"] = Layout(**{name: inputs.pop(name) for name in ("tile", "y", "x", "frame") if name in inputs})
         if questions is not None:
             asked = [questions[groups[g][0]] for g in batch]
             inputs["question"] = nn.utils.rnn.pad_sequence(asked, batch_first=True)
@@ -145,7 +146,7 @@ def select_tokens(
 
 def _inputs(image: VisualTokens, members: Tensor | None, tile: int) -> dict[str, Tensor]:
     """Return inputs of some candidates by name; hidden states and keys have the CLS token of one tile in front."""
-    parts = {name: getattr(image.layout, name) for name in ("tile", "y", "x")}
+    parts = dict(vars(image.layout))
     parts |= {name: getattr(image, name) for name in ("tokens", "scores", "hidden", "keys")} | image.more
     given = {name: part if members is None else part[members] for name, part in parts.items() if part is not None}
     for name, cls in (("hidden", image.cls_hidden), ("keys", image.cls_keys)):

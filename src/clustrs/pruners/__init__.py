@@ -11,6 +11,7 @@ from clustrs.pruners.dart import DART as DART
 from clustrs.pruners.denoise import Denoise as Denoise
 from clustrs.pruners.divprune import DivPrune as DivPrune
 from clustrs.pruners.downsample import Downsample as Downsample
+from clustrs.pruners.evs import EVS as EVS
 from clustrs.pruners.fastervlm import FasterVLM as FasterVLM
 from clustrs.pruners.fastv import FastV as FastV
 from clustrs.pruners.hiprune import HiPrune as HiPrune
@@ -36,6 +37,7 @@ from clustrs.pruners.registry import split_methods as split_methods
 from clustrs.pruners.registry import variant_labels as variant_labels
 from clustrs.pruners.scope import SCOPE as SCOPE
 from clustrs.pruners.tome import ToMe as ToMe
+from clustrs.pruners.vidcom2 import VidCom2 as VidCom2
 from clustrs.pruners.visionzip import VisionZip as VisionZip
 from clustrs.pruners.vispruner import VisPruner as VisPruner
 from clustrs.pruners.vscan import VScan as VScan

@@ -200,7 +200,7 @@ class Pruner:
 
         Args:
             model: A vision-language model of a supported family.
-            scope: One budget for a whole "image", or one for each "crop".
+            scope: One budget for a whole "image" (or "video": the same), each "crop" of an image or "frame" of a video.
             crops: "all" crops of an image, or the "base" crop alone.
             positions: "compact" (without gaps), "original" (each keeps its own), or "auto": `Adapter.auto_positions`.
             attention: "plain", "proportional" (a survivor of n tokens counts as n keys), or "auto": if possible.

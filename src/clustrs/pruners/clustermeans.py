@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from clustrs.ops.distances import gather_tokens
 from clustrs.ops.kmeans import cluster_sizes, membership
 from clustrs.pruners.base import Pruner, accepts
 from clustrs.pruners.clustrs import ClustRS, token_weights
-from clustrs.pruners.inputs import PrunerInputs, Selection, grid_layout
+from clustrs.pruners.inputs import PrunerInputs, Selection, count_frames, grid_layout
 from clustrs.pruners.registry import register
 
 
@@ -31,6 +32,7 @@ class ClusterMeans(Pruner):
         tolerance: Stop when a smaller share of the tokens changes cluster.
         salience: Add the norm to the attention; None means only for encoders without a CLS token.
         seed: Seed of the draws in the seeding.
+        across_frames: In a video, place a cluster at its mean place in time, too, not in the frame with most of it.
 
     Examples:
         >>> selection = ClusterMeans(keep=4).select(torch.rand(9, 8), torch.rand(9), sizes=True)
@@ -49,6 +51,11 @@ class ClusterMeans(Pruner):
     tolerance: float = 0.01
     salience: bool | None = None
     seed: int = 0
+    across_frames: bool = field(default=False, metadata=accepts(validation.choice, (True, False)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the method as a dict, without `across_frames` where it is off, so that older runs match."""
+        return {key: value for key, value in super().to_dict().items() if key != "across_frames" or value}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,26 +74,30 @@ class ClusterMeans(Pruner):
         assert chosen.centroids is not None
         assert chosen.shares is not None
         with torch.no_grad():
-            slots, order = cluster_slots(chosen.labels, chosen.shares, inputs, k).sort(-1)
+            slots, order = cluster_slots(chosen.labels, chosen.shares, inputs, k, self.across_frames).sort(-1)
             labels = order.argsort(-1).gather(-1, chosen.labels)
         means = gather_tokens(chosen.centroids, order)
         return Selection(means, slots, labels, merged=cluster_sizes(labels, k) > 1, shares=chosen.shares)
 
 
-def cluster_slots(labels: Tensor, shares: Tensor, inputs: PrunerInputs, k: int) -> Tensor:
+def cluster_slots(labels: Tensor, shares: Tensor, inputs: PrunerInputs, k: int, across_frames: bool = False) -> Tensor:
     """Return the member [B, k] of each cluster that is nearest to its weighted mean place, of equally near ones the
-    first. In images of several tiles only the members in the tile with most of the cluster's weight count."""
+    first. In images of several tiles only the members in the tile with most of the cluster's weight count; in a video
+    whose clusters lie `across_frames` the frame is a third axis."""
     layout = inputs.layout or grid_layout(inputs.tokens)
     members = membership(labels, k)
     weight = (members * shares.unsqueeze(1)).double()
-    if inputs.layout is not None:  # a tile's number is its first place among the sorted ones: below N, whatever it was
+    axes = [layout.y, layout.x]
+    if across_frames and layout.frame is not None:
+        axes.append(count_frames(layout, inputs.tokens))
+    elif inputs.layout is not None:  # a tile's number is its first place among the sorted ones: below N
         tile = torch.searchsorted(layout.tile.sort(-1).values, layout.tile.contiguous()).unsqueeze(1)
         tiles = torch.zeros_like(weight).scatter_add_(-1, tile.expand_as(weight), weight)
         members = members & (tile == tiles.argmax(-1, keepdim=True))
         weight = weight * members
     total = weight.sum(-1, keepdim=True)
     far = torch.zeros_like(weight)
-    for axis in (layout.y, layout.x):
+    for axis in axes:
         place = axis.unsqueeze(1).double()
         far += (place - (weight * place).sum(-1, keepdim=True) / total).square()
     far = far.masked_fill_(~members, torch.inf)

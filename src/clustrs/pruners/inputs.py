@@ -22,6 +22,7 @@ class Layout:
         tile: The crop or frame that a token belongs to; 0 is the base.
         y: Its line in the grid of that tile.
         x: Its column there.
+        frame: The frame of a video that it belongs to, counted in time; None for an image.
 
     Examples:
         >>> n = torch.arange(16)
@@ -33,6 +34,7 @@ class Layout:
     tile: Tensor
     y: Tensor
     x: Tensor
+    frame: Tensor | None = None
 
 
 def grid_side(n: int) -> int:
@@ -45,6 +47,15 @@ def grid_layout(tokens: Tensor, side: int | None = None) -> Layout:
     side = side or grid_side(tokens.shape[1])
     cell = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[:2])
     return Layout(torch.zeros_like(cell), cell // side, cell % side)
+
+
+def count_frames(layout: Layout | None, tokens: Tensor) -> Tensor:
+    """Return the frame [B, N] of each token of [B, N, D], counted from 0 without gaps; an image is one frame."""
+    if layout is None or layout.frame is None:
+        return torch.zeros(tokens.shape[:2], dtype=torch.long, device=tokens.device)
+    ordered, order = layout.frame.sort(-1)
+    number = torch.nn.functional.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0)).long().cumsum(-1)
+    return torch.empty_like(number).scatter_(-1, order, number)
 
 
 @dataclass(frozen=True)
@@ -173,12 +184,11 @@ def check_shapes(inputs: PrunerInputs) -> PrunerInputs:
             # Kernels add in another order along other strides: one memory layout gives one result.
             ready[name] = value.contiguous() if name in ("tokens", "scores") else value
     if layout is not None:  # one [N] serves every image of a batch
-        for name in ("tile", "y", "x"):
-            value = getattr(layout, name)
+        given = {name: part for name, part in vars(layout).items() if name != "frame" or part is not None}
+        for name, value in given.items():
             shape = (n,) if getattr(value, "ndim", 1) == 1 else (*batch, n)
             _check_tensor(f"layout.{name}", value, tokens, shape, KINDS[1])
-        parts = (part.long().expand(ready["tokens"].shape[:2]) for part in (layout.tile, layout.y, layout.x))
-        ready["layout"] = Layout(*parts)
+        ready["layout"] = Layout(**{name: v.long().expand(ready["tokens"].shape[:2]) for name, v in given.items()})
     return replace(inputs, **ready)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
@@ -66,6 +66,10 @@ class VisualTokens:
     modality: Modality = "image"
     columns: int | None = None
     missing_states_reason: str = "the adapter of this family does not return them"
+
+    def __post_init__(self) -> None:
+        if self.modality == "video" and self.layout.frame is None:  # a tile of a video is a frame
+            object.__setattr__(self, "layout", replace(self.layout, frame=self.layout.tile))
 
     @property
     def tokens(self) -> Tensor:
