@@ -30,7 +30,9 @@ class VidCom2(Pruner):
     Examples:
         >>> import torch
         >>> from clustrs import VidCom2
-        >>> VidCom2(keep=2).select(torch.tensor([[1.0, 0.0], [1.0, 0.1], [-1.0, 0.1], [1.0, 0.2]])).indices
+        >>> tokens = torch.ones(4, 6)
+        >>> tokens[2, :2] = -1
+        >>> VidCom2(keep=2).select(tokens + torch.tensor([0.0, 0, 0, 5, 5, 5]) * torch.arange(4)[:, None]).indices
         tensor([0, 2])
     """
 
