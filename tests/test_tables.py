@@ -79,15 +79,16 @@ def answer(text: str, decode: float = 0.2) -> Answer:
 
 
 def test_comparison_has_units_a_total_and_no_selection_of_the_unpruned_model() -> None:
-    heads, rows = answers_table([NoPruning(), ClustRS(keep=16)], [answer("a cat"), answer("a dog")])
+    heads, rows = answers_table([NoPruning(), ClustRS(keep=16)], [answer("a cat"), answer("a dog", decode=0.0)])
     assert heads == [
-        *("method", "tokens", "vision ms", "scoring ms", "selection ms", "prefill ms", "decode ms/token", "total ms"),
+        *("method", "tokens", "vision ms", "selection ms", "prefill ms", "decode/token ms", "total ms", "x faster"),
         "answer",
     ]
     assert rows == [
-        ["none", "16/576", "100.0", "-", "-", "300.0", "100.0", "600.0", "a cat"],
-        ["clustrs", "16/576", "100.0", "10.0", "20.0", "300.0", "100.0", "630.0", "a dog"],
+        ["none", "16/576", "100.0", "-", "300.0", "100.0", "600.0", "1.00", "a cat"],
+        ["clustrs", "16/576", "100.0", "30.0", "300.0", "0.0", "430.0", "1.40", "a dog"],
     ]
+    assert answers_table([ClustRS(keep=16)], [answer("a dog")])[1][0][-2] == "-", "nothing to compare with"
 
 
 @pytest.mark.parametrize("width", [80, 120])

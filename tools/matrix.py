@@ -1,10 +1,11 @@
-"""Write the support matrix (families, and where each runs) into README.md: `make matrix`."""
+"""Write the support matrix (families, and where each runs) into README.md and families.json: `make matrix`."""
 
+import json
 import re
 from pathlib import Path
 
 from clustrs.cli.base import markdown_table
-from clustrs.cli.catalog import MATRIX, families
+from clustrs.cli.catalog import FAMILIES, MATRIX, families
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "README.md",)
@@ -24,6 +25,12 @@ def with_matrix(text: str) -> str:
     return changed
 
 
+def as_json() -> str:
+    """Return the families as `clustrs models` reads them, a line each."""
+    return "[\n" + ",\n".join(map(json.dumps, families())) + "\n]\n"
+
+
 if __name__ == "__main__":
+    FAMILIES.write_text(as_json())
     for page in PAGES:
         page.write_text(with_matrix(page.read_text()))

@@ -190,7 +190,10 @@ def test_compare(run: Run, folder: Path, image_file: Path, tmp_path: Path) -> No
     assert (code, err) == (0, "")
     *lines, last = out.splitlines()
     assert last == f"drawing: {show}"
-    assert all(part in lines[0] for part in ("method", "tokens", "prefill ms", "decode ms/token", "total ms", "answer"))
+    assert all(
+        part in lines[0]
+        for part in ("method", "tokens", "prefill ms", "decode/token ms", "total ms", "x faster", "answer")
+    )
     names = [line.split("|")[1].strip() for line in lines[2:]]
     assert sorted(names) == clustrs.list_methods("encoder")
     assert names[0] == "none"
@@ -249,8 +252,12 @@ def test_methods(run: Run) -> None:
     code, out, err = run("methods")
     assert (code, err) == (0, "")
     assert all(name in out for name in clustrs.list_methods())
-    assert "tau=1.0" in out
-    assert "https://arxiv.org/abs/2412.01818" in out
+    code, out, err = run("methods", "clustrs")
+    assert (code, err) == (0, "")
+    assert "  tau=1.0\n" in out
+    assert "also in    ONNX, vLLM\n" in out
+    assert "https://arxiv.org/abs/2412.01818" in run("methods", "fastervlm")[1]
+    assert run("methods", "clustr")[0] == 2
     listed = {method["name"]: method for method in json.loads(run("methods", "--json")[1])}
     assert sorted(listed) == clustrs.list_methods()
     assert listed["vispruner"]["parameters"] == {"keep": "required", "important": 0.5}
@@ -261,14 +268,15 @@ def test_models(run: Run) -> None:
     code, out, err = run("models")
     assert (code, err) == (0, "")
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.split("\n\n")[0].splitlines()]
-    assert cells[0] == ["model_type", "class", "tokens_per_image", "tested"]
+    assert cells[0] == ["family", "vLLM", "ONNX", "in-LLM methods", "video"]
     lines = {row[0]: row[1:] for row in cells[2:]}
     assert sorted(lines) == list_model_types()
-    assert lines["llava_next"][0] == "LlavaNextForConditionalGeneration"
+    assert lines["llava_next"] == ["no", "yes", "yes", "no"]
+    assert max(map(len, out.splitlines())) <= 110
     assert "not on published checkpoints" in out
-    assert "one per 28 x 28 pixels" in lines["qwen2_5_vl"]
     listed = {family["model_type"]: family for family in json.loads(run("models", "--json")[1])}
     assert sorted(listed) == list_model_types()
+    assert listed["qwen2_5_vl"]["tokens_per_image"] == "one per 28 x 28 pixels"
     assert listed["internvl"]["class"] == "InternVLForConditionalGeneration"
     for model in EMBEDDED:
         assert model.name in out

@@ -12,12 +12,14 @@ import warnings
 from collections.abc import Callable
 from importlib.metadata import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from recorded_run import write_run
 from safetensors.torch import save_file
 
 from clustrs import plugins
+from clustrs.cli import base as cli_base
 from clustrs.cli import doctor
 from clustrs.embedded import model_folder
 from clustrs.evaluation.results import load_run
@@ -271,3 +273,60 @@ def test_a_family_whose_model_transformers_does_not_have(run: Run, tmp_path: Pat
     code, out, err = run(*words, "mini-llava")
     assert code == 0, err
     assert json.loads(done.stdout)["answer"] == json.loads(out)["answer"]
+
+
+METHOD = """
+from dataclasses import dataclass
+from clustrs import Pruner, register
+
+@register
+@dataclass(frozen=True)
+class LargestNorm(Pruner):
+    \"\"\"Keep the tokens with the largest norms.\"\"\"
+    name = "norm-of-a-file"
+    def _choose(self, inputs, k):
+        return inputs.tokens.norm(dim=-1).topk(k).indices.sort().values
+"""
+
+
+def test_a_file_of_methods(tmp_path: Path, command: Callable[..., Any]) -> None:
+    (tmp_path / "my.py").write_text(METHOD)
+    done = command("methods", "norm-of-a-file", "--plugin", str(tmp_path / "my.py"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("norm-of-a-file: Keep the tokens with the largest norms.")
+
+
+@pytest.mark.parametrize(
+    "words", [["--plugin", "x.py", "a", "b"], ["a", "b", "--plugin", "x.py"], ["a", "--plugin=x.py", "b"]]
+)
+def test_a_file_may_be_named_anywhere(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[Path] = []
+    monkeypatch.setattr(cli_base, "load_file", loaded.append)
+    assert cli_base.load_files(words) == ["a", "b"]
+    assert loaded == [Path("x.py")]
+    assert cli_base.load_files(["ask", "--", "--plugin", "x.py"]) == ["ask", "--", "--plugin", "x.py"]
+
+
+@pytest.mark.parametrize("text", [*HOSTILE.values(), "def (:", "import no_such_module"])
+def test_a_file_that_fails_is_one_line(text: str, tmp_path: Path, command: Callable[..., Any]) -> None:
+    (tmp_path / "my.py").write_text(text)
+    done = command("samples", "--plugin", str(tmp_path / "my.py"))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"clustrs: --plugin '{tmp_path / 'my.py'}' failed: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["--plugin"], ["samples", "--plugin", "no-such-file.py"]])
+def test_a_file_that_is_not_there(words: list[str], command: Callable[..., Any]) -> None:
+    done = command(*words)
+    assert done.returncode == 2
+    assert done.stderr.startswith("clustrs: --plugin ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.fixture
+def command() -> Callable[..., Any]:
+    def call(*words: str) -> Any:
+        return subprocess.run([sys.executable, "-m", "clustrs.cli", *words], capture_output=True, text=True)
+
+    return call

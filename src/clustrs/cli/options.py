@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 import typer
 
 from clustrs import validation
-from clustrs.cli.base import SEPARATOR, SETTINGS, given_options, say
+from clustrs.cli.base import LOADING, SEPARATOR, SETTINGS, given_options, say
 from clustrs.embedded import EMBEDDED, SAMPLE, folder_of, list_known, samples
 from clustrs.validation import Attention, Crops, Dtype, ImagePadding, Positions, PromptTemplate, Scope
 
@@ -21,7 +21,7 @@ Reader = Callable[[str], Any]  # makes a value of a word; its ValueError says wh
 Completion = list[tuple[str, str]]  # values with a note on each
 LARGEST = 2**31 - 1
 LARGEST_SEED = 2**63 - 1
-MODEL, LOADING, PRUNING, IMAGES, QUESTIONS = "Model", "Loading the model", "Pruning", "Images", "Questions"
+MODEL, PRUNING, IMAGES, QUESTIONS = "Model", "Pruning", "Images", "Questions"
 
 
 def takes(*groups: Callable[..., None]) -> Callable[[Function], Function]:
