@@ -174,7 +174,7 @@ def call(words: Sequence[str], mode: str | None = None) -> Any:
     """Run the command that the words name and return its result; a ValueError in one line says what is wrong."""
     for module in MODULES:
         import_module(f"clustrs.cli.{module}")
-    words, root = load_files(words), typer.main.get_command(app)
+    words, root = load_files(words, load=mode != PARSE_ONLY), typer.main.get_command(app)
     if f"_{NAME.upper()}_COMPLETE" in os.environ:
         root.main(prog_name=NAME)  # a shell asks for completions
     try:
@@ -186,7 +186,7 @@ def call(words: Sequence[str], mode: str | None = None) -> Any:
         raise ValueError(usage_message(error)) from None
 
 
-def load_files(words: Sequence[str]) -> list[str]:
+def load_files(words: Sequence[str], load: bool = True) -> list[str]:
     """Run the files of --plugin, which register methods, and return the other words."""
     left, others = list(words), list[str]()
     while left and left[0] != "--":
@@ -197,7 +197,9 @@ def load_files(words: Sequence[str]) -> list[str]:
             continue
         if not equals and not left:
             raise ValueError(f"--plugin needs a file (see {NAME} --help)")
-        load_file(Path(file if equals else left.pop(0)))
+        path = Path(file if equals else left.pop(0))
+        if load:
+            load_file(path)
     return others + left
 
 
