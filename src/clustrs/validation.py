@@ -19,7 +19,7 @@ from types import NoneType
 from typing import Any, Literal, get_args
 
 Scope = Literal["image", "crop", "video", "frame"]
-"""One budget for a whole image or video ("image", "video"), for each crop of an image, for each frame of a video."""
+"""One budget for each image or video, for each crop, for each frame, or for all images of a prompt (frames)."""
 Crops = Literal["all", "base"]  # all crops of an image, or the base crop alone
 Positions = Literal["auto", "compact", "original"]  # of kept tokens: what fits the family, without gaps, as they were
 Attention = Literal["auto", "plain", "proportional"]  # each counts once, or for all it stands for (auto: if possible)

@@ -212,7 +212,7 @@ def test_several_images_and_a_video(load: Load) -> None:
             with get_method(name, keep=6).attach(model, scope="video") as handle:
                 model(**video)
             kept = handle.last[0].selection.indices
-            with get_method(name, keep=6).attach(model, scope="crop") as handle:
+            with get_method(name, keep=6).attach(model, scope="image") as handle:
                 model(**video)
             assert torch.equal(handle.last[0].selection.indices, kept)
 

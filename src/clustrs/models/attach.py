@@ -105,8 +105,8 @@ class Handle:
     Args:
         method: The pruning method.
         model: A transformers model, or a pipeline, PEFT model or other wrapper around one.
-        scope: "image" (or "video") has one budget for a whole image or video, "crop" one for each crop of an image,
-            "frame" one for each frame of a video.
+        scope: "image" has one budget for a whole image or video, "crop" one for each crop of an image, "frame" one for
+            each frame of a video, "video" one for all images of a prompt: frames of a video that come as images.
         crops: "base" feeds the whole image alone, where a family has crops.
         positions: "compact" counts positions without gaps, "original" keeps each survivor's own, "auto" as it fits.
         attention: "proportional" lets a survivor count as the tokens it stands for, "auto" where that is possible.
@@ -382,7 +382,12 @@ class Handle:
                 if compiling:
                     raise ValueError(f"torch.compile: {self.method.name} reads the question in a prompt's ids")
                 questions = self._reader.read(self.adapter, prompt, arguments.get("attention_mask"), encoded)
-            kept, last = prune_images(self._encoder_method, encoded, self.scope, self.deepstack, sizes, questions)
+            rows = None
+            if self.scope == "video":
+                if compiling:
+                    raise ValueError("torch.compile: scope must not be 'video', which reads a prompt's ids")
+                rows = prompts.rows_of_images(prompt, self.adapter.placeholder("image"), encoded)
+            kept, last = prune_images(self._encoder_method, encoded, self.scope, self.deepstack, sizes, questions, rows)
         groups: dict[Modality, list[PrunedImage]] = {}
         for image, tokens in zip(encoded, kept, strict=True):
             groups.setdefault(image.modality, []).append(tokens)

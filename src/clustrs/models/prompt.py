@@ -101,6 +101,16 @@ def mismatch(tokens: int, features: int) -> ValueError:
     return ValueError(f"Image features and image tokens do not match, tokens: {tokens}, features: {features}")
 
 
+def rows_of_images(prompt: Tensor, token_id: int, images: Sequence[Any]) -> list[int]:
+    """Return the prompt of each of the encoded images, by its first placeholder; -1 for videos, which have other ones,
+    and for images beyond the prompts (`compact` names them)."""
+    rows, found, start = (prompt == token_id).nonzero()[:, 0].tolist(), [], 0
+    for image in images:
+        found.append(rows[start] if image.modality == "image" and start < len(rows) else -1)
+        start += image.slots if image.modality == "image" else 0
+    return found
+
+
 def compact(
     input_ids: Tensor,
     attention_mask: Tensor | None,

@@ -51,15 +51,24 @@ def prune_images(
     deepstack: Deepstack,
     sizes: bool = False,
     questions: Sequence[Tensor] | None = None,
+    rows: Sequence[int] | None = None,
 ) -> tuple[list[PrunedImage], list[ImageSelection]]:
     """Return what each image feeds to the language model, and what was kept of it; an image that several prompts share
-    is selected from once, or once for each of their `questions`. `sizes`: count what tokens stand for."""
+    is selected from once, or once for each of their `questions`. `sizes`: count what tokens stand for. With `rows`, the
+    prompt of each image, images of one prompt are frames that share a budget."""
     asked = [None] * len(encoded) if questions is None else questions
-    pairs = {(id(image), id(one)): (image, one) for image, one in zip(encoded, asked, strict=True)}
+    keys = [
+        (id(image), id(one)) if rows is None else (i, 0)
+        for i, (image, one) in enumerate(zip(encoded, asked, strict=True))
+    ]
+    pairs = dict(zip(keys, zip(encoded, asked, strict=True), strict=True))
     different = [image for image, _ in pairs.values()]
     given = None if questions is None else [one for _, one in pairs.values() if one is not None]
     results = {}
-    selections = select_tokens(method, different, scope, sizes, given)
+    if rows is None:
+        selections = select_tokens(method, different, scope, sizes, given)
+    else:
+        selections = select_frames(method, different, rows, sizes, given)
     for key, image, (selection, everything) in zip(pairs, different, selections, strict=True):
         if everything:
             slots = image.first_slot + torch.arange(len(image.features), device=image.features.device)
@@ -77,7 +86,7 @@ def prune_images(
         same = {name: getattr(image, name) for name in ("scores", "layout", "grids", "columns", "modality")}
         kept = ImageSelection(selection.map(Tensor.detach), placeholders=image.slots, kept=len(pruned.features), **same)
         results[key] = pruned, kept
-    every = [results[id(image), id(one)] for image, one in zip(encoded, asked, strict=True)]
+    every = [results[key] for key in keys]
     return [pruned for pruned, _ in every], [kept for _, kept in every]
 
 
@@ -142,6 +151,68 @@ def select_tokens(
         all_kept = [len(s.indices) == (n if some is None else len(some)) and s.merged is None for some, s in own]
         results.append((_joined(own, n), all(all_kept)))
     return results
+
+
+def select_frames(
+    method: Pruner,
+    images: Sequence[VisualTokens],
+    rows: Sequence[int],
+    sizes: bool = False,
+    questions: Sequence[Tensor] | None = None,
+) -> list[tuple[Selection, bool]]:
+    """Do `select_tokens` with one budget for all images of a prompt: they are the frames of a video. Videos have their
+    own. Clusters may lie across frames: the parts have no labels and centers."""
+    videos: dict[tuple[int, int], list[int]] = {}
+    for i, (image, row) in enumerate(zip(images, rows, strict=True)):
+        videos.setdefault((row, 0 if image.modality == "image" else 1 + i), []).append(i)
+    groups = list(videos.values())
+    joined = [join_frames([images[i] for i in group]) if len(group) > 1 else images[group[0]] for group in groups]
+    asked = None if questions is None else [questions[group[0]] for group in groups]
+    results: dict[int, tuple[Selection, bool]] = {}
+    for group, (selection, everything) in zip(
+        groups, select_tokens(method, joined, "image", sizes, asked), strict=True
+    ):
+        if len(group) == 1:
+            results[group[0]] = selection, everything
+            continue
+        start, parts = 0, {name: getattr(selection, name) for name in ("tokens", "indices", "alpha", "merged", "sizes")}
+        for i in group:
+            stop = start + len(images[i].candidates)
+            own = (selection.indices >= start) & (selection.indices < stop)
+            own = own | (selection.indices < 0) if start == 0 else own  # a CLS token stands in the first frame
+            part = {name: value if value is None else value[own] for name, value in parts.items()}
+            part["indices"] = torch.where(part["indices"] < 0, -1, part["indices"] - start)
+            results[i] = Selection(**part), everything
+            start = stop
+    return [results[i] for i in range(len(images))]
+
+
+def join_frames(images: Sequence[VisualTokens]) -> VisualTokens:
+    """Return several images as one video: the candidates of all, in order."""
+    first, tiles, frames = images[0], [], []
+    for number, image in enumerate(images):
+        tiles.append(image.layout.tile + sum(len(before.grids) for before in images[:number]))
+        frames.append(torch.full_like(image.layout.tile, number))
+    layout = [torch.cat([getattr(image.layout, name) for image in images]) for name in ("y", "x")]
+
+    def together(name: str) -> Any:
+        parts = [getattr(image, name) for image in images]
+        return None if any(part is None for part in parts) else torch.cat(parts)
+
+    states = {name: together(name) for name in ("hidden", "keys", "cls_hidden", "cls_keys", "scores")}
+    features = torch.cat([image.tokens for image in images])
+    return VisualTokens(
+        features=features,
+        candidates=torch.arange(len(features), device=features.device),
+        layout=Layout(torch.cat(tiles), *layout, torch.cat(frames)),
+        grids=[grid for image in images for grid in image.grids],
+        slots=len(features),
+        more={name: torch.cat([image.more[name] for image in images]) for name in first.more},
+        project=first.project,
+        modality="video",
+        missing_states_reason=first.missing_states_reason,
+        **states,
+    )
 
 
 def _inputs(image: VisualTokens, members: Tensor | None, tile: int) -> dict[str, Tensor]:

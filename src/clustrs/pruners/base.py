@@ -200,7 +200,8 @@ class Pruner:
 
         Args:
             model: A vision-language model of a supported family.
-            scope: One budget for a whole "image" (or "video": the same), each "crop" of an image or "frame" of a video.
+            scope: One budget for each "image" or video, each "crop" of an image, each "frame" of a video, or each
+                "video", also one whose frames come as images: all images of a prompt.
             crops: "all" crops of an image, or the "base" crop alone.
             positions: "compact" (without gaps), "original" (each keeps its own), or "auto": `Adapter.auto_positions`.
             attention: "plain", "proportional" (a survivor of n tokens counts as n keys), or "auto": if possible.

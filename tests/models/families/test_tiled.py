@@ -108,6 +108,43 @@ def test_frames_of_a_video_are_images(load: Load, family: str) -> None:
 
 
 @each_family
+def test_one_budget_for_a_video(load: Load, family: str) -> None:
+    """Frames that come as images of a prompt share the budget, also in a batch; clusters lie across them."""
+    case = load(family)
+    whole = {"crop_to_patches" if family == "internvl" else "do_image_splitting": False}
+    frames = [WIDE, make_image(60, 120, 1), make_image(60, 120, 2)]
+    inputs = case.prepare(["IMAGE IMAGE IMAGE what?"], [frames], **whole)
+    both = case.prepare(["IMAGE IMAGE IMAGE what?", "IMAGE?"], [frames, [SMALL]], **whole)
+    options: dict[str, Any] = {"scope": "video", "positions": "compact", "attention": "plain"}
+    with torch.no_grad():
+        expected = case.model(**inputs).logits
+        with NoPruning()(case.model) as handle:
+            case.model(**inputs)
+        every = handle.last
+        tokens, scores = (
+            torch.cat(parts) for parts in zip(*((i.selection.tokens, i.scores) for i in every), strict=True)
+        )
+        with ClustRS(keep=1.0)(case.model, **options):
+            assert torch.equal(case.model(**inputs).logits, expected)
+        for keep in (1, 10):
+            joint = ClustRS(keep=keep).select(tokens, scores, cls=family == "internvl")
+            with ClustRS(keep=keep)(case.model, **options) as handle:
+                pruned = case.model(**inputs).logits
+                kept = [[n * TOKENS + i for i in last.selection.indices.tolist()] for n, last in enumerate(handle.last)]
+                assert [i for frame in kept for i in frame] == joint.indices.tolist()
+                case.model(**both)
+                assert [last.kept for last in handle.last] == [*map(len, kept), min(keep, TOKENS)]
+            slots = (inputs["input_ids"][0] == case.model.config.image_token_id).nonzero()[:, 0]
+            stays = torch.ones_like(inputs["input_ids"][0], dtype=torch.bool)
+            stays[slots] = False
+            stays[slots[joint.indices]] = True
+            rows = case.model.get_input_embeddings()(inputs["input_ids"])[0]
+            rows[slots[joint.indices]] = joint.tokens
+            by_hand = case.model(inputs_embeds=rows[stays][None]).logits
+            torch.testing.assert_close(pruned, by_hand, atol=3e-5, rtol=1e-5)
+
+
+@each_family
 def test_original_positions(load: Load, family: str) -> None:
     case = load(family)
     inputs, method = case.prepare(["a IMAGE b IMAGE what?"], [[WIDE, SMALL]]), get_method("fastervlm", keep=6)
