@@ -9,12 +9,14 @@ APP_STAMP := .venv/.app-ready
 VLLM := .venv-vllm/bin
 VLLM_STAMP := .venv-vllm/.ready
 VLLM_VERSION := 0.32.0
-# The packages with the models, the paper and the lmms-eval plugin are installed from here, too: editable, like clustrs.
+# The packages with the models, the paper, lmms-eval's plugin and Ray's engine are installed from here, too, editable.
 MODELS := packages/clustrs-models
 PAPER := packages/clustrs-paper
 PLUGIN := packages/clustrs-lmms
-PACKAGES := --editable $(MODELS) --editable $(PAPER) --editable $(PLUGIN)
-DEPENDENCIES := pyproject.toml $(MODELS)/pyproject.toml $(PAPER)/pyproject.toml $(PLUGIN)/pyproject.toml constraints.txt
+ENGINE := packages/clustrs-ray
+FOLDERS := $(MODELS) $(PAPER) $(PLUGIN) $(ENGINE)
+PACKAGES := $(addprefix --editable ,$(FOLDERS))
+DEPENDENCIES := pyproject.toml $(addsuffix /pyproject.toml,$(FOLDERS)) constraints.txt
 LMMS := .venv-lmms/bin
 LMMS_STAMP := .venv-lmms/.ready
 LMMS_VERSION := 0.7.3
@@ -160,7 +162,7 @@ train: setup ## Train the embedded models from scratch: hours. A stopped trainin
 
 wheels: setup ## Build the wheels of clustrs and of the packages in packages/ in dist/, and print their sizes.
 	$(BIN)/python -m hatchling build --target wheel --directory $(CURDIR)/dist
-	for package in $(MODELS) $(PAPER) $(PLUGIN); do \
+	for package in $(FOLDERS); do \
 		(cd $$package && $(CURDIR)/$(BIN)/python -m hatchling build --target wheel --directory $(CURDIR)/dist) || exit 1; \
 	done
 	@wc -c dist/*.whl

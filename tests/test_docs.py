@@ -97,7 +97,7 @@ def test_links(page: Path) -> None:
             assert (page.parent / target).exists(), target
 
 
-CLONE = r"pip install '\./packages/clustrs-models' '\.\[([a-z,-]+)\]'(?: '\./packages/(clustrs-paper|clustrs-lmms)')?"
+CLONE = r"pip install '\./packages/clustrs-models' '\.\[([a-z,-]+)\]'(?: '\./packages/(clustrs-(?:paper|lmms|ray))')?"
 """An install line that works in a clone: the package is on no index."""
 OTHER_INSTALLS = {
     "pip install .",

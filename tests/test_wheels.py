@@ -1,4 +1,4 @@
-"""Wheels of the four packages: clustrs is small, clustrs-models has the data, clustrs-paper the studies."""
+"""Wheels of all packages: clustrs is small, clustrs-models has the data, clustrs-paper the studies."""
 
 import configparser
 import re
@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "packages" / "clustrs-models"
 PAPER = ROOT / "packages" / "clustrs-paper"
 LMMS = ROOT / "packages" / "clustrs-lmms"
+RAY = ROOT / "packages" / "clustrs-ray"
 LARGEST_CODE, LARGEST_DATA = 2e6, 100e6
 """Bytes. The package index takes no file over 100 MB."""
 CODE = ("__init__", "drawing", "scenes", "photographs", "sentences", "smol", "smol_build", "weight_files", "imagenet_c")
@@ -53,6 +54,11 @@ def paper(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
 @pytest.fixture(scope="module")
 def lmms(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
     return build(LMMS, tmp_path_factory.mktemp("clustrs-lmms"))
+
+
+@pytest.fixture(scope="module")
+def ray(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
+    return build(RAY, tmp_path_factory.mktemp("clustrs-ray"))
 
 
 def size(wheel: ZipFile) -> int:
@@ -115,11 +121,11 @@ def entry_points(wheel: ZipFile) -> configparser.ConfigParser:
     return found
 
 
-def test_the_packages_fit_together(code: ZipFile, data: ZipFile, paper: ZipFile, lmms: ZipFile) -> None:
+def test_the_packages_fit_together(code: ZipFile, data: ZipFile, paper: ZipFile, lmms: ZipFile, ray: ZipFile) -> None:
     """Each takes the versions of the others that are here, and not the next minor version."""
-    wheels = {metadata(wheel)["Name"]: wheel for wheel in (code, data, paper, lmms)}
+    wheels = {metadata(wheel)["Name"]: wheel for wheel in (code, data, paper, lmms, ray)}
     versions = {name: Version(metadata(wheel)["Version"]) for name, wheel in wheels.items()}
-    assert versions["clustrs"] == versions["clustrs-paper"] == versions["clustrs-lmms"] == Version(__version__)
+    assert {version for name, version in versions.items() if name != "clustrs-models"} == {Version(__version__)}
     bounds = [
         (name, Requirement(line))
         for name, wheel in wheels.items()
@@ -130,8 +136,10 @@ def test_the_packages_fit_together(code: ZipFile, data: ZipFile, paper: ZipFile,
         ("clustrs", "clustrs-models"),
         ("clustrs", "clustrs-paper"),
         ("clustrs", "clustrs-lmms"),
+        ("clustrs", "clustrs-ray"),
         ("clustrs-paper", "clustrs"),
         ("clustrs-lmms", "clustrs"),
+        ("clustrs-ray", "clustrs"),
     }
     for (_, needed), specifier in between.items():
         version = versions[needed]
@@ -147,7 +155,7 @@ def test_the_paper_has_its_tables_configurations_and_studies(paper: ZipFile) -> 
     assert size(paper) < LARGEST_CODE
 
 
-def test_what_the_packages_offer(code: ZipFile, data: ZipFile, paper: ZipFile, lmms: ZipFile) -> None:
+def test_what_the_packages_offer(code: ZipFile, data: ZipFile, paper: ZipFile, lmms: ZipFile, ray: ZipFile) -> None:
     assert set(entry_points(data)["clustrs.tasks"]) == set(SAMPLE_TASKS) >= {model.task for model in EMBEDDED}
     offered = entry_points(paper)
     assert {group: list(offered[group]) for group in offered.sections()} == {
@@ -158,6 +166,7 @@ def test_what_the_packages_offer(code: ZipFile, data: ZipFile, paper: ZipFile, l
     }
     assert dict(entry_points(lmms)["lmms_eval.models"]) == {"clustrs": "clustrs_lmms:manifest"}
     assert dict(entry_points(lmms)["clustrs.importers"]) == {"lmms-eval": "clustrs_lmms.results:import_results"}
+    assert dict(entry_points(ray)["clustrs.engines"]) == {"ray": "clustrs_ray:RayEngine"}
     assert "lmms_eval.models" not in entry_points(code)
 
 
@@ -171,18 +180,17 @@ def test_every_environment_gets_all_packages() -> None:
     editable = [line for line in makefile.splitlines() if "--editable '." in line]
     assert len(editable) == 6  # .venv and those of other tests, the page's and the documentation's additions
     assert all("$(PACKAGES) --editable '." in line for line in editable)
-    assert (
-        "\nMODELS := packages/clustrs-models\nPAPER := packages/clustrs-paper\nPLUGIN := packages/clustrs-lmms\n"
-        in makefile
-    )
-    assert "\nPACKAGES := --editable $(MODELS) --editable $(PAPER) --editable $(PLUGIN)\n" in makefile
+    for name, package in (("MODELS", "models"), ("PAPER", "paper"), ("PLUGIN", "lmms"), ("ENGINE", "ray")):
+        assert f"\n{name} := packages/clustrs-{package}\n" in makefile
+    assert "\nFOLDERS := $(MODELS) $(PAPER) $(PLUGIN) $(ENGINE)\n" in makefile
+    assert "\nPACKAGES := $(addprefix --editable ,$(FOLDERS))\n" in makefile
     stamps = re.findall(r"^\$\((?:OLDEST_|VLLM_|LMMS_|)STAMP\): (.*)$", makefile, re.MULTILINE)
     assert len(stamps) == 4
     assert all(stamp.startswith("$(DEPENDENCIES)") for stamp in stamps)
 
 
 def test_build_backends_are_the_same() -> None:
-    folders = (ROOT, PACKAGE, PAPER, LMMS)
+    folders = (ROOT, PACKAGE, PAPER, LMMS, RAY)
     first, *others = [tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")) for folder in folders]
     for other in others:
         assert other["build-system"] == first["build-system"]
@@ -190,7 +198,7 @@ def test_build_backends_are_the_same() -> None:
 
 
 def test_licence_is_that_of_the_repository() -> None:
-    for folder in (PACKAGE, PAPER, LMMS):
+    for folder in (PACKAGE, PAPER, LMMS, RAY):
         assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 

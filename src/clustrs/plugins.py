@@ -22,7 +22,9 @@ EXTRAS = {
 }
 """The extra of the package that installs an optional module."""
 WITHOUT_MODELS = ("plot", "openvino")  # extras that do not need the package clustrs-models
-NEEDED = {"studies": "clustrs-paper", "dev": "clustrs-paper", "lmms-eval": "clustrs-lmms"}  # packages that extras need
+# packages that extras need
+NEEDED = {"studies": ["clustrs-paper"], "ray": ["clustrs-ray"], "lmms-eval": ["clustrs-lmms"]}
+NEEDED["dev"] = NEEDED["ray"] + NEEDED["studies"]
 
 _loaded: set[tuple[str, str, str]] = set()
 
@@ -73,6 +75,14 @@ def leave_out(reason: str) -> None:
     warnings.warn(f"a plugin is left out: {reason}", PluginWarning, stacklevel=3)
 
 
+def load_needed(group: str, package: str, extra: str) -> Any:
+    """Load the plugin that one of our packages adds to a group; without the package, say how to install it."""
+    entries = [entry for entry in plugin_entries(group) if entry.dist and entry.dist.name == package]
+    if not entries:
+        raise ValueError(f"this needs the package {package}: {install_hint(extra, package=package)}")
+    return load_entry(entries[0])
+
+
 def describe(entry: EntryPoint) -> str:
     """Return the name of an entry point and of the package that it comes from."""
     package = entry.dist.name if entry.dist else "an unknown package"
@@ -89,7 +99,7 @@ def install_command(*extras: str, package: str = "") -> str:
     """
     words = [] if extras and set(extras) <= set(WITHOUT_MODELS) else ["./packages/clustrs-models"]
     words.append(f".[{','.join(extras)}]")
-    packages = {package, *(NEEDED.get(extra, "") for extra in extras)} - {""}
+    packages = {package, *(name for extra in extras for name in NEEDED.get(extra, []))} - {""}
     words += [f"./packages/{name}" for name in sorted(packages)]  # after clustrs: pip before 24 asks an index otherwise
     return " ".join(["pip install", *(f"'{word}'" for word in words)])
 

@@ -200,7 +200,7 @@ def test_install_hints_name_extras_and_folders_that_exist() -> None:
 
     for extra in project:
         command = plugins.install_command(extra)
-        for package in ("clustrs-models", "clustrs-paper", "clustrs-lmms"):
+        for package in ("clustrs-models", "clustrs-paper", "clustrs-lmms", "clustrs-ray"):
             assert (f"./packages/{package}" in command) == needs(extra, package)
         assert all((ROOT / word.strip("'")).is_dir() for word in command.split() if word.startswith("'./"))
 

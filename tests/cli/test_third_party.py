@@ -222,6 +222,7 @@ run("study", "stability")
 Path("results").mkdir()
 Path("results/20260101_100000_results.json").write_text("{}")
 run("report", "results")
+run("eval", "--engine", "ray")
 """
 
 
@@ -256,7 +257,7 @@ def test_clustrs_alone(alone: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     generated, *lines = done.stdout.splitlines()
     assert generated.startswith("torch.Size([1, ")
-    usage, methods, tasks, photos, scenes, paper, asked, *studied, lmms = (line.split("|", 2) for line in lines)
+    usage, methods, tasks, photos, scenes, paper, asked, *studied, lmms, ray = (line.split("|", 2) for line in lines)
     assert [code for code, *_ in (usage, methods, tasks)] == ["0", "0", "0"]
     assert "clustrs" in methods[2]
     assert "custom" in tasks[2]
@@ -271,6 +272,7 @@ def test_clustrs_alone(alone: Path, tmp_path: Path) -> None:
         assert code == "2", message
         assert "clustrs-paper" in message
         assert "'./packages/clustrs-paper'" in message
-    assert lmms[0] == "2"
-    assert "clustrs-lmms" in lmms[2]
-    assert "'./packages/clustrs-lmms'" in lmms[2]
+    for package, (code, _, message) in (("clustrs-lmms", lmms), ("clustrs-ray", ray)):
+        assert code == "2", message
+        assert f"this needs the package {package}" in message
+        assert f"'./packages/{package}'" in message

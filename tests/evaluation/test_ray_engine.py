@@ -10,10 +10,10 @@ import tiny_models
 
 from clustrs import run
 from clustrs.evaluation.config import Config, expand_methods
-from clustrs.evaluation.ray_engine import RayEngine
 from clustrs.evaluation.report import write_report
 from clustrs.evaluation.runner import Engine
 from clustrs.evaluation.store import key_of, read_answers
+from clustrs_ray import RayEngine
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.slow]

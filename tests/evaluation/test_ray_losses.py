@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clustrs.evaluation import ray_engine as engine
+import clustrs_ray as engine
 from clustrs.evaluation.config import Config, expand_methods
 from clustrs.evaluation.runner import Unit, Worker, failed_record, units
 from clustrs.evaluation.store import AnswerRecord

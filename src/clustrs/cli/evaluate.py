@@ -15,7 +15,7 @@ from clustrs.cli import base
 from clustrs.cli import options as o
 from clustrs.cli.base import SETTINGS, Command, app, given_options
 from clustrs.embedded import DEFAULT, default_task, folder_of, model_and_task
-from clustrs.plugins import install_hint, load_entry, plugin_entries
+from clustrs.plugins import load_needed
 from clustrs.validation import EngineName, LoadOptions
 
 if TYPE_CHECKING:
@@ -208,11 +208,7 @@ def report(
     if not os.path.exists(folder / "config.json") and lmms_result_files(folder):
         if images or latency or judge_model:
             raise ValueError("--images, --latency and --judge-model need a run of clustrs eval")
-        importers = [entry for entry in plugin_entries("clustrs.importers") if entry.name == "lmms-eval"]
-        if not importers:
-            hint = install_hint("cli", package="clustrs-lmms")
-            raise ValueError(f"results of lmms-eval are read by the package clustrs-lmms: {hint}")
-        for run in load_entry(importers[0])(folder, metric, base.say):
+        for run in load_needed("clustrs.importers", "clustrs-lmms", "cli")(folder, metric, base.say):
             print(f"{run.name}:")
             base.print_report(run, None, compare_with)
         return

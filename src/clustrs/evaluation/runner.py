@@ -30,6 +30,7 @@ from clustrs.models.adapters.base import adapter_class
 from clustrs.models.ask import chat_prompt
 from clustrs.models.attach import resolve_auto
 from clustrs.models.load import apply_image_padding
+from clustrs.plugins import load_needed
 from clustrs.pruners import Pruner, from_dict
 from clustrs.validation import EngineName, excerpt
 
@@ -363,10 +364,6 @@ class Engine:
 
 
 def get_engine(name: EngineName, **options: Any) -> Engine:
-    """Return the engine "local", or "ray" with the options of `RayEngine`."""
+    """Return the engine "local", or "ray" with the options of `clustrs_ray.RayEngine`."""
     validation.choice("engine", name, ("local", "ray"))
-    if name == "ray":
-        from clustrs.evaluation.ray_engine import RayEngine
-
-        return RayEngine(**options)
-    return Engine(**options)
+    return Engine(**options) if name == "local" else load_needed("clustrs.engines", "clustrs-ray", "ray")(**options)

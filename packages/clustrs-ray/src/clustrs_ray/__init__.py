@@ -13,6 +13,7 @@ from clustrs.evaluation.store import AnswerRecord
 from clustrs.models.load import quiet_transformers
 from clustrs.pruners import from_dict
 
+__version__ = "0.2.0"
 TRIES = 4  # number of times that a unit is started: workers and nodes may die
 LOSSES = 2 * TRIES  # number of workers, beyond the size of the pool, that may die without a unit finished in between
 
