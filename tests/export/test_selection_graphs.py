@@ -33,7 +33,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("clustermeans", {}),
     ("clustermeans", {"power": 0.0, "tau": 0.3, "seed": 9}),
 ]
-QUICK = ("fastervlm", {})
+QUICK: tuple[str, dict[str, Any]] = ("fastervlm", {})
 """The one that `make test` exports."""
 
 

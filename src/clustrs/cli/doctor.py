@@ -136,7 +136,7 @@ def try_openvino() -> str:
 
 
 ONNX = ("onnx", "onnxscript", "onnxruntime")
-LMMS = ("lmms_eval", "clustrs_lmms")
+LMMS, RAY = ("lmms_eval", "clustrs_lmms"), ("ray", "clustrs_ray")
 PAPER = install_hint("cli", package="clustrs-paper")
 CHECKS = (
     Check("models", ("transformers", "PIL"), install_hint("models"), try_models),
@@ -148,7 +148,7 @@ CHECKS = (
     Check("bitsandbytes", ("bitsandbytes",), "pip install bitsandbytes", ("bitsandbytes",)),
     Check("vLLM", ("vllm",), install_hint("vllm"), try_vllm),
     Check("lmms-eval", LMMS, install_hint("lmms-eval"), lambda: import_module("clustrs_lmms").check()),
-    Check("ray engine", ("ray",), install_hint("ray"), ("ray",)),
+    Check("ray engine", RAY, install_hint("ray"), RAY),
     Check("datasets of the hub", ("datasets",), install_hint("hub"), ("datasets",)),
     Check("UMAP of studies", ("umap",), install_hint("studies"), ("umap",)),
     Check("ONNX", ONNX, install_hint("onnx"), ONNX),
