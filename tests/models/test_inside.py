@@ -120,29 +120,28 @@ def test_the_list_of_models_says_which_families_are_refused() -> None:
     assert listed == {family: "no" if family in REFUSED else "yes" for family in BUILDERS if family != "paligemma2"}
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_budget_of_all_tokens_changes_no_bit(batch: Any, name: str) -> None:
-    model, inputs = batch
-    plain = generate(model, inputs)
-    for keep in (16, 500, 1.0):
-        with get_method(name, keep=keep)(model) as handle:
-            tokens, logits, _ = generate(model, inputs)
-        assert torch.equal(tokens, plain[0])
-        assert torch.equal(logits, plain[1])
-        assert [image.kept for image in handle.last] == [16, 16]
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_each_prompt_of_a_batch_is_pruned_as_if_alone(llava: Any, name: str) -> None:
-    model, processor = llava
+@pytest.mark.parametrize("family", [family for family in BUILDERS if family not in REFUSED])
+def test_all_tokens_change_no_bit_and_a_batch_is_pruned_as_if_alone(load_family: Load, family: str) -> None:
+    model, processor = load_family(family)
+    deepen(model)
     images = [make_image(seed=1), make_image(seed=2)]
-    with CASES[name](model) as handle:
-        logits = generate(model, family_inputs(model, processor, TEXTS, images))[1]
-        together = [image.selection.indices.tolist() for image in handle.last]
-        for row, (text, image) in enumerate(zip(TEXTS, images, strict=True)):
-            alone = generate(model, family_inputs(model, processor, [text], [image]))
-            torch.testing.assert_close(alone[1][0], logits[row], atol=1e-4, rtol=1e-4)
-            assert handle.last[0].selection.indices.tolist() == together[row]
+    batch = family_inputs(model, processor, TEXTS, images)
+    single = [family_inputs(model, processor, [text], [image]) for text, image in zip(TEXTS, images, strict=True)]
+    plain = generate(model, batch)
+    for name, method in CASES.items():
+        for keep in (500, 1.0):
+            with get_method(name, keep=keep)(model) as handle:
+                tokens, logits, _ = generate(model, batch)
+            assert torch.equal(tokens, plain[0]), name
+            assert torch.equal(logits, plain[1]), name
+            assert all(image.kept == image.placeholders for image in handle.last), name
+        with method(model) as handle:
+            logits = generate(model, batch)[1]
+            together = [image.selection.indices.tolist() for image in handle.last]
+            for row, inputs in enumerate(single):
+                alone = generate(model, inputs)[1]
+                torch.testing.assert_close(alone[0], logits[row], atol=1e-4, rtol=1e-4, msg=name)
+                assert handle.last[0].selection.indices.tolist() == together[row], name
 
 
 @pytest.mark.parametrize("name", CASES)
