@@ -88,7 +88,7 @@ def groups() -> dict[str, Any]:
         for keep in KEEPS:
             for label, (name, parameters) in GROUPS.items():
                 result = reference.run(get_method(name, keep=keep, **parameters), image)
-                stored = {"indices": result.indices, "labels": result.labels}
+                stored: dict[str, Any] = {"indices": result.indices, "labels": result.labels}
                 stored["sum"] = result.tokens.sum(-1).tolist()[:3]
                 if result.alpha is not None:
                     stored["alpha"] = result.alpha[:5]
