@@ -21,6 +21,7 @@ from clustrs_models import smol, smol_build
 from clustrs_models.weight_files import Node, read_gguf, read_onnx
 
 onnx = pytest.importorskip("onnx")
+pytestmark = pytest.mark.xdist_group("smol")  # one process loads the model
 Run = Callable[..., tuple[int, str, str]]
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2}
 SIZES |= {"image_size": 32, "patch_size": 16, "projection_dim": 8}
