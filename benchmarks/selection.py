@@ -38,6 +38,7 @@ from tqdm import tqdm
 from clustrs import Pruner, get_method, list_methods, palette
 from clustrs.ops import dispatch
 from clustrs.pruners.inputs import FURTHER
+from clustrs.pruners.registry import display_label
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, it finds only its own folder
 from benchmarks import scaling
@@ -199,7 +200,13 @@ def plot(rows: list[Row], path: Path) -> None:
         axis.set_ylabel("milliseconds per image")
     shown = {label: line for axis in axes.flat for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     ordered = [name for name in names if name in shown]
-    fig.legend([shown[name] for name in ordered], ordered, loc="outside lower center", ncols=5, frameon=False)
+    fig.legend(
+        [shown[name] for name in ordered],
+        [display_label(name) for name in ordered],
+        loc="outside lower center",
+        ncols=5,
+        frameon=False,
+    )
     fig.savefig(path, dpi=110)
 
 
@@ -210,6 +217,8 @@ def draw_panel(axis: Any, rows: list[Row], panel: tuple[str, int, str, str, str]
     special = {FLOOR: ("black", ":", ""), LOOP: ("#777777", "--", "")}
     for name in dict.fromkeys(row["method"] for row in subset):
         points = sorted((row[along], row["ms"]) for row in subset if row["method"] == name)
+        if len(points) < 2:  # a lone marker says less than the panel where there are several
+            continue
         color, line, marker = special.get(name, (palette.color(name), "-", palette.marker(name)))
         axis.plot(*zip(*points, strict=True), color=color, linestyle=line, marker=marker, label=name)
     ticks = sorted({row[along] for row in subset})

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clustrs import Selection, get_method, list_methods
+from clustrs import Selection, get_method, list_methods, method_class
 from clustrs.pruners.inputs import FURTHER
 
 CLUMPS, SIDE = 8, 24
@@ -94,12 +94,12 @@ def draw(path: Path, tokens: Tensor, attention: Tensor, results: dict[str, Selec
             )
             axis.scatter(*after[moved].T, s=22, marker="x", c="#d55e00", label="what the model gets")
         axis.legend(loc="lower left", frameon=False, fontsize=8)
-        axis.set_title(f"{name}: {len(result.tokens)} tokens")
+        axis.set_title(f"{method_class(name).label}: {len(result.tokens)} tokens")
         axis.set(xticks=[], yticks=[])
     shown = torch.cat([tokens, *(result.tokens for result in pruned.values())])  # merged tokens may lie far outside
     (left, bottom), (right, top) = shown.amin(0).tolist(), shown.amax(0).tolist()
     axes.flat[0].set(xlim=(left - 1, right + 1), ylim=(bottom - 4, top + 1))
-    fig.suptitle("Tokens in two features; a dot's size is its attention, its colour (clustrs only) its cluster")
+    fig.suptitle("Tokens in two features; a dot's size is its attention, its color (ClustRS only) its cluster")
     path.parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(path, dpi=75)
 

@@ -23,6 +23,7 @@ from clustrs.embedded import DEFAULT
 from clustrs.models.ask import chat_prompt
 from clustrs.models.load import load_model
 from clustrs_models.scenes import examples
+from clustrs_paper.studies.result import level_ticks, places
 from recipes.measure import RESULTS
 from recipes.train import NAMES
 
@@ -111,9 +112,11 @@ def noise_curve(results: dict[str, dict[str, Any]]) -> None:
         accuracy = result["accuracy"]
         right = {key.removeprefix("sigma "): cell["right"] for key, cell in accuracy.items() if "sigma" in key}
         right = {"clean": accuracy["clean"]["right"], **right}
-        axis.plot([*right], [*right.values()], "o-", color=COLORS[i], label=name)
+        at = places([0.0 if level == "clean" else float(level) for level in right])
+        axis.plot(at, [*right.values()], "o-", color=COLORS[i], label=name)
+        level_ticks(axis, at, [*right])
         axis.axhline(accuracy["grey image"]["right"], color=COLORS[i], linestyle=":", label=f"{name}, grey image")
-    axis.set(xlabel="noise, sigma", ylabel="right, %", ylim=(0, 100))
+    axis.set(xlabel="noise, sigma (log scale)", ylabel="right, %", ylim=(0, 100))
     axis.legend(fontsize=8)
     axis.grid(alpha=0.25)
     figure.tight_layout()

@@ -19,7 +19,7 @@ IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 MODEL, SAMPLE, QUESTION, KEEP, REPEATS = "photo-llava", "sample:photo-1", "Which of these is a building?", 16, 7
 BUDGETS = (8, 16, 64, 144)
 METHODS = {"clustermeans": "ClusterMeans", "clustrs": "ClustRS", "tome": "ToMe", "divprune": "DivPrune"}
-METHODS |= {"fastervlm": "FasterVLM", "random": "random"}
+METHODS |= {"fastervlm": "FasterVLM", "random": "Random"}
 
 
 def hero() -> None:

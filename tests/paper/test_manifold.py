@@ -22,6 +22,7 @@ from clustrs.corruptions.images import open_image
 from clustrs.models.ask import ask
 from clustrs.models.select import ImageSelection
 from clustrs.palette import MARKERS
+from clustrs.pruners.registry import display_label
 from clustrs_paper.studies import StudyPart, manifold
 
 Folders = Callable[[str, str], Path]
@@ -107,7 +108,7 @@ def test_what_is_drawn(result: StudyPart) -> None:
         for name, mark in zip(("clustrs", "fastervlm", "divprune", "visionzip"), marks, strict=True):
             expected = [(row["pca_1"], row["pca_2"]) for row in rows if row[f"{name}_keeps"]]
             assert mark.get_offsets().tolist() == pytest.approx(np.array(expected))
-            assert mark.get_label() == f"{name} ({len(expected)})"
+            assert mark.get_label() == f"{display_label(name)} ({len(expected)})"
         assert len({str(mark.get_paths()[0].vertices.tolist()) for mark in marks}) == len(marks) <= len(MARKERS)
     first, second = result.figure.axes
     assert (first.get_xlim(), first.get_ylim()) == (second.get_xlim(), second.get_ylim())

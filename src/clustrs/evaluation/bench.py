@@ -155,10 +155,11 @@ class BenchResult:
                 tops = [top + height for top, height in zip(tops, heights, strict=True)]
             for place, top in enumerate(tops):
                 axis.annotate(f"{top:.3g} s", (place, top), ha="center", va="bottom")
+            axis.margins(y=0.1)
             axis.set(xlabel="visual tokens kept", ylabel=f"seconds to the first token{self.scaled}")
             axis.set_title(f"{self.model}, batch {batch}{self.scaled}", fontsize=9)
         names = figure.axes[0].get_legend_handles_labels()
-        figure.legend(*names, loc="outside lower center", ncols=len(STAGES), frameon=False)
+        figure.legend(*names, loc="outside lower center", ncols=3, frameon=False)
         figure.savefig(path, dpi=110)
 
 

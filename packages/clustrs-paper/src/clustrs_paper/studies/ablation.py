@@ -10,6 +10,7 @@ from clustrs_paper.studies.result import (
     StudyPart,
     count_clear,
     draw_panel,
+    places,
     pyplot,
     series,
     shared_legend,
@@ -95,10 +96,10 @@ def table(grid: "Grid") -> list[Row]:
 
 
 def draw(rows: Sequence[Row], about: str) -> Any:
-    """One column per budget: scores, gains, and the paper's scores where it has some."""
+    """One column per budget: scores, gains, and the paper's scores where it has some at several levels."""
     plt = pyplot()
     keeps = list(dict.fromkeys(row["keep"] for row in rows if row["keep"] != "all"))
-    has_paper = any(row["paper_clustrs"] is not None for row in rows)
+    has_paper = len({row["level"] for row in rows if row["paper_clustrs"] is not None}) > 1
     figure, axes = plt.subplots(
         2 + has_paper,
         len(keeps),
@@ -125,18 +126,19 @@ def draw(rows: Sequence[Row], about: str) -> Any:
 
 def draw_column(column: Sequence[Any], rows: Sequence[Row], has_paper: bool) -> None:
     """The panels of one budget, from top to bottom."""
-    labels = [f"{row['level']:g}" for row in rows]
-    draw_panel(column[0], labels, [series(rows, COLUMNS[name], name, STYLES[name]) for name in VARIANTS])
+    labels, at = [f"{row['level']:g}" for row in rows], places([row["level"] for row in rows])
+    draw_panel(column[0], labels, [series(rows, COLUMNS[name], name, STYLES[name]) for name in VARIANTS], at=at)
     gains = [series(rows, gain, f"gain of {GAIN_WORDS[gain]}", STYLES[gain]) for gain in GAINS]
-    if has_paper:
-        for gain in GAINS:
-            label = f"gain of {GAIN_WORDS[gain]}, paper"
+    for gain in GAINS:
+        label = f"gain of {GAIN_WORDS[gain]}, paper"
+        if any(row[f"paper_{gain}"] is not None for row in rows):
             gains.append(series(rows, f"paper_{gain}", label, STYLES[gain], hollow=True))
+    if has_paper:
         scores = [
             series(rows, f"paper_{COLUMNS[name]}", f"{name}, paper", STYLES[name], hollow=True) for name in VARIANTS
         ]
-        draw_panel(column[2], labels, scores)
-    draw_panel(column[1], labels, gains, lines=False)
+        draw_panel(column[2], labels, scores, at=at)
+    draw_panel(column[1], labels, gains, lines=False, at=at)
     column[1].axhline(0, color="black", linewidth=1)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from clustrs import palette
 from clustrs.app.inspection import Values, to_numpy
-from clustrs_paper.studies.result import StudyResult, pyplot, single
+from clustrs_paper.studies.result import StudyResult, level_ticks, places, pyplot, single
 from clustrs_paper.studies.settings import LARGEST_SEED, Keep, LossImageStudyConfig, setting
 
 if TYPE_CHECKING:
@@ -210,8 +210,8 @@ def draw(rows: Sequence[Row], model: str) -> Any:
         for name, of in (("mean_alpha", "after"), ("best_constant_alpha", "constant")):
             draw_series(alpha, subset, name, SERIES[of])
         distance.set_title(f"k = {keep}")
-        alpha.set_xticks(range(len(subset)), [level_name(row) for row in subset])
-        alpha.set(xlabel=f"{subset[-1]['corruption']} level", ylim=(-0.05, 1.05))
+        level_ticks(alpha, places([row["level"] or 0.0 for row in subset]), [level_name(row) for row in subset])
+        alpha.set(xlabel=f"{subset[-1]['corruption']} level (log scale)", ylim=(-0.05, 1.05))
         for axis in (distance, change, alpha):
             axis.grid(alpha=0.3)
     axes[0][0].set(ylabel="distance from the clean token\n/ mean norm of clean tokens", ylim=(0, None))
@@ -227,7 +227,8 @@ def draw(rows: Sequence[Row], model: str) -> Any:
 def draw_series(axis: Any, rows: Sequence[Row], name: str, style: tuple[str, str, str, str], factor: float = 1) -> None:
     """A line through the levels that have a value, with its interval where there is one."""
     label, color, marker, line = style
-    there = [(x, row) for x, row in enumerate(rows) if row[name] is not None]
+    at_level = zip(places([row["level"] or 0.0 for row in rows]), rows, strict=True)
+    there = [(x, row) for x, row in at_level if row[name] is not None]
     at = [x for x, _ in there]
     axis.plot(at, [factor * row[name] for _, row in there], line, color=color, marker=marker, label=label)
     if there and there[0][1].get(f"{name}_low") is not None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from clustrs import palette
 from clustrs.app.inspection import Values, principal_plane, to_numpy
 from clustrs.plugins import install_hint
+from clustrs.pruners.registry import display_label
 from clustrs_paper.studies.result import StudyPart, StudyResult, distances, pyplot, share_text, token_spread
 from clustrs_paper.studies.settings import (
     ImageStudyConfig,
@@ -166,7 +167,7 @@ def _draw_panel(axis: Any, rows: Rows, kind: str, methods: Sequence[str]) -> Non
     for i, name in enumerate(methods):
         kept = np.array([bool(row[f"{name}_keeps"]) for row in rows])
         style = {"s": sizes[i], "marker": palette.marker(name), "color": palette.color(name)}
-        label = f"{name} ({int(kept.sum())})"
+        label = f"{display_label(name)} ({int(kept.sum())})"
         axis.scatter(x[kept], y[kept], **style, edgecolors="white", linewidths=0.5, label=label, zorder=3 + i)
 
 

@@ -6,6 +6,7 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any, Literal
 
 from clustrs import palette
+from clustrs.pruners.registry import display_label
 from clustrs_paper.studies.result import StudyResult, pyplot, single
 from clustrs_paper.studies.settings import ImageStudyConfig, Keep, resolve_methods, setting
 
@@ -175,7 +176,8 @@ def paper_overhead(model: str) -> dict[tuple[str, Keep | str], tuple[float, floa
 
 
 def name_of(row: Mapping[str, Any]) -> str:
-    return row["method"] if row["keep"] == "all" else f"{row['method']}, k = {row['keep']}"
+    name = display_label(row["method"])
+    return name if row["keep"] == "all" else f"{name}, k = {row['keep']}"
 
 
 def draw(rows: Sequence[Row], lengths: Sequence[int], model: str) -> Any:

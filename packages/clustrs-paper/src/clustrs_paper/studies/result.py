@@ -4,6 +4,8 @@ import csv
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import log2
 from pathlib import Path
 from typing import Any
 
@@ -109,13 +111,43 @@ def series(
     return Series(label, *style, [row[name] for row in rows], low, high, hollow)
 
 
-def draw_panel(axis: Any, labels: Sequence[str], shown: Sequence[Series], lines: bool = True) -> None:
-    """With `lines`, a line through each series, its markers at the ticks; without, the series next to each other."""
+def places(levels: Sequence[float]) -> list[float]:
+    """Place levels by their logarithm, a step for a factor of 2; clean images, level 0, are a step before the mildest.
+
+    Levels that do not rise, such as the qualities of JPEG, are equally far apart.
+
+    >>> places([0, 0.5, 1, 4])
+    [0.0, 1.0, 2.0, 4.0]
+    """
+    if any(b <= a for a, b in pairwise(levels)) or levels[0] < 0 or levels[-1] <= 0:
+        return [float(i) for i in range(len(levels))]
+    mildest = next(level for level in levels if level > 0)
+    return [1 + log2(level / mildest) if level > 0 else 0.0 for level in levels]
+
+
+def level_ticks(axis: Any, at: Sequence[float], labels: Sequence[str]) -> None:
+    """Label levels at their places; of two that would touch, the milder one."""
+    span = (at[-1] - at[0]) or 1.0
+    shown = [at[0]]
+    for place in at[1:]:
+        shown += [place] if place - shown[-1] > 0.07 * span else []
+    axis.set_xticks(at, [label if place in shown else "" for place, label in zip(at, labels, strict=True)])
+    axis.set_xlim(at[0] - 0.06 * span, at[-1] + 0.06 * span)
+
+
+def draw_panel(
+    axis: Any, labels: Sequence[str], shown: Sequence[Series], lines: bool = True, at: Sequence[float] | None = None
+) -> None:
+    """With `lines`, a line through each series, its markers at the ticks; without, the series next to each other.
+
+    `at` has the places of levels.
+    """
+    ticks = [float(i) for i in range(len(labels))] if at is None else at
     step = 0.0 if lines else min(0.12, 0.6 / max(1, len(shown)))
     for index, one in enumerate(shown):
         shift = step * (index - (len(shown) - 1) / 2)
         there = [i for i, value in enumerate(one.values) if value is not None]
-        where = [i + shift for i in there]
+        where = [ticks[i] + shift for i in there]
         values = [one.values[i] for i in there]
         style: dict[str, Any] = {"color": one.color, "marker": one.marker, "markersize": 6}
         if one.hollow:
@@ -125,8 +157,11 @@ def draw_panel(axis: Any, labels: Sequence[str], shown: Sequence[Series], lines:
         for i, x in zip(there, where, strict=True):
             if one.low[i] is not None and one.high[i] is not None:
                 axis.plot([x, x], [one.low[i], one.high[i]], color=one.color, linewidth=1.4, alpha=0.7)
-    axis.set_xticks(range(len(labels)), labels)
-    axis.set_xlim(-0.5, len(labels) - 0.5)
+    if at is None:
+        axis.set_xticks(ticks, labels)
+        axis.set_xlim(-0.5, len(labels) - 0.5)
+    else:
+        level_ticks(axis, ticks, labels)
     axis.grid(axis="y", alpha=0.3)
 
 

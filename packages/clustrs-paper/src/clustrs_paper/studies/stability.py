@@ -15,7 +15,8 @@ import numpy as np
 
 from clustrs import palette
 from clustrs.app.inspection import Values, to_numpy
-from clustrs_paper.studies.result import StudyResult, distances, pyplot, single, token_spread
+from clustrs.pruners.registry import display_label
+from clustrs_paper.studies.result import StudyResult, distances, level_ticks, places, pyplot, single, token_spread
 from clustrs_paper.studies.settings import LARGEST_SEED, Keep, LossImageStudyConfig, methods_by_label, setting
 
 if TYPE_CHECKING:
@@ -203,9 +204,8 @@ def draw(rows: Rows) -> Any:
     for axis, (title, label) in zip(axes.flat, texts, strict=True):
         axis.set_title(title, fontsize=11)
         axis.set_ylabel(label)
-        axis.set_xticks(range(len(levels)), levels)
-        axis.set_xlim(-0.5, len(levels) - 0.5)
-        axis.set_xlabel(f"{rows[0]['corruption']} level")
+        level_ticks(axis, _places(levels), levels)
+        axis.set_xlabel(f"{rows[0]['corruption']} level (log scale)")
         axis.grid(axis="y", alpha=0.3)
     axes[0, 1].legend(fontsize=9)
     handles, names = axes[1, 1].get_legend_handles_labels()
@@ -214,6 +214,10 @@ def draw(rows: Rows) -> Any:
     bars = "; bars and bands: 95 % intervals over images" if images > 1 else ""
     figure.suptitle(f"Stability over {images} image{'s' * (images > 1)}{bars}", fontsize=13)
     return figure
+
+
+def _places(levels: Sequence[str]) -> list[float]:
+    return places([float(level) for level in levels])
 
 
 def _series(rows: Rows, measure: str, method: str, levels: Sequence[str], factor: float) -> tuple[Values, Values]:
@@ -232,11 +236,11 @@ def _draw_ranking(axis: Any, rows: Rows, measure: str, levels: Sequence[str], fa
     subset = [row for row in rows if row["measure"] == measure]
     axis.axhline(factor * subset[0]["by_chance"], color="#777777", linestyle=":", label="a random order")
     style = {"color": palette.SERIES[0], "marker": "o", "capsize": 3}
-    axis.errorbar(np.arange(len(levels)), means, bars, **style, label="measured here")
+    axis.errorbar(_places(levels), means, bars, **style, label="measured here")
     printed = {row["level"]: row["paper"] for row in subset if row["paper"] is not None}
     if printed:
-        shown = [i for i, level in enumerate(levels) if level in printed]
-        values = [factor * printed[levels[i]] for i in shown]
+        shown = [place for place, level in zip(_places(levels), levels, strict=True) if level in printed]
+        values = [factor * printed[level] for level in levels if level in printed]
         style = {"color": "black", "marker": "s", "linestyle": "none", "markersize": 8, "fillstyle": "none"}
         axis.plot(shown, values, **style, label="the paper's (LLaVA-1.5-7B, 576 tokens)", zorder=3)
     axis.set_ylim(bottom=-0.04 * max(axis.get_ylim()))
@@ -247,8 +251,8 @@ def _draw_methods(axis: Any, rows: Rows, measure: str, levels: Sequence[str], fa
     names = list(dict.fromkeys(row["method"] for row in rows if row["measure"] == measure))
     for name in names:
         means, (below, above) = _series(rows, measure, name, levels, factor)
-        color, x = palette.color(name), np.arange(len(levels))
-        axis.plot(x, means, color=color, marker=palette.marker(name), linewidth=1.4, markersize=5.5, label=name)
+        color, x, label = palette.color(name), _places(levels), display_label(name)
+        axis.plot(x, means, color=color, marker=palette.marker(name), linewidth=1.4, markersize=5.5, label=label)
         axis.fill_between(x, means - below, means + above, color=color, alpha=0.12, linewidth=0)
     axis.set_ylim(bottom=0)
 
