@@ -386,7 +386,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["--corrupt", "fog:1"], "unknown corruption 'fog' (did you mean 'imagenet_c/fog'?); available: gaussian"),
     (["--corrupt", "gaussian"], "corruption must be NAME:LEVEL"),
     (["--seed", "x"], "--seed must be an integer from 0 to 9223372036854775807, got 'x'"),
-    (["--scope", "all"], "--scope must be one of image, crop, got 'all'"),
+    (["--scope", "all"], "--scope must be one of image, crop, video, frame, got 'all'"),
     (["--crops", "first"], "--crops must be one of all, base, got 'first'"),
     (["--positions", "none"], "--positions must be one of auto, compact, original, got 'none'"),
     (["--max-new-tokens", "0"], "--max-new-tokens must be an integer from 1 to 2147483647"),

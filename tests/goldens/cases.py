@@ -66,7 +66,8 @@ def as_tensors(image: Image) -> PrunerInputs:
     tokens, attention, matrix, *states = (torch.from_numpy(getattr(image, name)).float() for name in names)
     given: dict[str, Any] = dict(zip(names[3:], states, strict=True))
     if image.frames is not None:
-        given["layout"] = Layout(*torch.tensor(image.layout).unbind(-1), torch.tensor(image.frames))
+        tile, y, x = torch.tensor(image.layout).unbind(-1)
+        given["layout"] = Layout(tile, y, x, torch.tensor(image.frames))
     return PrunerInputs(tokens, attention, projector=lambda states: states @ matrix, **given)
 
 

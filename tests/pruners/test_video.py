@@ -28,7 +28,7 @@ def video(seed: int, frames: int, height: int, width: int, still: float, first: 
     order = torch.randperm(n, generator=generator)
     layout = Layout(*(part[order] for part in (frame, cell // width % height, cell % width, frame)))
     places = list(zip(*(part.tolist() for part in (layout.tile, layout.y, layout.x)), strict=True))
-    moved = replace(image, tokens=image.tokens[order.numpy()], layout=places, frames=layout.frame.tolist())
+    moved = replace(image, tokens=image.tokens[order.numpy()], layout=places, frames=frame[order].tolist())
     return moved, layout
 
 

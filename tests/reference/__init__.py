@@ -3,6 +3,7 @@
 `run` takes what `Pruner.select` takes for one image, as numpy arrays, and a method with its parameters.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pkgutil import iter_modules
@@ -58,6 +59,6 @@ def run(method: Any, image: Image) -> Result:
     return next(getattr(module, name) for module in modules if hasattr(module, name))(method, image, k)
 
 
-def best_first(scores: list[float] | Array) -> list[int]:
+def best_first(scores: Sequence[float] | Array) -> list[int]:
     """Indices by descending score; equal ones in their order."""
     return sorted(range(len(scores)), key=lambda i: (-scores[i], i))

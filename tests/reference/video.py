@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from reference import Image, Result
-from reference.selection import all_cosines, best_first, only
+from reference import Image, Result, best_first
+from reference.selection import all_cosines, only
 
 STEP = 2.0**-36
 
@@ -45,7 +45,7 @@ def vidcom2(method: Any, image: Image, k: int) -> Result:
     groups = [[i for i in range(n) if frames[i] == number] for number in numbers]
     middle = sum(rows) / n
     to_video = [likeness(i, middle) for i in range(n)]
-    score = {}
+    score: dict[int, float] = {}
     for members in groups:
         middle = sum(rows[i] for i in members) / len(members)
         score |= {i: to_video[i] + likeness(i, middle) for i in members}

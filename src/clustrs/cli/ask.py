@@ -32,6 +32,7 @@ examples (M stands for a folder or a Hugging Face id):
   clustrs ask cat.jpg "What is this?" --model M --method none    all of them, for comparison
   clustrs ask cat.jpg "What is this?" --model M --set tau=2 shrink=false
   clustrs ask cat.jpg "What is this?" --model M --corrupt gaussian:0.5 --show kept.png
+  clustrs ask clip.mp4 "What happens?" --model M --keep 64 --show kept.gif     8 frames, one budget for all
 """
 COMPARE_EXAMPLES = """\
 examples (M stands for a folder or a Hugging Face id):
@@ -53,7 +54,10 @@ def asking(
     max_new_tokens: Annotated[int, o.option("longest answer", "N", o.MODEL, read=o.integer())] = 64,
     corrupt: o.Corrupt = None,
     seed: o.Seed = 0,
-    show: Annotated[str | None, o.option("draw the kept tokens to a .png, .pdf or .svg file", "FILE")] = None,
+    frames: Annotated[int, o.option("frames that are taken of a video", "N", o.IMAGES, read=o.integer(1, 64))] = 8,
+    show: Annotated[
+        str | None, o.option("draw the kept tokens to a .png, .pdf or .svg file; of a video also .gif or .mp4", "FILE")
+    ] = None,
     json: o.AsJson = False,
 ) -> None:
     """Options of `ask` and `compare`, for `takes`."""
@@ -62,7 +66,7 @@ def asking(
 @app.command("ask", cls=Command, epilog=ASK_EXAMPLES, rich_help_panel=PANEL)
 @o.takes(asking, o.attaching, o.prompting, o.loading)
 def ask(ctx: typer.Context, method: o.Method = "clustrs", **given: Any) -> None:
-    """Ask a question about an image.
+    """Ask a question about an image or a video.
 
     Prints the answer, how many visual tokens the language model read, and the time.
     """
@@ -94,7 +98,7 @@ def ask(ctx: typer.Context, method: o.Method = "clustrs", **given: Any) -> None:
         times = [f"{part} {milliseconds(getattr(answer.seconds, part))}" for part in PARTS[:-1]]
         times.append(f"decode {milliseconds(answer.seconds.decode_per_token)} per token")
         print(f"\n{method}: {counts}\nmilliseconds: {', '.join(times)}")
-    asked.finish(answer.image, method)
+    asked.finish(list(answer.frames) or answer.image, method)
 
 
 @app.command("compare", cls=Command, epilog=COMPARE_EXAMPLES, rich_help_panel=PANEL)
@@ -106,6 +110,8 @@ def compare(ctx: typer.Context, methods: o.Methods = None, **given: Any) -> None
     time to the whole answer. With --pruning, the configured method and the unpruned model.
     """
     asked = Question(given)
+    if asked.video and given["show"]:
+        raise ValueError("--show draws images in compare, got a video (clustrs ask draws one)")
     if config := o.read_pruning(ctx, given["pruning"]):
         given |= config.options()
         pruners = [make_method("none", None, None), config.method]
@@ -152,21 +158,28 @@ def compared(
 
 
 class Question:
-    """A question about an image; what needs no torch and no transformers is checked before `load` loads the model."""
+    """A question about an image or video; what needs no torch and no transformers is checked before `load`."""
 
     model: Any
     processor: Any
+    image: Any
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         from clustrs.corruptions import Corruption
         from clustrs.corruptions.images import open_image
+        from clustrs.corruptions.videos import is_video, open_video
 
         self.given = given
         folder_of(given["model"])
         self.corruption = Corruption.parse(given["corrupt"]) if given["corrupt"] else None
         path = image_path(given["image"])
-        image = open_image(path)
-        self.image = self.corruption.apply(image, path.name, given["seed"]) if self.corruption else image
+        self.video = is_video(path)
+        images = open_video(path, given["frames"]) if self.video else [open_image(path)]
+        if self.corruption:
+            names = [f"{path.name}#{number}" if number else path.name for number in range(len(images))]
+            pairs = zip(images, names, strict=True)
+            images = [self.corruption.apply(image, name, given["seed"]) for image, name in pairs]
+        self.image = images if self.video else images[0]
         self.expected = expected_answer(given["image"], given["question"])
         self.load_options = LoadOptions(**{one.name: given[one.name] for one in fields(LoadOptions)})
 
@@ -176,7 +189,7 @@ class Question:
         from clustrs.models.ask import name_unknown_words
 
         if self.given["show"]:
-            draw.check_path(self.given["show"])
+            draw.check_path(self.given["show"], self.video)
             base.check_file("--show", Path(self.given["show"]))
         padding = self.given["image_padding"]
         self.model, self.processor = base.load_model(self.given["model"], self.load_options, padding)
@@ -200,8 +213,12 @@ class Question:
             print(f"model: {embedded.name}, embedded; it knows {embedded.knows} only (--model for another)")
         if show:
             title = " | ".join(filter(None, [method, self.given["question"], str(self.corruption or "")]))
-            draw_all = draw.draw_comparison if isinstance(kept, dict) else draw.draw_kept
-            draw_all(as_seen(self.processor, self.image), kept, show, title)
+            if self.video:
+                frames = [as_seen(self.processor, frame) for frame in self.image]
+                draw.draw_frames(frames, kept, show, title)
+            else:
+                draw_all = draw.draw_comparison if isinstance(kept, dict) else draw.draw_kept
+                draw_all(as_seen(self.processor, self.image), kept, show, title)
             print(end="" if json else f"drawing: {show}\n")
 
     def as_json(self) -> dict[str, Any]:
@@ -221,7 +238,7 @@ def answer_json(method: "Pruner", answer: "Answer") -> dict[str, Any]:
         **{name: getattr(answer, name) for name in ("unpruned_tokens", "visual_tokens", "new_tokens", "unknown_words")},
         "seconds": asdict(answer.seconds),
         "average_tokens": answer.image.average,
-        "kept": answer.image.selection.indices.tolist(),
+        "kept": [one.selection.indices.tolist() for one in answer.frames] or answer.image.selection.indices.tolist(),
     }
 
 

@@ -43,6 +43,8 @@ class Answer:
     image: ImageSelection
     unknown_words: tuple[str, ...] = ()
     """Words of the question that a word-level tokenizer does not have: the model was not asked them."""
+    frames: tuple[ImageSelection, ...] = ()
+    """Kept tokens of each frame of a video; `image` is the first."""
 
 
 def as_seen(processor: Any, image: Image.Image) -> Image.Image:
@@ -65,7 +67,7 @@ def as_seen(processor: Any, image: Image.Image) -> Image.Image:
 def ask(
     model: Any,
     processor: Any,
-    image: Image.Image,
+    image: Image.Image | Sequence[Image.Image],
     question: str,
     method: Pruner,
     max_new_tokens: int = 64,
@@ -78,7 +80,7 @@ def ask(
     Args:
         model: A transformers model.
         processor: Its processor.
-        image: The image.
+        image: The image; or the frames of a video, which the model gets as images, with one budget for all.
         question: The question, without a placeholder for the image.
         method: The pruning method.
         max_new_tokens: Largest number of tokens of the answer.
@@ -99,8 +101,11 @@ def ask(
         16
     """
     validation.integer("max_new_tokens", max_new_tokens, 1)
-    text = chat_prompt(processor, question, prompt_template)
-    inputs = processor(images=[image], text=[text], return_tensors="pt").to(model.device, model.dtype)
+    frames = None if isinstance(image, Image.Image) else list(image)
+    text = chat_prompt(processor, question, prompt_template, 1 if frames is None else len(frames))
+    inputs = prepare(model, processor, image, text)
+    if frames is not None:
+        options = {**options, "scope": "video"} if options.get("scope", "image") == "image" else options
     with (
         method(model, processor=processor, **options) as handle,
         call_seconds(model.get_decoder()) as calls,
@@ -108,12 +113,12 @@ def ask(
         torch.inference_mode(),
     ):
         output = model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
-    new, result = output[0, inputs["input_ids"].shape[1] :], handle.last[0]
+    new, results = output[0, inputs["input_ids"].shape[1] :], handle.last
     prefill, *steps = calls
     return Answer(
         text=processor.decode(new, skip_special_tokens=True).strip(),
-        unpruned_tokens=result.placeholders,
-        visual_tokens=result.kept,
+        unpruned_tokens=sum(result.placeholders for result in results),
+        visual_tokens=sum(result.kept for result in results),
         new_tokens=len(new),
         seconds=Seconds(
             **handle.seconds,
@@ -121,9 +126,21 @@ def ask(
             decode=sum(steps),
             decode_per_token=sum(steps) / len(steps) if steps else None,
         ),
-        image=result,
+        image=results[0],
         unknown_words=tuple(unknown_words(processor, question)),
+        frames=() if frames is None else tuple(results),
     )
+
+
+def prepare(model: Any, processor: Any, image: Image.Image | Sequence[Image.Image], text: str) -> Any:
+    """Return the inputs of one prompt about an image, or about frames: each one tile, as in videos."""
+    images: list[Any] = [image]
+    options: dict[str, Any] = {}
+    if not isinstance(image, Image.Image):
+        images = [list(image)] if get_adapter(model).nested_images else list(image)
+        whole = ("crop_to_patches", "do_image_splitting")
+        options = {name: False for name in whole if hasattr(processor.image_processor, name)}
+    return processor(images=images, text=[text], return_tensors="pt", **options).to(model.device, model.dtype)
 
 
 @contextmanager
@@ -151,13 +168,13 @@ PLAIN_PROMPTS = {"PaliGemmaProcessor": "{image}{question}"}  # by processor, whe
 VICUNA_V1 = f"{SYSTEM} {PLAIN_PROMPT}"
 
 
-def chat_prompt(processor: Any, question: str, template: PromptTemplate = "checkpoint") -> str:
-    """Return the question with one image before it, in the words that the template has around them."""
+def chat_prompt(processor: Any, question: str, template: PromptTemplate = "checkpoint", images: int = 1) -> str:
+    """Return the question with `images` before it, in the words that the template has around them."""
     if not question.strip():
         raise ValueError("question must not be empty")
     if processor.image_token in question:
         raise ValueError(f"the question has {processor.image_token!r} in it, which stands for an image: leave it out")
-    content = [{"type": "image"}, {"type": "text", "text": question}]
+    content = [*({"type": "image"} for _ in range(images)), {"type": "text", "text": question}]
     return messages_prompt(processor, [{"role": "user", "content": content}], template)
 
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ Box = tuple[int, int, int, int]  # left, top, right and bottom in pixels; right 
 Pair = tuple[int, int]
 
 FORMATS = (".png", ".pdf", ".svg")
+MOVING = (".gif", ".mp4")  # of videos
 OKABE_ITO = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7")  # of clusters
 SHADES = (0.0, 0.45, -0.35)  # after seven clusters the colors come again, lighter; after fourteen, darker
 BRIGHTNESS, SATURATION = 0.6, 0.5  # brightness and saturation of dropped tokens, as fractions
@@ -81,10 +83,43 @@ def cell_box(size: Pair, grid: Pair, y: int, x: int) -> Box:
     return left, top, right, bottom
 
 
-def check_path(path: str | os.PathLike[str]) -> None:
+def check_path(path: str | os.PathLike[str], video: bool = False) -> None:
     """Check that a drawing can be stored under this name: better known before a model has run."""
-    if Path(path).suffix.lower() not in FORMATS:
-        raise ValueError(f"drawing must be a file name that ends in {', '.join(FORMATS)}, got {str(path)!r}")
+    formats = (*FORMATS, *MOVING) if video else FORMATS
+    if Path(path).suffix.lower() not in formats:
+        raise ValueError(f"drawing must be a file name that ends in {', '.join(formats)}, got {str(path)!r}")
+
+
+def draw_frames(
+    frames: Sequence[Image.Image], results: "Sequence[ImageSelection]", path: str | os.PathLike[str], title: str = ""
+) -> None:
+    """Draw the kept tokens of the frames of a video: as a strip, or to a .gif or .mp4 file one after the other."""
+    size = _panel_size(frames[0], 240)
+    drawn = [overlay_kept(frame, result, size=size) for frame, result in zip(frames, results, strict=True)]
+    moving = Path(path).suffix.lower()
+    if moving == ".gif":
+        drawn[0].save(path, save_all=True, append_images=drawn[1:], duration=500, loop=0)
+    elif moving == ".mp4":
+        _write_mp4(drawn, path)
+    else:
+        labels = [f"frame {number + 1}: {result.kept}" for number, result in enumerate(results)]
+        fig, _ = _panels(dict(zip(labels, drawn, strict=True)), min(8, len(drawn)), title, "")
+        _save(fig, path)
+
+
+def _write_mp4(pictures: Sequence[Image.Image], path: str | os.PathLike[str]) -> None:
+    """Write two pictures a second; sides of the format are even."""
+    try:
+        import av
+    except ImportError:
+        raise ValueError("drawing must not end in .mp4 without PyAV (pip install av)") from None
+    width, height = (side // 2 * 2 for side in pictures[0].size)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=2)
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        for picture in pictures:
+            container.mux(stream.encode(av.VideoFrame.from_image(picture.resize((width, height)))))
+        container.mux(stream.encode())
 
 
 def draw_kept(image: Image.Image, result: "ImageSelection", path: str | os.PathLike[str], title: str = "") -> None:

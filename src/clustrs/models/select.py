@@ -175,12 +175,15 @@ def select_frames(
         if len(group) == 1:
             results[group[0]] = selection, everything
             continue
-        start, parts = 0, {name: getattr(selection, name) for name in ("tokens", "indices", "alpha", "merged", "sizes")}
+        start = 0
+        parts: dict[str, Any] = {
+            name: getattr(selection, name) for name in ("tokens", "indices", "alpha", "merged", "sizes")
+        }
         for i in group:
             stop = start + len(images[i].candidates)
             own = (selection.indices >= start) & (selection.indices < stop)
             own = own | (selection.indices < 0) if start == 0 else own  # a CLS token stands in the first frame
-            part = {name: value if value is None else value[own] for name, value in parts.items()}
+            part: dict[str, Any] = {name: v if v is None else v[own] for name, v in parts.items()}
             part["indices"] = torch.where(part["indices"] < 0, -1, part["indices"] - start)
             results[i] = Selection(**part), everything
             start = stop
@@ -193,7 +196,7 @@ def join_frames(images: Sequence[VisualTokens]) -> VisualTokens:
     for number, image in enumerate(images):
         tiles.append(image.layout.tile + sum(len(before.grids) for before in images[:number]))
         frames.append(torch.full_like(image.layout.tile, number))
-    layout = [torch.cat([getattr(image.layout, name) for image in images]) for name in ("y", "x")]
+    y, x = (torch.cat([getattr(image.layout, name) for image in images]) for name in ("y", "x"))
 
     def together(name: str) -> Any:
         parts = [getattr(image, name) for image in images]
@@ -204,7 +207,7 @@ def join_frames(images: Sequence[VisualTokens]) -> VisualTokens:
     return VisualTokens(
         features=features,
         candidates=torch.arange(len(features), device=features.device),
-        layout=Layout(torch.cat(tiles), *layout, torch.cat(frames)),
+        layout=Layout(torch.cat(tiles), y, x, torch.cat(frames)),
         grids=[grid for image in images for grid in image.grids],
         slots=len(features),
         more={name: torch.cat([image.more[name] for image in images]) for name in first.more},

@@ -369,6 +369,23 @@ def test_a_bright_square_is_found_where_it_is(load: Load, family: str, place: tu
 
 
 @each_family
+def test_ask_about_frames_and_draw_them(folders: dict[str, Path], tmp_path: Path, family: str) -> None:
+    model, processor = load_model(str(folders[family]))
+    frames = [make_image(60, 60, seed) for seed in range(4)]
+    result = ask(model, processor, frames, "What is this?", ClustRS(keep=6), 3)
+    assert (result.unpruned_tokens, result.visual_tokens) == (4 * TOKENS, 6)
+    assert sum(one.kept for one in result.frames) == 6
+    each = ask(model, processor, frames, "What is this?", ClustRS(keep=2), 3, scope="crop")
+    assert [one.kept for one in each.frames] == [2] * 4
+    for name in ("kept.png", "kept.gif"):
+        draw.draw_frames(frames, result.frames, tmp_path / name, "what")
+        with Image.open(tmp_path / name) as drawn:
+            assert getattr(drawn, "n_frames", 1) == (4 if name == "kept.gif" else 1)
+    with pytest.raises(ValueError, match=r"ends in \.png, \.pdf, \.svg, \.gif, \.mp4, got 'kept\.jpg'"):
+        draw.check_path("kept.jpg", video=True)
+
+
+@each_family
 def test_ask_and_draw(folders: dict[str, Path], tmp_path: Path, family: str) -> None:
     model, processor = load_model(str(folders[family]))
     result = ask(model, processor, WIDE, "What is this?", ClustRS(keep=6), 3)
