@@ -188,7 +188,7 @@ def test_thinning_by_neighbors_is_thinning(kind: str, window: int, monkeypatch: 
     monkeypatch.setattr(diversity, "WINDOW", window)
     monkeypatch.setattr(diversity, "STRIP", 64)
     assert torch.equal(diversity.thin(features, order, 9), expected)
-    monkeypatch.setattr(diversity, "MANY", 10)
+    monkeypatch.setattr(diversity, "HELD", 10)
     assert torch.equal(diversity.thin(features, order, 9), expected)
 
 
@@ -220,6 +220,8 @@ def test_coverage_of_many_tokens_is_coverage_by_exact_cosines(
     expected = greedy.best_covering(rows, weight, 80)
     monkeypatch.setattr(greedy, "MANY", 10)
     monkeypatch.setattr(greedy, "STRIP", 64)
+    monkeypatch.setattr(greedy, "LARGE", 128)
+    monkeypatch.setattr(diversity, "STORED", 0 if attended < 1 else 10**9)
     assert torch.equal(greedy.best_covering(rows, weight, 80), expected)
 
 

@@ -35,6 +35,8 @@ SMALL = 128 * 256  # up to this many numbers an image has, exact cosines of ever
 AT_ONCE = 8  # tokens that one round drops at most
 WINDOW = 48  # nearest neighbors that are remembered of each token
 MANY = 2048  # tokens from which on cosines are computed only of those that may be chosen
+HELD = 8192  # tokens whose cosines are held in float64 at most
+STORED = 2**24  # numbers that are held as integers
 STRIP = 512  # rows of cosines that are computed at a time then
 DIRECT = 1024  # up to this many tokens each round looks at all cosines; beyond, remembering neighbors is quicker
 
@@ -124,16 +126,20 @@ def _divide(products: Tensor, squares: Tensor) -> Tensor:
 
 
 class ExactCosines:
-    """Exact cosines between rows of [N, D], computed for those that are asked for. Holds 12 bytes a number."""
+    """Exact cosines between rows of [N, D], computed for those that are asked for. Up to STORED numbers are converted
+    once, to 12 bytes each."""
 
     def __init__(self, rows: Tensor) -> None:
-        self.high = torch.empty(rows.shape, dtype=torch.float64)
-        self.low = torch.empty(rows.shape)  # integers of 20 bits, which float32 holds
-        squares = []
+        self.rows, self.held, squares = rows, rows.numel() <= STORED, []
+        if self.held:
+            self.high = torch.empty(rows.shape, dtype=torch.float64)
+            self.low = torch.empty(rows.shape)  # integers of 20 bits, which float32 holds
         for start in range(0, len(rows), STRIP):
             part = slice(start, start + STRIP)
-            self.high[part], self.low[part] = own = fixed_point(rows[part])
+            own = fixed_point(rows[part])
             squares.append(_inner(own, own, vecdot))
+            if self.held:
+                self.high[part], self.low[part] = own
         self.squares = torch.cat(squares)
 
     def __call__(self, left: Tensor, right: Tensor) -> Tensor:
@@ -146,7 +152,7 @@ class ExactCosines:
         return out
 
     def _rows(self, indices: Tensor) -> FixedPoint:
-        return self.high[indices], self.low[indices].double()
+        return (self.high[indices], self.low[indices].double()) if self.held else fixed_point(self.rows[indices])
 
 
 def nearest_cosines(left: Tensor, right: Tensor, count: int = 1, skip: Tensor | None = None) -> Tensor:
@@ -243,7 +249,7 @@ def thin(features: Tensor, tokens: Tensor, k: int) -> Tensor:
     and then the odd ones.
     """
     readable = can_read_without_sync(features)
-    if tokens.shape[1] >= MANY and readable:
+    if tokens.shape[1] > HELD and readable:
         return map_images(lambda rows, image: _thin_by_neighbors(ExactCosines(rows), image, k), features, tokens)
     similarity = cosines(features)
     if tokens.shape[1] > DIRECT and readable:

@@ -31,6 +31,7 @@ NOT_A_NUMBER = 2.0  # stands for a cosine that is NaN: more than any other, so t
 LARGEST_SIMILARITY = 2.0**127  # stands for an infinite one: less than that to itself, and every exporter can write it
 FEW = 16  # of more than one in so many tokens, the coverage is computed in float64 from the start
 FINE_CHUNK = 64  # features that are added up in float32 at once, where the errors of all cosines add up
+LARGE = 2048  # rows that are converted to float64 at a time
 LEADERS = 32  # tokens that are compared with newly chosen ones at first; four times as many each time
 
 
@@ -284,11 +285,14 @@ def _certain_coverage(features: Tensor, weight: Tensor, k: int) -> Tensor:
 def _coverage_of_many(features: Tensor, weight: Tensor, k: int) -> Tensor:
     """Do `best_covering` for one image [N, H] with its cosines in float32. Where they cannot tell which token comes
     next, exact cosines of those that may decide."""
-    (rows, scale), n, exact = double_rows(features), len(features), ExactCosines(features)
+    n, exact = len(features), ExactCosines(features)
     alike, everything = torch.empty(n, n), torch.arange(n)
-    for part in everything.split(STRIP):
-        alike[part] = (rows[part] @ rows.T).mul_(scale).mul_(scale[part, None]).float()
-    del rows
+    for one in range(0, n, LARGE):
+        rows, scale = double_rows(features[one : one + LARGE])
+        for start in range(0, n, STRIP):
+            others, own = double_rows(features[start : start + STRIP])
+            alike[start : start + STRIP, one : one + LARGE] = (others @ rows.T).mul_(scale).mul_(own[:, None]).float()
+    del rows, others
     gain = torch.stack([strip.clamp(min=0).sum(0, dtype=torch.float64) for strip in alike.split(STRIP)]).sum(0)
     error, unit = n * 2.0**-24, 2.0 ** (52 - n.bit_length())
     covered, left = torch.zeros_like(gain), torch.ones(n, dtype=torch.bool)
