@@ -119,8 +119,9 @@ def test_a_bonus_with_bounds_is_the_bonus_with_exact_cosines(kind: str, weight: 
 
 @pytest.mark.parametrize("kind", ["noise", "clumps", "tight", "duplicates"])
 @pytest.mark.parametrize("attended", [1.0, 0.5, 0.0])
+@pytest.mark.parametrize("k", [300 // greedy.FEW, 80])
 def test_coverage_with_bounds_is_coverage_by_exact_cosines(
-    kind: str, attended: float, monkeypatch: pytest.MonkeyPatch
+    kind: str, attended: float, k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = tokens(kind, 300, 200)
     rows = torch.stack([rows, rows.flip(0)])
@@ -128,10 +129,12 @@ def test_coverage_with_bounds_is_coverage_by_exact_cosines(
         torch.arange(300) < 300 * attended
     )
     assert rows[0].numel() > diversity.SMALL
-    result = greedy.best_covering(rows, weight, 80)
+    if kind == "noise" and attended:
+        assert len(greedy._certain_coverage(rows[0], weight[0], k)) == k
+    result = greedy.best_covering(rows, weight, k)
     monkeypatch.setattr(greedy, "SMALL", 10**9)
-    assert torch.equal(result, greedy.best_covering(rows, weight, 80))
-    assert all(image.unique().numel() == 80 for image in result)
+    assert torch.equal(result, greedy.best_covering(rows, weight, k))
+    assert all(image.unique().numel() == k for image in result)
 
 
 @pytest.mark.parametrize("kind", ["noise", "clumps", "tight", "duplicates"])
