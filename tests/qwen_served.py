@@ -31,10 +31,15 @@ def random_image(height: int, width: int, seed: int) -> Image.Image:
     return Image.fromarray(pixels)
 
 
+MISSING = object()
+"""A request without a budget; None is a wrong one."""
+
+
 @dataclass(frozen=True)
 class Question:
     text: str
     images: Sequence[Image.Image] = ()
+    keep: Any = MISSING
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,7 @@ class Engine(InProcess):
 
     def __init__(self, folder: Path, **options: Any) -> None:
         shared = {"dtype": "float32", "enforce_eager": True, "max_model_len": 512, "max_num_seqs": 8, "seed": 0}
-        super().__init__(folder, limit_mm_per_prompt={"image": 20}, **shared, **options)
+        super().__init__(folder, limit_mm_per_prompt={"image": 20}, **shared | options)
 
     def ask(self, questions: Sequence[Question], fresh: bool = True) -> list[Output]:
         """Ask all at once; with empty caches if `fresh`. Indices are known of a question that is asked alone."""
@@ -67,7 +72,12 @@ class Engine(InProcess):
 
         if fresh:
             self.empty_caches()
-        requests = [{"prompt": q.text, "multi_modal_data": {"image": list(q.images)}} for q in questions]
+        requests: list[dict[str, Any]] = [
+            {"prompt": q.text, "multi_modal_data": {"image": list(q.images)}} for q in questions
+        ]
+        for request, question in zip(requests, questions, strict=True):
+            if question.keep is not MISSING:
+                request["mm_processor_kwargs"] = {"keep": question.keep}
         sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=5)
         with recorded() as seen:
             outputs = self.llm.generate(requests, sampling, use_tqdm=False)

@@ -18,7 +18,13 @@ def with_matrix(text: str) -> str:
     shown = [key for key in MATRIX if any(row[key] != "no" for row in rows)]
     table = markdown_table([MATRIX[key] for key in shown], [[row[key] for key in shown] for row in rows])
     never = " or ".join(name for key, name in MATRIX.items() if key not in shown)
-    matrix = f"\n{table}\n\n" + (f"No family was {never} yet.\n" if never else "")
+    obstacles: dict[str, list[str]] = {}
+    for row in rows:
+        if row["vllm_obstacle"]:
+            obstacles.setdefault(row["vllm_obstacle"], []).append(row["model_type"])
+    missing = "; ".join(f"{', '.join(names)} ({obstacle})" for obstacle, names in obstacles.items())
+    vllm = "In vLLM a family has a pruned class, or vLLM's Transformers backend runs it (`backend`)."
+    matrix = f"\n{table}\n\n{vllm} Not served: {missing}.\n" + (f"No family was {never} yet.\n" if never else "")
     changed, count = PLACE.subn(lambda found: f"{found[1]}{matrix}{found[2]}", text)
     if count != 1:
         raise ValueError(f"expected one place for the matrix (<!-- matrix --> ... <!-- end -->), got {count}")

@@ -88,6 +88,24 @@ def test_serve_says_the_positions(run: Run, started: list[list[str]]) -> None:
     assert [overrides(command)["clustrs"]["positions"] for command in started] == ["auto", "original", "compact"]
 
 
+def test_serve_takes_a_range_of_budgets(run: Run, started: list[list[str]]) -> None:
+    code, out, _ = run("serve", "mini-llava", "--keep", "64", "--keep-range", "16", "256", "--port", "8001")
+    assert code == 0
+    assert ": 576 -> 64 visual tokens per image, 16 to 256 by request, original positions" in out
+    assert overrides(started[0])["clustrs"]["keep_range"] == [16, 256]
+    assert started[0][-4:-2] == ["--port", "8001"]
+
+
+@pytest.mark.parametrize(
+    "values", [["64"], ["65", "256"], ["16", "63"], ["0.1", "0.5"], ["16", "64", "256"], ["0", "9"]]
+)
+def test_serve_refuses_a_range_that_does_not_fit(run: Run, started: list[list[str]], values: list[str]) -> None:
+    code, _, err = run("serve", "mini-llava", "--keep", "64", "--keep-range", *values)
+    assert (code, started) == (2, [])
+    assert err.count("\n") == 1
+    assert "range must be a floor and a ceiling around keep=64" in err or "--keep-range must be a count" in err
+
+
 def test_serve_adds_to_overrides(run: Run, started: list[list[str]]) -> None:
     for words in (["--hf-overrides", '{"a": 1}'], ['--hf-overrides={"a": 1}'], ["--hf_overrides", '{"a": 1}']):
         assert run("serve", "mini-llava", "--keep", "16", *words)[0] == 0
@@ -108,7 +126,11 @@ def test_serve_adds_to_overrides(run: Run, started: list[list[str]]) -> None:
         (["mini-llava", "--keep", "4", "--hf-overrides", "{"], "--hf-overrides must be a JSON object, got {"),
         (["mini-llava", "--keep", "4", "--hf-overrides", '{"clustrs": {}}'], "the key 'clustrs' is set by"),
         (["mini-llava", "--keep", "4", "--hf-overrides.a", "1"], "pass all overrides as one object"),
-        (["photo-llava", "--keep", "4"], "vision tower 'dinov2' cannot be served pruned (supported: clip_vision_model"),
+        (
+            ["photo-llava", "--keep", "4", "--model-impl", "vllm"],
+            "vision tower 'dinov2' has no pruned class (supported",
+        ),
+        (["photo-llava", "--keep", "4", "-tp", "2"], "-tp 2 can't be combined with a pruned Llava"),
         (
             ["mini-llava", "--keep", "4", "--attention", "proportional"],
             "attention must be 'plain' in vLLM",
@@ -116,8 +138,7 @@ def test_serve_adds_to_overrides(run: Run, started: list[list[str]]) -> None:
         (["mini-llava", "--keep", "4", "--positions", "some"], "--positions"),
         (["mini-llava", "--keep", "4", "-pp", "2"], "ForConditionalGeneration: use 1, or --positions compact"),
         (["mini-llava", "--keep", "4", "--spec-method", "ngram"], "omit it, or --positions compact"),
-        (["mini-llava", "--keep", "4", "--model-impl", "transformers"], "--model-impl transformers can't be combined"),
-        (["mini-llava", "--keep", "4", "--model_impl=terratorch"], "ForConditionalGeneration: use auto or vllm"),
+        (["mini-llava", "--keep", "4", "--model_impl=terratorch"], "model_impl must be one of 'auto', 'vllm', 'trans"),
     ],
 )
 def test_serve_stops_in_one_line(run: Run, started: list[list[str]], words: list[str], message: str) -> None:
@@ -140,7 +161,6 @@ def test_serve_stops_in_one_line(run: Run, started: list[list[str]], words: list
         (["--mm-encoder-tp-mode", "data"], "ForConditionalGeneration: use weights"),
         (["--enable_mm_embeds", "--port", "8001"], "--enable-mm-embeds can't be combined"),
         (["--video-pruning-rate=0.5"], "--video-pruning-rate 0.5 can't be combined"),
-        (["--model-impl", "transformers"], "--model-impl transformers can't be combined"),
         (["--positions", "compact"], "positions must be 'auto' or 'original' for a Qwen model"),
         (["-pp", "1", "--mm-encoder-tp-mode", "weights", "--no-enable-dbo", "--video-pruning-rate", "0"], ""),
     ],
@@ -155,8 +175,17 @@ def test_serve_stops_for_options_that_qwen_does_not_take(
     assert (code, len(started)) == ((2, 0) if message else (0, 1))
     assert message in err
     assert err.count("\n") == bool(message)
-    if message and "--model-impl" not in words:
+    if message:
         assert run("serve", "mini-llava", "--keep", "4", "--positions", "compact", *words)[0] == 0
+
+
+def test_serve_says_which_implementation_runs(run: Run, started: list[list[str]]) -> None:
+    _, out, _ = run("serve", "photo-llava", "--keep", "4")
+    assert out.splitlines()[1].startswith("clustrs: runs in vLLM's Transformers backend: vision tower 'dinov2' has no ")
+    _, out, _ = run("serve", "mini-llava", "--keep", "4", "--model-impl", "transformers")
+    assert out.splitlines()[1] == "clustrs: runs in vLLM's Transformers backend: --model-impl asks for it"
+    names = [overrides(command)["architectures"] for command in started]
+    assert names == [["ClustrsTransformersLlavaForConditionalGeneration"]] * 2
 
 
 def test_serve_refuses_other_models(run: Run, started: list[list[str]], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from clustrs import ClustRS, DivPrune
+from clustrs.cli.catalog import families
 from clustrs.pruners.inputs import Layout
 from clustrs.pruners.registry import list_methods, method_class
 from clustrs.serving import interfaces, plugin
@@ -85,26 +86,48 @@ def test_every_method_is_served_or_says_what_it_needs() -> None:
 
 
 def test_models_that_can_be_served() -> None:
-    assert plugin.check_model(llava()) == "LlavaForConditionalGeneration"
-    assert plugin.check_model(llava(architectures=["ClustrsLlavaForConditionalGeneration"])).startswith("Llava")
+    name, dinov2 = "LlavaForConditionalGeneration", SimpleNamespace(model_type="dinov2")
+    other = {"architectures": ["InternVLForConditionalGeneration"]}
+    assert plugin.choose_implementation(llava()) == (name, "vllm")
+    assert plugin.choose_implementation(llava(architectures=[f"Clustrs{name}"])) == (name, "vllm")
+    assert plugin.choose_implementation(llava(architectures=[f"ClustrsTransformers{name}"])) == (name, "vllm")
+    assert plugin.choose_implementation(llava(), "transformers") == (name, "transformers")
+    assert plugin.choose_implementation(llava(vision_config=dinov2)) == (name, "transformers")
+    assert plugin.choose_implementation(llava(vision_feature_layer=[-2, -5])) == (name, "transformers")
+    assert plugin.choose_implementation(llava(**other))[1] == "transformers"
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "chosen", "message"),
     [
+        ({"architectures": ["GPT2LMHeadModel"]}, "auto", "architecture GPT2LMHeadModel cannot be served pruned"),
+        ({"architectures": None}, "auto", "architecture none cannot be served"),
+        ({"architectures": ["Gemma3ForConditionalGeneration"]}, "auto", "served pruned: an image's tokens attend to"),
+        ({"architectures": ["Qwen3VLForConditionalGeneration"]}, "transformers", "does not pass on deepstack"),
+        ({"architectures": ["InternVLForConditionalGeneration"]}, "vllm", "has no pruned class of its own"),
+        ({"vision_config": SimpleNamespace(model_type="pixtral")}, "auto", "'pixtral' cannot be served pruned"),
+        ({"vision_config": SimpleNamespace(model_type="dinov2")}, "vllm", "vision tower 'dinov2' has no pruned class"),
         (
-            {"architectures": ["GPT2LMHeadModel"]},
-            "architecture GPT2LMHeadModel cannot be served pruned",
+            {"vision_feature_layer": [-2, -5]},
+            "vllm",
+            r"vision_feature_layer must be one layer \(an int\), got \[-2, -5",
         ),
-        ({"architectures": None}, "architecture none cannot be served"),
-        ({"vision_config": SimpleNamespace(model_type="pixtral")}, "vision tower 'pixtral' cannot be served pruned"),
-        ({"vision_feature_layer": [-2, -5]}, r"vision_feature_layer must be one layer \(an int\), got \[-2, -5\]"),
-        ({"vision_feature_select_strategy": "full"}, "clip_vision_model must be 'default', got 'full'"),
+        ({"vision_feature_select_strategy": "full"}, "auto", "clip_vision_model must be 'default', got 'full'"),
+        ({}, "terratorch", "model_impl must be one of 'auto', 'vllm', 'transformers', got 'terratorch'"),
     ],
 )
-def test_models_that_cannot_be_served(changes: dict[str, Any], message: str) -> None:
+def test_models_that_cannot_be_served(changes: dict[str, Any], chosen: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        plugin.check_model(llava(**changes))
+        plugin.choose_implementation(llava(**changes), chosen)
+
+
+def test_every_family_is_served_or_has_a_reason() -> None:
+    """Of those with an adapter; one without a class in transformers cannot be loaded."""
+    for row in families():
+        if row["class"]:
+            own, backend = row["class"] in plugin.ARCHITECTURES, row["class"] in plugin.BACKEND
+            assert (own or backend) != (row["class"] in plugin.NOT_SERVED), row["class"]
+            assert row["vllm"].startswith("class" if own else "backend" if backend else "no")
 
 
 FIRST = "config.model.ModelConfig.get_model_arch_config"

@@ -37,6 +37,7 @@ def test_registering_adds_names_and_replaces_nothing() -> None:
     assert ModelConfig.get_model_arch_config is method
     assert not hasattr(method.__wrapped__, plugin.MARK)
     assert {plugin.PREFIX + name for name in plugin.ARCHITECTURES} <= set(after)
+    assert {plugin.BACKEND_PREFIX + name for name in plugin.BACKEND} <= set(after)
     assert all(after[name] is model for name, model in before.items())
     ours = [name for name in after if name.startswith(plugin.PREFIX)]
     assert all(after[name].module_name.startswith("vllm.") for name in after if name not in ours)
@@ -86,11 +87,11 @@ def test_without_the_key_nothing_changes() -> None:
         ({"hf_overrides": {"clustrs": {"keep": 4, "positions": "some"}}}, "positions must be one of .*, got 'some'"),
         ({"hf_overrides": {"clustrs": {"keep": 4, "attention": "proportional"}}}, "attention must be 'plain' in vLLM"),
         (
-            {"hf_overrides": {"clustrs": SETTINGS}, "model_impl": "transformers"},
-            "model_impl must be 'auto' or 'vllm' for a pruned model, got 'transformers'",
+            {"hf_overrides": {"clustrs": SETTINGS}, "model_impl": "terratorch"},
+            "model_impl must be one of 'auto', 'vllm', 'transformers', got 'terratorch'",
         ),
         (
-            {"hf_overrides": {"clustrs": SETTINGS, "vision_feature_layer": [-2]}},
+            {"hf_overrides": {"clustrs": SETTINGS, "vision_feature_layer": [-2]}, "model_impl": "vllm"},
             r"vision_feature_layer must be one layer \(an int\), got \[-2\]",
         ),
     ],

@@ -12,7 +12,7 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
 from method_cases import as_served
 from qwen_served import IMAGE, Engine, Output, Question, Reference, random_image
-from tiny_models.qwen import SERVED, build_served
+from tiny_models.qwen import build_served
 from vllm.exceptions import VLLMValidationError
 
 from clustrs import ClustRS
@@ -48,7 +48,7 @@ ALL = QUESTIONS | TOO_LONG
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=SERVED)
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_served(request.param, tmp_path_factory.mktemp("qwen") / request.param)
 

@@ -48,25 +48,29 @@ class Server:
     def metric(self, name: str) -> float:
         with urllib.request.urlopen(f"{self.address}/metrics", timeout=30) as reply:
             text = reply.read().decode()
-        found = re.findall(rf"^{name}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
+        pattern = re.escape(name) if "{" in name else rf"{name}(?:\{{[^}}]*\}})?"
+        found = re.findall(rf"^{pattern} (\S+)$", text, re.MULTILINE)
         return sum(map(float, found))
 
-    async def ask(self, client: openai.AsyncOpenAI, text: str, parts: Sequence[dict[str, Any]]) -> Any:
+    async def ask(self, client: openai.AsyncOpenAI, text: str, parts: Sequence[dict[str, Any]], **more: Any) -> Any:
         return await client.chat.completions.create(
             model="mini-llava",
             messages=[{"role": "user", "content": [*parts, {"type": "text", "text": text}]}],  # type: ignore[misc, list-item]
             max_tokens=8,
             temperature=0,
-            extra_body={"add_special_tokens": True},
+            extra_body={"add_special_tokens": True, **more},
         )
 
-    def ask_all(self, requests: Sequence[tuple[str, Sequence[dict[str, Any]]]]) -> list[Any]:
-        """All at once; what failed is an exception."""
+    def ask_all(self, requests: Sequence[Sequence[Any]]) -> list[Any]:
+        """All at once: text, parts of the message, and if it has one the budget. What failed is an exception."""
 
         async def gather() -> list[Any]:
             address = f"{self.address}/v1"
             async with openai.AsyncOpenAI(base_url=address, api_key="none", timeout=300, max_retries=0) as client:
-                asked = [self.ask(client, *request) for request in requests]
+                asked = [
+                    self.ask(client, text, parts, mm_processor_kwargs={"keep": budget[0]} if budget else None)
+                    for text, parts, *budget in requests
+                ]
                 return await asyncio.gather(*asked, return_exceptions=True)
 
         return asyncio.run(gather())
@@ -80,7 +84,18 @@ def media(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(media: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("server") / "log.txt"
-    words = ["serve", "mini-llava", "--keep", str(KEEP), *OPTIONS, "--allowed-local-media-path", str(media)]
+    words = [
+        "serve",
+        "mini-llava",
+        "--keep",
+        str(KEEP),
+        "--keep-range",
+        "4",
+        "300",
+        *OPTIONS,
+        "--allowed-local-media-path",
+        str(media),
+    ]
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "INFO"}
     environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
     with running(["clustrs.cli", *words], log, environment, START_SECONDS) as (address, process):
@@ -131,7 +146,8 @@ def huge_image() -> bytes:
 def test_one_line_says_what_is_pruned_to_what(server: Server) -> None:
     first = server.log.read_text().splitlines()[0]
     assert first.startswith("clustrs: mini-llava with ClustRS(keep=16, ")
-    assert first.endswith("): 576 -> 16 visual tokens per image, original positions")
+    assert first.endswith("): 576 -> 16 visual tokens per image, 4 to 300 by request, original positions")
+    assert any(line.startswith("clustrs: ready: ClustRS(keep=16, ") for line in server.log.read_text().splitlines())
 
 
 def test_32_requests_at_once(server: Server, reference: Reference) -> None:
@@ -143,6 +159,51 @@ def test_32_requests_at_once(server: Server, reference: Reference) -> None:
     assert [reply.usage.prompt_tokens for reply in replies] == [one.prompt for one in alone]
     assert server.metric("clustrs:visual_tokens_before_total") - before["before"] == 32 * 576
     assert server.metric("clustrs:visual_tokens_after_total") - before["after"] == 32 * KEEP
+
+
+def test_budgets_of_requests_in_one_batch(server: Server, reference: Reference) -> None:
+    """32 at once, with four budgets and the server's own: placeholders, answers and metrics follow."""
+    keeps = [4, 64, 300, 16]
+    names = [f'clustrs:requests_total{{keep="{keep}"}}' for keep in keeps]
+    steps = ("clustrs:encoder_steps_total", "clustrs:selection_seconds_total", "clustrs:scoring_seconds_total")
+    before, earlier = [server.metric(name) for name in names], [server.metric(name) for name in steps]
+    asked = [(text, [image_part(scene.path)], keeps[i % 4]) for i, (scene, text) in enumerate(QUESTIONS)]
+    replies = server.ask_all([request[:2] if request[2] == KEEP else request for request in asked])
+    alone = [
+        reference.ask(text, [open_image(scene.path)], ClustRS(keep=keep))
+        for (scene, text), (_, _, keep) in zip(QUESTIONS, asked, strict=True)
+    ]
+    assert [reply.usage.prompt_tokens for reply in replies] == [one.prompt for one in alone]
+    right = [
+        expected(reference, text, [scene.path], keep)
+        for (scene, text), (_, _, keep) in zip(QUESTIONS, asked, strict=True)
+    ]
+    assert texts(replies) == right
+    assert [server.metric(name) - count for name, count in zip(names, before, strict=True)] == [8, 8, 8, 8]
+    assert all(server.metric(name) > count for name, count in zip(steps, earlier, strict=True))
+
+
+def test_wrong_budgets_fail_alone(server: Server, reference: Reference) -> None:
+    scene, text = QUESTIONS[0]
+    bad = [0, 3, 301, -1, 10**30, 16.0, 0.5, True, "16", None, [16], {"a": 1}, "x" * 10_000]
+    good = (text, [image_part(scene.path)], 64)
+    replies = server.ask_all([good, *[(*good[:2], keep) for keep in bad], good])
+    assert [getattr(reply, "status_code", reply) for reply in replies[1:-1]] == [400] * len(bad)
+    assert all("keep must be a count from 4 to 300, got" in str(reply) for reply in replies[1:-1])
+    assert texts([replies[0], replies[-1]]) == [expected(reference, text, [scene.path], 64)] * 2
+
+
+def test_other_processor_options_are_not_trusted(server: Server) -> None:
+    """As without the plugin: `keep` alone passes."""
+    scene, text = QUESTIONS[0]
+
+    async def ask() -> Any:
+        async with openai.AsyncOpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0) as client:
+            options = {"mm_processor_kwargs": {"keep": 16, "do_resize": False}}
+            return await server.ask(client, text, [image_part(scene.path)], **options)
+
+    with pytest.raises(openai.BadRequestError, match="mm_processor_kwargs are disabled by default"):
+        asyncio.run(ask())
 
 
 def test_bad_images_fail_alone(server: Server, media: Path, reference: Reference) -> None:

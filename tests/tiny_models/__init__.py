@@ -69,8 +69,9 @@ def tower_config(tower: str) -> Any:
     return tf.Dinov2Config(mlp_ratio=2, **shape)
 
 
-def build(family: str, tower: str, folder: Path) -> None:
-    """Save a model and its processor. The weights are large, so that outputs depend on the images."""
+def build(family: str, tower: str, folder: Path, heads: int = 4) -> None:
+    """Save a model and its processor. The weights are large, so that outputs depend on the images. vLLM's attention
+    needs heads that are 32 wide: `heads` of 1."""
     words = tokenizer()
     text = tf.LlamaConfig if family != "llava_onevision" else tf.Qwen2Config
     extra = {} if tower == "siglip" else {"num_additional_image_tokens": 1}
@@ -82,8 +83,8 @@ def build(family: str, tower: str, folder: Path) -> None:
             hidden_size=32,
             intermediate_size=64,
             num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
+            num_attention_heads=heads,
+            num_key_value_heads=(heads + 1) // 2,
             pad_token_id=0,
             bos_token_id=1,
             eos_token_id=2,

@@ -99,8 +99,11 @@ def build(family: str, folder: Path) -> None:
 
 
 SERVED: dict[str, tuple[Any, ...]] = {
+    "qwen2_vl": (tf.Qwen2VLConfig, tf.Qwen2VLProcessor, tf.Qwen2VLVideoProcessor),
     "qwen2_5_vl": (tf.Qwen2_5_VLConfig, tf.Qwen2_5_VLProcessor, tf.Qwen2VLVideoProcessor),
     "qwen3_vl": (tf.Qwen3VLConfig, tf.Qwen3VLProcessor, tf.Qwen3VLVideoProcessor),
+    "qwen3_5": (tf.Qwen3_5Config, tf.Qwen3VLProcessor, tf.Qwen3VLVideoProcessor),
+    "qwen3_5_moe": (tf.Qwen3_5MoeConfig, tf.Qwen3VLProcessor, tf.Qwen3VLVideoProcessor),
 }
 
 
@@ -122,10 +125,21 @@ def served_config(family: str, words: Any) -> Any:
     text |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 512}
     if family == "qwen2_5_vl":  # the last block attends within windows, so the scores are those of the one before
         vision |= {"window_size": WINDOW * TOKEN, "fullatt_block_indexes": [0, 1], "tokens_per_second": 2}
+    elif family == "qwen2_vl":
+        vision |= {"embed_dim": 64, "mlp_ratio": 2}
     else:
-        vision |= {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1]}
+        vision |= {"num_position_embeddings": 36}
         text |= {"head_dim": 32}
         rope |= {"mrope_interleaved": True}
+        if family == "qwen3_vl":
+            vision |= {"deepstack_visual_indexes": [0, 1]}
+        else:  # linear attention, and full attention in every fourth layer
+            text |= {"num_hidden_layers": 4, "head_dim": 128, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+            text |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+            rope |= {"partial_rotary_factor": 0.25}
+    if family.endswith("moe"):
+        text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
+        text |= {"shared_expert_intermediate_size": 32}
     ids = {f"{name}_id": getattr(words, f"{name}_id") for name in ("image_token", "video_token")}
     ids |= {f"{name}_id": getattr(words, f"{name}_id") for name in ("vision_start_token", "vision_end_token")}
     return SERVED[family][0](vision_config=vision, text_config=text, tie_word_embeddings=False, **ids)

@@ -61,16 +61,17 @@ def tokenizer(family: str) -> Any:
     return words
 
 
-def build(family: str, folder: Path, **settings: Any) -> None:
-    """Save a model and its processor. Weights are large, so that outputs depend on the images."""
+def build(family: str, folder: Path, heads: int = 4, videos: bool = False, **settings: Any) -> None:
+    """Save a model and its processor. Weights are large, so that outputs depend on the images. `heads` of the language
+    model, 1 for vLLM; `videos`: with the processor's part for videos, which needs torchvision."""
     words = tokenizer(family)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
     text_class = tf.Qwen2Config if family == "internvl" else tf.LlamaConfig
     text = text_class(
-        **sizes,
+        **sizes | {"num_attention_heads": heads},
         num_hidden_layers=2,
         vocab_size=len(words),
-        num_key_value_heads=2,
+        num_key_value_heads=(heads + 1) // 2,
         pad_token_id=0,
         bos_token_id=1,
         eos_token_id=2,
@@ -84,7 +85,9 @@ def build(family: str, folder: Path, **settings: Any) -> None:
         )
         model = tf.InternVLForConditionalGeneration(config)
         images = tf.GotOcr2ImageProcessorPil(size={"height": 56, "width": 56}, max_patches=4)
-        processor: Any = InternVLProcessor(image_processor=images, image_seq_length=TOKENS, **template)
+        made = tf.InternVLProcessor if videos else InternVLProcessor
+        template |= {"video_processor": tf.InternVLVideoProcessor()} if videos else {}
+        processor: Any = made(image_processor=images, image_seq_length=TOKENS, **template)
     else:
         configs = {
             "smolvlm": (tf.SmolVLMConfig, tf.models.smolvlm.configuration_smolvlm.SmolVLMVisionConfig),
@@ -105,6 +108,9 @@ def build(family: str, folder: Path, **settings: Any) -> None:
         pil = tf.SmolVLMImageProcessorPil if family == "smolvlm" else tf.Idefics3ImageProcessorPil
         images = pil(size={"longest_edge": 64}, max_image_size={"longest_edge": 32})
         made = SmolVLMProcessor if family == "smolvlm" else tf.Idefics3Processor
+        if videos and family == "smolvlm":
+            made = tf.SmolVLMProcessor
+            template["video_processor"] = tf.SmolVLMVideoProcessor()
         processor = made(image_processor=images, image_seq_len=TOKENS, **template)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

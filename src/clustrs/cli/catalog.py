@@ -164,7 +164,7 @@ def families() -> list[dict[str, Any]]:
     from clustrs.export import ENCODERS
     from clustrs.models.adapters.base import adapter_class, list_model_types
     from clustrs.models.inside import has_full_attention
-    from clustrs.serving.plugin import ARCHITECTURES
+    from clustrs.serving import plugin
 
     listed = []
     for model_type in list_model_types():
@@ -175,7 +175,8 @@ def families() -> list[dict[str, Any]]:
             "summary": (adapter.__doc__ or "").strip().partition("\n")[0],
             "tokens_per_image": adapter.tokens_per_image,
             "tested": adapter.tested,
-            "vllm": "yes" if name in ARCHITECTURES else "no",
+            "vllm": "class" if name in plugin.ARCHITECTURES else "backend" if name in plugin.BACKEND else "no",
+            "vllm_obstacle": plugin.NOT_SERVED.get(name, ""),
             "onnx": "yes" if model_type in ENCODERS else "no",
             "inside": "yes" if name and has_full_attention(CONFIG_MAPPING[model_type]()) else "no",
             "video": adapter.takes_video,

@@ -1,5 +1,6 @@
 """`clustrs serve`, `encode` and `export-onnx`: pruned models in vLLM and in edge runtimes."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,6 +18,7 @@ SERVE_EXAMPLES = """\
 examples:
   clustrs serve llava-hf/llava-1.5-7b-hf --keep 64
   clustrs serve llava-hf/llava-1.5-7b-hf --keep 0.25 --method divprune --tensor-parallel-size 2 --port 8001
+  clustrs serve llava-hf/llava-1.5-7b-hf --keep 64 --keep-range 16 256    a budget per request
   clustrs serve mini-llava --keep 16 --dtype float32 --enforce-eager      the embedded model, on a CPU
 """
 ENCODE_EXAMPLES = """\
@@ -30,7 +32,9 @@ examples:
   clustrs export-onnx --tokens 576 --dim 4096 --keep 16 -o select.onnx  the selection alone
 """
 KEEP = "visual tokens kept of each image: a count (64) or a fraction (0.25)"
+RANGE = "smallest and largest budget that a request may ask for; without it, none may"
 Budget = Annotated[float | None, o.option(KEEP, "K", o.PRUNING, read=o.read_keep)]
+Range = Annotated[Sequence[float] | None, o.option(RANGE, "FLOOR CEILING...", o.PRUNING, read=o.several(o.read_keep))]
 PLAIN = "plain: each kept token counts once; vLLM's kernels take no bias, so proportional is refused"
 SERVED = "a folder, a Hugging Face id, or the embedded mini-llava or mini-onevision"
 EXPORTED = "a folder, a Hugging Face id, or an embedded model; clustrs models --matrix has the families"
@@ -44,6 +48,7 @@ def serve(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=SERVED, autocompletion=o.complete_models)],
     ctx: typer.Context,
     keep: Budget = None,
+    keep_range: Range = None,
     method: o.Method = "clustrs",
     pruning: o.PruningFile = None,
     settings: o.Settings = None,
@@ -63,6 +68,8 @@ def serve(
         described |= {"positions": config.positions, "attention": config.attention}
     elif keep is None:
         raise ValueError(f"serve needs --keep K ({KEEP}), or --pruning FILE")
+    if keep_range is not None:
+        described["keep_range"] = list(keep_range)
     from clustrs.serving import server
 
     server.serve(model, described, tuple(vllm or ()))

@@ -52,6 +52,7 @@ def prune_images(
     sizes: bool = False,
     questions: Sequence[Tensor] | None = None,
     rows: Sequence[int] | None = None,
+    check: bool = True,
 ) -> tuple[list[PrunedImage], list[ImageSelection]]:
     """Return what each image feeds to the language model, and what was kept of it; an image that several prompts share
     is selected from once, or once for each of their `questions`. `sizes`: count what tokens stand for. With `rows`, the
@@ -66,7 +67,7 @@ def prune_images(
     given = None if questions is None else [one for _, one in pairs.values() if one is not None]
     results = {}
     if rows is None:
-        selections = select_tokens(method, different, scope, sizes, given)
+        selections = select_tokens(method, different, scope, sizes, given, check)
     else:
         selections = select_frames(method, different, rows, sizes, given)
     for key, image, (selection, everything) in zip(pairs, different, selections, strict=True):
@@ -108,9 +109,11 @@ def select_tokens(
     scope: Scope,
     sizes: bool = False,
     questions: Sequence[Tensor] | None = None,
+    check: bool = True,
 ) -> list[tuple[Selection, bool]]:
     """Return a selection for each image, and whether nothing had to go.
-    `questions` [T, D] are those of the images, for a method that reads them."""
+    `questions` [T, D] are those of the images, for a method that reads them. `check`: refuse values that are not
+    finite."""
     for need, words in {"hidden": "hidden states", "keys": "keys", **{name: name for name in FURTHER}}.items():
         for image in images:
             if need in method.requirements() and getattr(image, need, image.more.get(need)) is None:
@@ -142,7 +145,7 @@ def select_tokens(
             real = [torch.ones_like(one[:, 0], dtype=torch.bool) for one in asked]
             inputs["question_mask"] = nn.utils.rnn.pad_sequence(real, True)
         project = images[groups[batch[0]][0]].project
-        selection = method.select(PrunerInputs(**inputs, projector=project), sizes=sizes)
+        selection = method.select(PrunerInputs(**inputs, projector=project), sizes=sizes, check=check)
         selected.update({g: selection.image(b) for b, g in enumerate(batch)})
     results = []
     for i, image in enumerate(images):

@@ -16,6 +16,13 @@ INTERFACES: dict[str, tuple[str, ...]] = {
         "_ModelRegistry.register_model(model_arch, model_cls)",
         "_ModelRegistry.get_supported_archs()",
     ),
+    "model_executor.models.config": ("MODELS_CONFIG_MAP",),
+    "model_executor.models.qwen3_5": (
+        "Qwen3_5ProcessingInfo",
+        "Qwen3_5MoeProcessingInfo",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
+    ),
     "multimodal.registry": ("MultiModalRegistry.register_processor(processor, info, dummy_inputs)",),
     "multimodal.inputs": (
         "MultiModalFieldConfig.batched(modality, keep_on_cpu)",

@@ -9,10 +9,9 @@ from transformers.models.llava_onevision.modeling_llava_onevision import get_any
 from vllm.model_executor.models import llava, llava_onevision
 from vllm.multimodal.inputs import MultiModalFieldConfig
 
-from clustrs.models.adapters.base import HAS_CLS
+from clustrs.models.adapters.base import HAS_CLS, VisualTokens
 from clustrs.models.adapters.llava import FIXED, EncodedCrops, channel_map, unpack_channels
 from clustrs.models.scoring import attention_scores
-from clustrs.pruners.inputs import Layout, PrunerInputs, Selection, grid_layout
 from clustrs.serving import pruning
 from clustrs.serving.pruning import PrunedInfo, mean_over_ranks
 
@@ -21,7 +20,7 @@ class PrunedLlavaProcessor(pruning.PrunedProcessor):
     """Mixin for a LLaVA processor: what `PrunedTower.extent` reads stays with a request whose images are cached."""
 
     def _get_mm_fields_config(self, *args: Any) -> dict[str, Any]:
-        fields = super()._get_mm_fields_config(*args)  # type: ignore[misc]
+        fields = super()._get_mm_fields_config(*args)
         kept = {"image_sizes", "image_embeds"} & set(fields)
         return {**fields, **{name: MultiModalFieldConfig.batched("image", keep_on_cpu=True) for name in kept}}
 
@@ -42,7 +41,7 @@ class PrunedTower(pruning.PrunedModel):
     _image_pixels_to_features: Any
     _merge_image_patch_embeddings: Callable[..., Tensor]
     image_newline: Any
-    prune: Callable[[Any], Any]  # encodes and prunes the images of a step
+    encode: Callable[[Any], list[VisualTokens]]  # encodes the images of a step
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
@@ -68,22 +67,15 @@ class PrunedTower(pruning.PrunedModel):
         layer, parts = self.vision_tower.vision_model.encoder.layers[-1].self_attn, []
         for some in pixels.split(self.crops_at_once):
             hidden, query, key = self.run_tower(self._image_pixels_to_features, self.vision_tower, some)
-            parts.append((self.multi_modal_projector(hidden), *tower_scores(layer, query, key, self.cls)))
+            features = self.multi_modal_projector(hidden)
+            with self.timer.time("scoring"):
+                parts.append((features, *tower_scores(layer, query, key, self.cls)))
         return tuple(torch.cat(part) for part in zip(*parts, strict=True))  # type: ignore[return-value]
-
-    def keep(self, tokens: Tensor, scores: Tensor, keys: Tensor, layout: Layout) -> Selection:
-        """Prune one image or a batch. Values are not checked: an error would end the server."""
-        return self.method.select(PrunerInputs(tokens, scores, layout, keys=keys, cls=self.cls), check=False)
-
-    def placed(self, tokens: Tensor, slots: Tensor) -> Tensor:
-        """Tokens [..., k, D], with the slots [..., k] they had in channels behind them if positions are original."""
-        if not self.original:
-            return tokens
-        return torch.cat([tokens, pruning.offset_channels(slots.expand(3, *slots.shape), tokens.dtype)], -1)
 
     def _process_image_input(self, image_input: Any) -> Any:
         if image_input["type"] != "image_embeds":
-            return self.prune(image_input)
+            pruned = self.prune_images(self.encode(image_input))
+            return [self.placed(image.features, image.own) for image in pruned]
         device = next(self.multi_modal_projector.parameters()).device
         return [self.placed(rows.to(device), torch.arange(len(rows), device=device)) for rows in image_input["data"]]
 
@@ -92,10 +84,12 @@ class PrunedTower(pruning.PrunedModel):
 class PrunedLlava(PrunedTower, llava.LlavaForConditionalGeneration):
     """vLLM's LLaVA-1.5 that keeps k tokens of each image."""
 
-    def prune(self, image_input: Any) -> Any:
-        features, scores, keys = self.encode_crops(image_input["pixel_values"])
-        selection = self.keep(features, scores, keys, grid_layout(features, self.side))
-        return self.placed(selection.tokens, selection.indices)
+    def encode(self, image_input: Any) -> list[VisualTokens]:
+        first, grid = int(self.cls), (self.side, self.side)
+        return [
+            VisualTokens.on_grid(features, scores, grid, keys=keys[first:], cls_keys=keys[None, :first])
+            for features, scores, keys in zip(*self.encode_crops(image_input["pixel_values"]), strict=True)
+        ]
 
 
 class UnlinedInfo(llava_onevision.LlavaOnevisionProcessingInfo):
@@ -116,26 +110,31 @@ class PrunedOnevisionInfo(PrunedInfo):
 class PrunedOnevision(PrunedTower, llava_onevision.LlavaOnevisionForConditionalGeneration):
     """vLLM's LLaVA-OneVision that keeps k tokens of each image, over all its crops; newlines go unless all stay."""
 
-    def prune(self, image_input: Any) -> Any:
+    def encode(self, image_input: Any) -> list[VisualTokens]:
         images: Sequence[Tensor] = image_input["pixel_values"]
         counts = [len(crops) for crops in images]
         encoded = [part.split(counts) for part in self.encode_crops(torch.cat(list(images)))]
-        return [self.prune_image(*part) for part in zip(*encoded, image_input["image_sizes"], strict=True)]
+        with self.timer.time("scoring"):
+            return [self.image(*part) for part in zip(*encoded, image_input["image_sizes"], strict=True)]
 
-    def prune_image(self, features: Tensor, scores: Tensor, keys: Tensor, size: Tensor) -> Tensor:
-        """The tokens that stay of one image, from its crops [C, P, D], their scores [C, P] and keys."""
+    def image(self, features: Tensor, scores: Tensor, keys: Tensor, size: Tensor) -> VisualTokens:
+        """Return the tokens of one image, from its crops [C, P, D], their scores [C, P] and keys."""
         columns = self.grid(size)[1]
         nothing, first = features.new_empty(*scores.shape, 0), int(self.cls)
         encoded = EncodedCrops(scores, nothing, keys[:, first:], nothing, keys[:, :first], self.side, {})
         channels = channel_map(encoded, len(features), columns, 0)
         packed = self.pack(channels, size, channels.new_full((channels.shape[-1],), -1))
         candidates, layout, some = unpack_channels(packed, self.side, columns)
-        whole = self.pack(features, size, self.image_newline)
-        if self.method.count(len(candidates)) == len(candidates):
-            return self.placed(whole, torch.arange(len(whole), device=whole.device))
-        real_keys = torch.cat([encoded.cls_keys[0], packed[candidates, FIXED:]])
-        selection = self.keep(whole[candidates], some, real_keys, layout)
-        return self.placed(selection.tokens, candidates[selection.indices])
+        return VisualTokens(
+            features=self.pack(features, size, self.image_newline),
+            candidates=candidates,
+            scores=some,
+            layout=layout,
+            grids=[(self.side, self.side)] * len(features),
+            slots=len(packed),
+            keys=packed[candidates, FIXED:],
+            cls_keys=encoded.cls_keys,
+        )
 
     def grid(self, size: Tensor) -> tuple[int, int]:
         """Return how many crops an image of some height and width has below each other, and side by side."""

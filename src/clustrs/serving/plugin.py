@@ -1,8 +1,10 @@
 """Register the pruned models with vLLM, and check what can be served."""
 
 import functools
+import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, get_args
 
 from clustrs import validation
 from clustrs.pruners.base import SERVED, Pruner
@@ -13,12 +15,33 @@ KEY = "clustrs"
 DEFAULT_METHOD = "clustrs"
 PREFIX = "Clustrs"  # before the name of vLLM's architecture in that of the pruned one
 LLAVA = ("LlavaForConditionalGeneration", "LlavaOnevisionForConditionalGeneration")
-ARCHITECTURES = {  # those that can be served, and where vLLM finds the pruned one
+ARCHITECTURES = {  # those with a pruned class of their own, and where vLLM finds it
     LLAVA[0]: "clustrs.serving.llava:PrunedLlava",
     LLAVA[1]: "clustrs.serving.llava:PrunedOnevision",
     "Qwen2_5_VLForConditionalGeneration": "clustrs.serving.qwen_vl:PrunedQwen25VL",
     "Qwen3VLForConditionalGeneration": "clustrs.serving.qwen_vl:PrunedQwen3VL",
+    "Qwen3_5ForConditionalGeneration": "clustrs.serving.qwen_vl:PrunedQwen35",
+    "Qwen3_5MoeForConditionalGeneration": "clustrs.serving.qwen_vl:PrunedQwen35Moe",
 }
+BACKEND = (  # those that vLLM's Transformers backend runs, pruned
+    *LLAVA,
+    "LlavaNextForConditionalGeneration",
+    "InternVLForConditionalGeneration",
+    "Idefics3ForConditionalGeneration",
+    "SmolVLMForConditionalGeneration",
+    "Qwen2VLForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
+)
+BACKEND_CLASS = "clustrs.serving.backend:PrunedTransformers"
+BACKEND_PREFIX = f"{PREFIX}Transformers"
+BOTH_WAYS = "an image's tokens attend to each other both ways, which vLLM's CPU build does not do"
+NOT_SERVED = {
+    "Qwen3VLMoeForConditionalGeneration": "vLLM does not load experts as transformers saves them: not tested",
+    "Gemma3ForConditionalGeneration": BOTH_WAYS,
+    "PaliGemmaForConditionalGeneration": BOTH_WAYS,
+    "Gemma4ForConditionalGeneration": "its layers read token ids, which vLLM's Transformers backend does not pass on",
+}
+Implementation = Literal["vllm", "transformers"]
 # Vision towers of LLaVA that have scores, and the `vision_feature_select_strategy` that suits them.
 TOWERS = {"clip_vision_model": "default", "siglip_vision_model": "full"}
 MARK = "_clustrs"  # on a function of vLLM's that is wrapped already
@@ -30,6 +53,7 @@ def read_method(settings: Any) -> Pruner:
     validation.check(isinstance(settings, Mapping), KEY, what, settings)
     parameters = dict(settings)
     parameters.pop("positions", None)
+    parameters.pop("keep_range", None)
     attention = parameters.pop("attention", "plain")
     what = "'plain' in vLLM, whose kernels take no bias for each key"
     validation.check(attention in ("auto", "plain"), "attention", what, attention)
@@ -59,38 +83,110 @@ def read_positions(config: Any) -> Literal["compact", "original"]:
 
     positions = getattr(config, KEY).get("positions", "auto")
     validation.choice("positions", positions, get_args(validation.Positions))
-    if positions == "compact" and check_architectures(config.architectures) not in LLAVA:
+    if positions == "compact" and check_architectures(config.architectures).startswith("Qwen"):
         raise ValueError("positions must be 'auto' or 'original' for a Qwen model, which has M-RoPE, got 'compact'")
     chosen: Literal["compact", "original"] = positions
     return adapter_class(config.model_type).auto_positions if positions == "auto" else chosen
 
 
-def read_settings(config: Any) -> tuple[Pruner, Literal["compact", "original"]]:
-    return read_method(getattr(config, KEY)), read_positions(config)
+def read_range(settings: Mapping[str, Any]) -> tuple[int | float, int | float] | None:
+    """Return the smallest and the largest budget that a request may ask for; None if it may not."""
+    given, keep = settings.get("keep_range"), settings["keep"]
+    if given is None:
+        return None
+    what = f"a floor and a ceiling around keep={keep}, all counts or all fractions (for example [16, 256] around 64)"
+    pair = isinstance(given, list | tuple) and len(given) == 2 and all(type(one) is type(keep) for one in given)
+    validation.check(pair and given[0] <= keep <= given[1], "keep_range", what, given)
+    for one in given:
+        validation.keep(one)
+    return given[0], given[1]
 
 
-def check_model(config: Any) -> str:
-    """Return the architecture of a model config, or raise ValueError if it cannot be served pruned."""
+class Settings(NamedTuple):
+    """How a model is pruned."""
+
+    method: Pruner
+    positions: Literal["compact", "original"]
+    keep_range: tuple[int | float, int | float] | None = None
+
+
+def with_keep(method: Pruner, keep: int | float | None) -> Pruner:
+    """Return a method with another budget; None: its own."""
+    if keep is None or (type(keep), keep) == (type(method.keep), method.keep):
+        return method
+    return replace(method, keep=keep)
+
+
+def read_settings(config: Any) -> Settings:
+    settings = getattr(config, KEY)
+    return Settings(read_method(settings), read_positions(config), read_range(settings))
+
+
+def choose_implementation(config: Any, model_impl: str = "auto") -> tuple[str, Implementation]:
+    """Return the architecture of a model config, and whether a class of vLLM's or its Transformers backend runs it.
+
+    Raises:
+        ValueError: if it cannot be served pruned, or not by the implementation that is asked for.
+    """
+    validation.choice("model_impl", model_impl, ("auto", *get_args(Implementation)))
     architecture = check_architectures(getattr(config, "architectures", None))
+    reasons = {"vllm": native_obstacle(config, architecture), "transformers": backend_obstacle(config, architecture)}
+    wanted: tuple[Any, ...] = get_args(Implementation) if model_impl == "auto" else (model_impl,)
+    for one in wanted:
+        if not reasons[one]:
+            return architecture, one
+    raise ValueError(reasons[wanted[-1]])
+
+
+def native_obstacle(config: Any, architecture: str) -> str:
+    """Return why no class of our own can serve a model, "" if one can."""
+    if architecture not in ARCHITECTURES:
+        return f"{architecture} has no pruned class of its own"
     if architecture not in LLAVA:
-        return architecture
+        return ""
     tower, strategy = config.vision_config.model_type, config.vision_feature_select_strategy
-    if tower not in TOWERS:
-        raise ValueError(f"vision tower {tower!r} cannot be served pruned (supported: {', '.join(TOWERS)})")
     layer = config.vision_feature_layer
-    validation.check(isinstance(layer, int), "vision_feature_layer", "one layer (an int)", layer)
+    if tower not in TOWERS:
+        return f"vision tower {tower!r} has no pruned class (supported: {', '.join(TOWERS)})"
+    if not isinstance(layer, int):
+        return f"vision_feature_layer must be one layer (an int), got {layer!r}"
     if strategy != TOWERS[tower]:
-        raise ValueError(f"vision_feature_select_strategy for {tower} must be {TOWERS[tower]!r}, got {strategy!r}")
-    return architecture
+        return f"vision_feature_select_strategy for {tower} must be {TOWERS[tower]!r}, got {strategy!r}"
+    return ""
+
+
+def backend_obstacle(config: Any, architecture: str) -> str:
+    """Return why vLLM's Transformers backend cannot serve a model, "" if it can."""
+    if architecture not in BACKEND:
+        what = "pass on deepstack features" if "VL" in architecture else "run linear attention"
+        return f"{architecture} cannot be served by vLLM's Transformers backend, which does not {what}"
+    if not architecture.startswith("Llava"):
+        return ""
+    from clustrs.models.adapters.base import HAS_CLS
+
+    tower, strategy = config.vision_config.model_type, config.vision_feature_select_strategy
+    if tower not in HAS_CLS:
+        return f"vision tower {tower!r} cannot be served pruned (supported: {', '.join(HAS_CLS)})"
+    needed = "default" if HAS_CLS[tower] else "full"
+    if strategy != needed:
+        return f"vision_feature_select_strategy for {tower} must be {needed!r}, got {strategy!r}"
+    return ""
+
+
+def pruned_name(architecture: str, implementation: Implementation) -> str:
+    return (PREFIX if implementation == "vllm" else BACKEND_PREFIX) + architecture
 
 
 def check_architectures(architectures: Sequence[str] | None) -> str:
     """Return the name of vLLM's own architecture for a config that names it or the pruned one."""
     for name in architectures or ():
-        if name.removeprefix(PREFIX) in ARCHITECTURES:
-            return name.removeprefix(PREFIX)
-    given = ", ".join(architectures or ()) or "none"
-    raise ValueError(f"architecture {given} cannot be served pruned (supported: {', '.join(ARCHITECTURES)})")
+        own = name.removeprefix(BACKEND_PREFIX).removeprefix(PREFIX)
+        if own in NOT_SERVED:
+            raise ValueError(f"{own} cannot be served pruned: {NOT_SERVED[own]}")
+        if own in ARCHITECTURES or own in BACKEND:
+            return own
+    given, known = ", ".join(architectures or ()) or "none", dict.fromkeys((*ARCHITECTURES, *BACKEND))
+    raise ValueError(f"architecture {given} cannot be served pruned (supported: {', '.join(known)})")
 
 
 def describe(config: Any, method: Pruner) -> str:
@@ -110,9 +206,11 @@ def register() -> None:
     from vllm.config import ModelConfig
 
     known = ModelRegistry.get_supported_archs()
-    for architecture, location in ARCHITECTURES.items():
-        if PREFIX + architecture not in known:
-            ModelRegistry.register_model(PREFIX + architecture, location)
+    ours = {pruned_name(name, "vllm"): location for name, location in ARCHITECTURES.items()}
+    ours |= {pruned_name(name, "transformers"): BACKEND_CLASS for name in BACKEND}
+    for name, location in ours.items():
+        if name not in known:
+            ModelRegistry.register_model(name, location)
     resolve = ModelConfig.get_model_arch_config  # vLLM's first look at a config; later it remembers the class
     if hasattr(resolve, MARK):
         return
@@ -133,13 +231,48 @@ def redirect(model_config: Any) -> None:
     if settings is None or hasattr(model_config, "model_arch_config"):  # a copy for a part, such as the language model
         return
     import vllm
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
     check_interfaces(vllm.__version__)
     read_method(settings)
-    architecture = check_model(config)
-    chosen = model_config.model_impl
-    validation.check(chosen in ("auto", "vllm"), "model_impl", "'auto' or 'vllm' for a pruned model", chosen)
-    if read_positions(config) == "original" and architecture in LLAVA:
+    if read_range(settings) is not None:
+        allow_keep()
+    architecture, implementation = choose_implementation(config, model_config.model_impl)
+    if read_positions(config) == "original" and not architecture.startswith("Qwen"):
         # vLLM's runner then asks the model for positions in three rows. The language model keeps its own rotary layer.
         config.mrope_section = [1, 1, 1]
-    config.architectures = [PREFIX + architecture]
+    announce(f"clustrs: ready: {describe(config, read_method(settings))}, {read_positions(config)} positions")
+    name = pruned_name(architecture, implementation)
+    if architecture in MODELS_CONFIG_MAP:  # what vLLM changes in its config for this architecture
+        MODELS_CONFIG_MAP[name] = MODELS_CONFIG_MAP[architecture]
+    config.architectures, model_config.model_impl = [name], "auto"
+
+
+def announce(line: str) -> None:
+    """Print a line when vLLM's server has started."""
+    logger = logging.getLogger("uvicorn.error")
+
+    def wait_for_start(record: logging.LogRecord) -> bool:
+        if record.getMessage() == "Application startup complete.":
+            print(line, flush=True)
+        return True
+
+    if not any(getattr(one, "__name__", "") == wait_for_start.__name__ for one in logger.filters):
+        logger.addFilter(wait_for_start)
+
+
+def allow_keep() -> None:
+    """Let requests give `keep`, and only that, among the processor options that vLLM trusts no client with."""
+    from vllm.renderers import online_renderer
+
+    validate = online_renderer.validate_request_mm_kwargs
+    if hasattr(validate, MARK):
+        return
+
+    @functools.wraps(validate)
+    def validate_request_mm_kwargs(*, mm_processor_kwargs: dict[str, Any] | None, **others: Any) -> None:
+        rest = {name: value for name, value in (mm_processor_kwargs or {}).items() if name != "keep"}
+        validate(mm_processor_kwargs=rest or None, **others)
+
+    setattr(validate_request_mm_kwargs, MARK, True)
+    online_renderer.validate_request_mm_kwargs = validate_request_mm_kwargs

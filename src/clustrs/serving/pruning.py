@@ -2,18 +2,31 @@
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
+from dataclasses import replace
 from functools import cache, cached_property
+from math import isnan
+from reprlib import repr as short_repr
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from clustrs.models.adapters.base import VisualTokens
+from clustrs.models.prompt import PrunedImage
+from clustrs.models.scoring import StageTimer, using
+from clustrs.models.select import prune_images
 from clustrs.pruners.base import Pruner
 from clustrs.serving import plugin
 
 ANGLES = 4  # length of the rotary table, in multiples of the model's own: as vLLM has it for videos
 BASE = 256  # every whole number up to this one is exact in bfloat16 and float16, so offsets travel as two digits each
+KEEP = "clustrs_keep"  # name of the field that brings an image's budget to the model, where vLLM has its pixels
 CHANNELS = 6  # channels behind the features of a kept token: its offsets from its image's first position, in three rows
+
+
+_budget: ContextVar[int | float | None] = ContextVar("budget", default=None)
+"""Budget of the request that this thread processes; None: the server's own."""
 
 
 class PrunedInfo:
@@ -23,22 +36,49 @@ class PrunedInfo:
     get_hf_config: Any
 
     @cached_property
-    def settings(self) -> tuple[Pruner, str]:
+    def settings(self) -> plugin.Settings:
         return plugin.read_settings(self.get_hf_config())
+
+    @property
+    def method(self) -> Pruner:
+        return plugin.with_keep(self.settings.method, _budget.get())
+
+    @property
+    def largest(self) -> int | float | None:
+        """The largest budget of a request, which memory is profiled with."""
+        return None if self.settings.keep_range is None else self.settings.keep_range[1]
 
     @property
     def model_id(self) -> str:
         """Part of the keys of vLLM's caches, some of which servers may share: other settings, other features."""
-        method, positions = self.settings
-        return f"{super().model_id}|{json.dumps(method.to_dict(), sort_keys=True)}|{positions}"  # type: ignore[misc]
+        method = json.dumps(self.settings.method.to_dict(), sort_keys=True)
+        return f"{super().model_id}|{method}|{self.settings.positions}"  # type: ignore[misc]
 
     def get_supported_mm_limits(self) -> dict[str, int | None]:
         limits = super().get_supported_mm_limits()  # type: ignore[misc]
         return {"image": limits["image"]}  # a video would not be pruned
 
+    def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Any) -> Any:
+        with using(_budget, self.largest):
+            return super().get_mm_max_tokens_per_item(seq_len, mm_counts)  # type: ignore[misc]
+
+    def check_keep(self, keep: Any) -> None:
+        """Refuse a budget that the server does not allow. Only the request that asks for it fails."""
+        from vllm.exceptions import VLLMValidationError  # of the client's request, not of the server
+
+        allowed = self.settings.keep_range
+        if allowed is None:
+            message = "keep is fixed on this server: it was started without --keep-range"
+        elif type(keep) is type(allowed[0]) and allowed[0] <= keep <= allowed[1]:
+            return
+        else:
+            kind = "count" if isinstance(allowed[0], int) else "fraction"
+            message = f"keep must be a {kind} from {allowed[0]} to {allowed[1]}, got {short_repr(keep)}"
+        raise VLLMValidationError(message, parameter="mm_processor_kwargs")
+
     def get_num_image_tokens(self, **size: Any) -> int:
         candidates = self.count_candidates(**size)
-        kept = self.settings[0].count(candidates)
+        kept = self.method.count(candidates)
         return self.count_unpruned(**size) if kept == candidates else kept
 
     def count_unpruned(self, **size: Any) -> int:
@@ -65,15 +105,30 @@ class PrunedInfo:
 
 
 @cache
-def counter(when: str) -> Any:
-    """Create a counter that `/metrics` shows besides vLLM's own: visual tokens before or after pruning."""
+def counter(name: str, text: str, *labels: str) -> Any:
+    """Create a counter that `/metrics` shows besides vLLM's own."""
     from prometheus_client import Counter
 
-    return Counter(f"clustrs:visual_tokens_{when}", f"Visual tokens of all images in requests, {when} pruning.")
+    return Counter(f"clustrs:{name}", text, labels)
+
+
+def count_tokens(before: int, after: int) -> None:
+    for when, tokens in (("before", before), ("after", after)):
+        text = f"Visual tokens of all images in requests, {when} pruning."
+        counter(f"visual_tokens_{when}", text).inc(tokens)
+
+
+def count_seconds(timer: StageTimer) -> None:
+    """Count a step of the encoder, and the seconds of scoring and selection. They are known on a CPU alone: waiting
+    for a device would hold up the server."""
+    counter("encoder_steps", "Calls of the vision encoder, each for the images of one step.").inc()
+    for stage in ("scoring", "selection"):
+        if not isnan(timer.seconds[stage]):
+            counter(f"{stage}_seconds", f"Seconds of {stage}, on a CPU.").inc(timer.seconds[stage])
 
 
 class PrunedProcessor:
-    """Mixin for a family's multimodal processor: counts visual tokens, those of dummy inputs left out."""
+    """Mixin for a family's multimodal processor: the budget of each request, and metrics without dummy inputs."""
 
     info: Any
     counting = True
@@ -81,34 +136,79 @@ class PrunedProcessor:
     def get_dummy_mm_inputs(self, *args: Any, **options: Any) -> Any:
         self.counting = False
         try:
-            return super().get_dummy_mm_inputs(*args, **options)  # type: ignore[misc]
+            with using(_budget, self.info.largest):
+                return super().get_dummy_mm_inputs(*args, **options)  # type: ignore[misc]
         finally:
             self.counting = True
 
     def apply(self, inputs: Any, timing_ctx: Any) -> Any:
-        images = inputs.mm_data_items.get("image", ())
+        given, images = dict(inputs.hf_processor_mm_kwargs), inputs.mm_data_items.get("image", ())
         sized = hasattr(images, "get_image_size")  # embeddings have no size, and stay as they are
-        if sized and self.info.settings[1] == "original":
-            self.info.check_extent(images, inputs.hf_processor_mm_kwargs)
-        result = super().apply(inputs, timing_ctx)  # type: ignore[misc]
+        keep = _budget.get()
+        if "keep" in given:
+            keep = given.pop("keep")
+            self.info.check_keep(keep)
+        if sized and self.info.settings.positions == "original":
+            self.info.check_extent(images, given)
+        with using(_budget, keep):
+            result = super().apply(replace(inputs, hf_processor_mm_kwargs=given), timing_ctx)  # type: ignore[misc]
+        if self.counting and len(images):
+            budget = self.info.settings.method.keep if keep is None else keep
+            shown = str(budget) if isinstance(budget, int) else f"{budget:.2f}"
+            counter("requests", "Requests with images, by budget.", "keep").labels(shown).inc()
         for i, placeholder in enumerate(result["mm_placeholders"].get("image", ()) if self.counting else ()):
-            if images.get(i) is not None:  # None: the client sent the key of an image that it sent before
-                before = placeholder.length
-                if sized:
-                    size = images.get_image_size(i)
-                    before = self.info.count_unpruned(image_width=size.width, image_height=size.height)
-                counter("before").inc(before)
-                counter("after").inc(placeholder.length)
+            if images.get(i) is None:  # the client sent the key of an image that it sent before
+                continue
+            if not sized:
+                count_tokens(placeholder.length, placeholder.length)
+                continue
+            size = images.get_image_size(i)
+            given = {"image_width": size.width, "image_height": size.height}
+            with using(_budget, keep):
+                count_tokens(self.info.count_unpruned(**given), self.info.get_num_image_tokens(**given))
         return result
 
+    def _get_mm_hashes(self, inputs: Any) -> Any:
+        """Return the keys of vLLM's caches of processed and encoded images, in which another budget is another key."""
+        keep = self.info.method.keep
+        if keep != self.info.settings.method.keep:
+            inputs = replace(inputs, hf_processor_mm_kwargs={**inputs.hf_processor_mm_kwargs, "keep": keep})
+        return super()._get_mm_hashes(inputs)  # type: ignore[misc]
 
-def register_processor(info: type, processor: type, module: Any, family: str) -> Any:
-    """Register a model with mixins before the info and the processor that a module of vLLM has for a family."""
+    def _apply_hf_processor_main(self, mm_items: Any, hf_kwargs: Any) -> Any:
+        processed = super()._apply_hf_processor_main(mm_items, hf_kwargs)  # type: ignore[misc]
+        images = mm_items.get("image", ())
+        if len(images) and hasattr(images, "get_image_size"):
+            processed[KEEP] = torch.tensor([write_keep(self.info.method.keep)] * len(images), dtype=torch.float64)
+        return processed
+
+    def _get_mm_fields_config(self, hf_inputs: Any, hf_processor_mm_kwargs: Any) -> dict[str, Any]:
+        from vllm.multimodal.inputs import MultiModalFieldConfig
+
+        fields = super()._get_mm_fields_config(hf_inputs, hf_processor_mm_kwargs)  # type: ignore[misc]
+        return {**fields, KEEP: MultiModalFieldConfig.batched("image", keep_on_cpu=True)}
+
+
+def write_keep(keep: int | float) -> float:
+    """Return a budget as one number: a fraction below zero, or a count."""
+    return float(keep) if isinstance(keep, int) else -keep
+
+
+def read_keep(number: float) -> int | float:
+    """Return the budget that `write_keep` wrote."""
+    return -number if number < 0 else int(number)
+
+
+def register_processor(info: type, processor: type, module: Any, family: str, shared: str = "") -> Any:
+    """Register a model with mixins before the info and the processor that a module of vLLM has for a family; the
+    latter may be that of another one, which it is `shared` with."""
     from vllm.multimodal import MULTIMODAL_REGISTRY
 
     info = type(f"Pruned{family}Info", (info, getattr(module, f"{family}ProcessingInfo")), {})
-    processor = type(f"Pruned{family}Processor", (processor, getattr(module, f"{family}MultiModalProcessor")), {})
-    dummy_inputs = getattr(module, f"{family}DummyInputsBuilder")
+    processor = type(
+        f"Pruned{family}Processor", (processor, getattr(module, f"{shared or family}MultiModalProcessor")), {}
+    )
+    dummy_inputs = getattr(module, f"{shared or family}DummyInputsBuilder")
     return MULTIMODAL_REGISTRY.register_processor(processor, info=info, dummy_inputs=dummy_inputs)
 
 
@@ -129,33 +229,60 @@ class PrunedModel(nn.Module):
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         config = vllm_config.model_config.hf_config
-        method, positions = plugin.read_settings(config)
-        if positions == "original":
-            self.check_options(vllm_config)
+        settings = plugin.read_settings(config)
+        self.check_options(vllm_config, settings.positions == "original")
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        self.method, self.original = method, positions == "original"
+        self.method, self.original = settings.method, settings.positions == "original"
+        self.timer, self.budgets = StageTimer(torch.device("cpu")), list[float]()
         self.most_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self.recorded: list[tuple[Tensor, Tensor]] = []
-        self.scoring_attention().register_forward_pre_hook(self._record, with_kwargs=True)
+        if (attention := self.scoring_attention()) is not None:
+            attention.register_forward_pre_hook(self._record, with_kwargs=True)
         if self.original:
-            widen_rotary_table(self.language_model, ANGLES * config.get_text_config().max_position_embeddings)
+            widen_rotary_table(
+                getattr(self, "language_model", self), ANGLES * config.get_text_config().max_position_embeddings
+            )
             self.register_buffer("offsets", torch.zeros(3, self.most_tokens, dtype=torch.long), persistent=False)
 
     @classmethod
-    def refused_options(cls, vllm_config: Any) -> dict[str, bool]:
-        """Return whether options of vLLM are given that lose the positions of kept tokens, or bypass the pruning."""
+    def refused_options(cls, vllm_config: Any, original: bool) -> dict[str, bool]:
+        """Return whether options of vLLM are given that bypass the pruning, or lose original positions."""
         parallel = vllm_config.parallel_config
         return {
-            "pipeline_parallel_size": parallel.pipeline_parallel_size > 1,
-            "speculative_config": vllm_config.speculative_config is not None,
-            "enable_dbo": parallel.enable_dbo,
+            "pipeline_parallel_size": original and parallel.pipeline_parallel_size > 1,
+            "speculative_config": original and vllm_config.speculative_config is not None,
+            "enable_dbo": original and parallel.enable_dbo,
         }
 
     @classmethod
-    def check_options(cls, vllm_config: Any) -> None:
-        given = " and ".join(name for name, is_given in cls.refused_options(vllm_config).items() if is_given)
+    def check_options(cls, vllm_config: Any, original: bool = True) -> None:
+        given = " and ".join(name for name, is_given in cls.refused_options(vllm_config, original).items() if is_given)
+        where = " at original positions" if original else ""
         if given:
-            raise ValueError(f"{given} can't be combined with pruning at original positions: leave out what is named")
+            raise ValueError(f"{given} can't be combined with pruning{where}: leave out what is named")
+
+    def embed_multimodal(self, **kwargs: Any) -> Any:
+        """Encode and prune the images of a step, each with the budget of its request."""
+        self.start_step(kwargs.pop(KEEP, None))
+        embeddings = super().embed_multimodal(**kwargs)  # type: ignore[misc]
+        count_seconds(self.timer)
+        return embeddings
+
+    def start_step(self, budgets: Tensor | None) -> None:
+        self.budgets = [] if budgets is None else budgets.flatten().tolist()
+        self.timer = StageTimer(next(self.parameters()).device)
+
+    def prune_images(self, images: Sequence[VisualTokens]) -> list[PrunedImage]:
+        """Select from the images of a step, those of one budget and size together. Values are not checked: an error
+        would end the server."""
+        results: dict[int, PrunedImage] = {}
+        with self.timer.time("selection"):
+            for number in dict.fromkeys(self.budgets):
+                some = [i for i, one in enumerate(self.budgets) if one == number]
+                method = plugin.with_keep(self.method, read_keep(number))
+                pruned, _ = prune_images(method, [images[i] for i in some], "image", "raw", check=False)
+                results.update(zip(some, pruned, strict=True))
+        return [results[i] for i in range(len(images))]
 
     def _record(self, module: nn.Module, inputs: tuple[Tensor, ...], arguments: dict[str, Any]) -> None:
         query, key = (inputs or tuple(arguments[name] for name in ("query", "key")))[:2]
@@ -169,8 +296,17 @@ class PrunedModel(nn.Module):
         return output, *self.recorded.pop()
 
     def get_mrope_input_positions(self, input_tokens: list[int], mm_features: list[Any]) -> tuple[Tensor, int]:
-        places = [(one.mm_position.offset, one.mm_position.length, self.extent(one)) for one in mm_features]
-        return starting_positions(len(input_tokens), places)
+        return starting_positions(len(input_tokens), map(self.place_of, mm_features))
+
+    def place_of(self, feature: Any) -> tuple[int, int, int]:
+        """Return the first placeholder of an image, how many it has left, and how many positions it spans."""
+        return feature.mm_position.offset, feature.mm_position.length, self.extent(feature)
+
+    def placed(self, tokens: Tensor, slots: Tensor) -> Tensor:
+        """Tokens [..., k, D], with the slots [..., k] they had in channels behind them if positions are original."""
+        if not self.original:
+            return tokens
+        return torch.cat([tokens, offset_channels(slots.expand(3, *slots.shape), tokens.dtype)], -1)
 
     def embed_input_ids(
         self, input_ids: Tensor, multimodal_embeddings: Any = None, *, is_multimodal: Tensor | None = None
@@ -186,13 +322,16 @@ class PrunedModel(nn.Module):
         return embeddings
 
     def forward(self, input_ids: Tensor | None, positions: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Run the language model. The positions change in place: captured graphs read them where they lie."""
-        if self.original:
-            offsets = self.offsets[:, : positions.shape[-1]]
-            positions[:, : offsets.shape[1]] += offsets
-            offsets.zero_()
-            positions = positions if self.has_mrope else positions[0]
-        return super().forward(input_ids, positions, *args, **kwargs)
+        return super().forward(input_ids, self.original_positions(positions), *args, **kwargs)
+
+    def original_positions(self, positions: Tensor) -> Tensor:
+        """Add what `embed_input_ids` noted. Positions change in place: captured graphs read them where they lie."""
+        if not self.original:
+            return positions
+        offsets = self.offsets[:, : positions.shape[-1]]
+        positions[:, : offsets.shape[1]] += offsets
+        offsets.zero_()
+        return positions if self.has_mrope else positions[0]
 
 
 def widen_rotary_table(model: nn.Module, rows: int) -> None:

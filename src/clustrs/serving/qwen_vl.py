@@ -1,4 +1,4 @@
-"""Qwen2.5-VL and Qwen3-VL in vLLM, pruned: images of any size, survivors at their original M-RoPE positions."""
+"""Qwen2.5-VL, Qwen3-VL and Qwen3.5 in vLLM, pruned: images of any size, kept tokens at their M-RoPE positions."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.model_executor.models import qwen2_5_vl, qwen3_vl
+from vllm.model_executor.models import qwen2_5_vl, qwen3_5, qwen3_vl
 
+from clustrs.models.adapters.base import VisualTokens
+from clustrs.models.prompt import PrunedImage
 from clustrs.models.scoring import attention_scores
-from clustrs.models.select import plane_rows
-from clustrs.pruners.inputs import Layout, PrunerInputs
 from clustrs.serving import pruning
 
 Grid = list[int]  # frames, height and width of an image in patches
@@ -32,7 +32,7 @@ class PrunedQwenInfo(pruning.PrunedInfo):
         defaults = {"image_processor": self.get_image_processor(), "mm_kwargs": {}}
         return super().count_unpruned(**(defaults | size))
 
-    def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Any) -> dict[str, int]:
+    def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Any) -> Any:
         """Return all tokens of the largest image: vLLM profiles the tower with as many images as unpruned."""
         width, height = self.get_image_size_with_most_features()
         return {"image": self.count_unpruned(image_width=width, image_height=height)}
@@ -52,7 +52,7 @@ class PrunedQwenProcessor(pruning.PrunedProcessor):
 
     def _cut(self, update: Any, index: int) -> Any:
         whole = update.replacement(index)
-        return whole[: self.info.settings[0].count(len(whole))]
+        return whole[: self.info.method.count(len(whole))]
 
 
 class PrunedQwen(pruning.PrunedModel):
@@ -61,9 +61,9 @@ class PrunedQwen(pruning.PrunedModel):
     visual: Any
 
     @classmethod
-    def refused_options(cls, vllm_config: Any) -> dict[str, bool]:
+    def refused_options(cls, vllm_config: Any, original: bool) -> dict[str, bool]:
         model, compilation = vllm_config.model_config.multimodal_config, vllm_config.compilation_config
-        return super().refused_options(vllm_config) | {
+        return super().refused_options(vllm_config, original) | {
             "mm_encoder_tp_mode": model.mm_encoder_tp_mode == "data",
             "enable_mm_embeds": model.enable_mm_embeds,
             "video_pruning_rate": model.is_multimodal_pruning_enabled(),
@@ -85,13 +85,14 @@ class PrunedQwen(pruning.PrunedModel):
     def _process_image_input(self, image_input: Any) -> tuple[Tensor, ...]:
         grids: list[Grid] = image_input["image_grid_thw"].tolist()
         sizes = [t * h * w for t, h, w in grids]
-        patches, results = image_input["pixel_values"].split(sizes), list[Tensor]()
+        patches, images = image_input["pixel_values"].split(sizes), list[VisualTokens]()
         for some in self._batches(grids):
             features, query, key = self.run_tower(self.visual, torch.cat(patches[some]), grid_thw=grids[some])
             counts = [size // self.visual.spatial_merge_unit for size in sizes[some]]
             parts = (features.split(counts), query.split(sizes[some], 1), key.split(sizes[some], 1))
-            results += [self._survivors(*part) for part in zip(grids[some], *parts, strict=True)]
-        return tuple(results)
+            with self.timer.time("scoring"):
+                images += [self._image(*part) for part in zip(grids[some], *parts, strict=True)]
+        return tuple(self._rows(*pair) for pair in zip(images, self.prune_images(images), strict=True))
 
     def _batches(self, grids: Sequence[Grid]) -> Iterator[slice]:
         """Runs of images that go through the tower together: no more tokens than it would get unpruned."""
@@ -104,20 +105,21 @@ class PrunedQwen(pruning.PrunedModel):
             tokens += count
         yield slice(start, len(grids))
 
-    def _survivors(self, grid: Grid, rows: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Prune `rows` [N, features and those for later layers] by query and key [1, patches, heads, d]."""
+    def _image(self, grid: Grid, rows: Tensor, query: Tensor, key: Tensor) -> VisualTokens:
+        """Return an image of `rows` [N, features and those for later layers], scored by query and key [1, patches,
+        heads, d]."""
         features, later = rows.tensor_split([self.config.vision_config.out_hidden_size], -1)
-        width = grid[2] // self.visual.spatial_merge_size
-        cell = torch.arange(len(rows), device=rows.device)
-        layout = Layout(torch.zeros_like(cell), cell // width, cell % width)
         query, key = query.transpose(1, 2), key.transpose(1, 2)
         scores = attention_scores(query, key, self.scoring_attention().scale, "received")
-        keys = self._pool(key.float().mean(1), grid)
-        inputs = PrunerInputs(features, self._pool(scores, grid), layout, keys=keys, cls=False)
-        selection = self.method.select(inputs, check=False)
-        places = torch.stack([layout.tile, layout.y, layout.x])[:, selection.indices]
-        parts = (selection.tokens, plane_rows(later[None], selection)[0], pruning.offset_channels(places, rows.dtype))
-        return torch.cat(parts, -1)
+        keys, side = self._pool(key.float().mean(1), grid), self.visual.spatial_merge_size
+        cells = (grid[1] // side, grid[2] // side)
+        return VisualTokens.on_grid(features, self._pool(scores, grid), cells, keys=keys, planes=later[None])
+
+    def _rows(self, image: VisualTokens, kept: PrunedImage) -> Tensor:
+        """Return the kept tokens with their features for later layers and their places behind them."""
+        assert kept.planes is not None
+        places = torch.stack([image.layout.tile, image.layout.y, image.layout.x])[:, kept.own]
+        return torch.cat([kept.features, kept.planes[0], pruning.offset_channels(places, kept.features.dtype)], -1)
 
     def _pool(self, patches: Tensor, grid: Grid) -> Tensor:
         """One value per token [N, ...] in raster order, over all heads, from each rank's [1, patches, ...]."""
@@ -145,3 +147,13 @@ class PrunedQwen25VL(PrunedQwen, qwen2_5_vl.Qwen2_5_VLForConditionalGeneration):
 @pruning.register_processor(PrunedQwenInfo, PrunedQwenProcessor, qwen3_vl, "Qwen3VL")
 class PrunedQwen3VL(PrunedQwen, qwen3_vl.Qwen3VLForConditionalGeneration):
     """vLLM's Qwen3-VL. A survivor's features for later layers (deepstack) stay with it, as they are."""
+
+
+@pruning.register_processor(PrunedQwenInfo, PrunedQwenProcessor, qwen3_5, "Qwen3_5", "Qwen3VL")
+class PrunedQwen35(PrunedQwen, qwen3_5.Qwen3_5ForConditionalGeneration):
+    """vLLM's Qwen3.5."""
+
+
+@pruning.register_processor(PrunedQwenInfo, PrunedQwenProcessor, qwen3_5, "Qwen3_5Moe", "Qwen3VL")
+class PrunedQwen35Moe(PrunedQwen, qwen3_5.Qwen3_5MoeForConditionalGeneration):
+    """vLLM's Qwen3.5 with a mixture of experts."""

@@ -3,7 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, entry_points, packages_distributions, version
 from importlib.util import find_spec
 from itertools import zip_longest
@@ -17,13 +18,14 @@ from clustrs.serving.interfaces import TESTED, check_interfaces
 
 OVERRIDES = "--hf-overrides"
 SERVED_NAME = "--served-model-name"
-# Options of vLLM that a pruned model takes with these values only; with original positions; of a Qwen model.
-ACCEPTED: dict[str, tuple[str, ...]] = {"--model-impl": ("auto", "vllm")}
+# Options of vLLM that a pruned model takes with these values only: with original positions, of a Qwen model, and in
+# vLLM's Transformers backend.
 ORIGINAL_ACCEPTED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("--pipeline-parallel-size", "-pp"), ("1",)),
     **dict.fromkeys(("--speculative-config", "-sc", "--spec-method", "--spec-model", "--spec-tokens"), ()),
     "--enable-dbo": (),
 }
+BACKEND_ACCEPTED = {"--enable-mm-embeds": (), **dict.fromkeys(("--tensor-parallel-size", "-tp"), ("1",))}
 QWEN_ACCEPTED = {"--enable-mm-embeds": (), "--mm-encoder-tp-mode": ("weights",), "--video-pruning-rate": ("0", "0.0")}
 
 
@@ -41,20 +43,27 @@ def serve(model_id: str, settings: dict[str, Any], options: Sequence[str] = ()) 
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # transformers and the hub raise many kinds
         raise ValueError(f"model {model_id!r} could not be read: {first_sentence(error)}; {ADVICE}") from error
-    architecture = plugin.check_model(config)
+    impl = [value for name, value in option_values(options) if name == "--model-impl"]
+    architecture, implementation = plugin.choose_implementation(config, impl[-1] if impl else "auto")
     setattr(config, plugin.KEY, settings)
-    method, positions = plugin.read_settings(config)
-    check_options(architecture, positions, options)
+    method, positions, allowed = plugin.read_settings(config)
+    check_options(architecture, implementation, positions, options)
     overrides, words = split_overrides(options)
     # The name of the pruned architecture, too: vLLM without the plugin then refuses to start instead of not pruning.
-    overrides |= {"architectures": [plugin.PREFIX + architecture], plugin.KEY: settings}
+    overrides |= {"architectures": [plugin.pruned_name(architecture, implementation)], plugin.KEY: settings}
     if source != model_id and not any(_read_option(word)[0] == SERVED_NAME for word in words):
         words = [SERVED_NAME, model_id, *words]
     # Overrides come last: an abbreviation of the same option does not win over them.
     arguments = [sys.executable, "-m", *server_words(source), *words, OVERRIDES, json.dumps(overrides)]
     if installed.partition("+")[0] != TESTED:
         print(f"clustrs: vLLM {installed} has the interfaces that the plugin uses; tested is {TESTED}", flush=True)
-    print(f"clustrs: {model_id} with {plugin.describe(config, method)}, {positions} positions", flush=True)
+    ranges = f", {allowed[0]} to {allowed[1]} by request" if allowed else ""
+    print(f"clustrs: {model_id} with {plugin.describe(config, method)}{ranges}, {positions} positions", flush=True)
+    if implementation == "transformers":
+        reason = plugin.native_obstacle(config, architecture) or "--model-impl asks for it"
+        print(f"clustrs: runs in vLLM's Transformers backend: {reason}", flush=True)
+    # The encoder runs in a process of its own: its seconds reach /metrics by files.
+    os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", tempfile.mkdtemp(prefix="clustrs-metrics-"))
     os.execv(arguments[0], arguments)
 
 
@@ -70,18 +79,25 @@ def check_installation() -> str:
     return installed
 
 
-def check_options(architecture: str, positions: str, options: Sequence[str]) -> None:
-    is_llava = architecture in plugin.LLAVA
+def check_options(architecture: str, implementation: str, positions: str, options: Sequence[str]) -> None:
     lost = ORIGINAL_ACCEPTED if positions == "original" else {}
-    accepted = ACCEPTED | lost | ({} if is_llava else QWEN_ACCEPTED)
-    for option, following in zip_longest(options, options[1:], fillvalue=""):
-        name, value = _read_option(option)
-        given, key = following if value is None else value, name.partition(".")[0]
+    one_row = not architecture.startswith("Qwen")
+    own = BACKEND_ACCEPTED if implementation == "transformers" else {} if one_row else QWEN_ACCEPTED
+    accepted = lost | own
+    for name, given in option_values(options):
+        key = name.partition(".")[0]
         if key in accepted and given not in accepted[key]:
             values = " or ".join(accepted[key])
             shown, advice = (f"{name} {given}", f"use {values}") if values else (name, "omit it")
-            other = ", or --positions compact" if is_llava and key in lost else ""
+            other = ", or --positions compact" if one_row and key in lost else ""
             raise ValueError(f"{shown} can't be combined with a pruned {architecture}: {advice}{other}")
+
+
+def option_values(options: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the name of each option, and the word after it or its own value."""
+    for option, following in zip_longest(options, options[1:], fillvalue=""):
+        name, value = _read_option(option)
+        yield name, following if value is None else value
 
 
 def server_words(source: str) -> tuple[str, ...]:
