@@ -124,7 +124,7 @@ def test_methods_that_cannot_be_exported_are_refused() -> None:
         with pytest.raises(ValueError, match=f"'{name}' cannot be exported: it prunes inside the language model"):
             TokenSelection(get_method(name, keep=K), N, D)
     refused = [name for name in list_methods("encoder") if not method_class(name).exportable]
-    assert refused == ["cdpruner", "hiprune", "prumerge-plus", "tome", "visionzip", "vscan"]
+    assert refused == ["cdpruner", "evs", "hiprune", "prumerge-plus", "tome", "vidcom2", "visionzip", "vscan"]
     for name in refused:
         with pytest.raises(
             ValueError, match=f"method '{name}' cannot be exported \\(exportable: clustermeans, clustrs, denoise"
