@@ -306,7 +306,8 @@ class Oracle:
         selections = []
         for part, (frames, height, width) in zip(self.parts, self.grids, strict=True):
             axes = [torch.arange(n) for n in (frames, height // MERGE, width // MERGE)]
-            layout = Layout(*(axis.flatten() for axis in torch.meshgrid(*axes, indexing="ij")))
+            tile, y, x = (axis.flatten() for axis in torch.meshgrid(*axes, indexing="ij"))
+            layout = Layout(tile, y, x, tile if self.modality == "video" else None)
             states = (part["hidden"], part["keys"], merger, False, question)
             given = PrunerInputs(part["features"], part["scores"], layout, *states, **part["more"])
             with torch.no_grad():

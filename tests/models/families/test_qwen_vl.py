@@ -15,7 +15,7 @@ from tiny_models.qwen import FAMILIES, TOKEN, Oracle, bright_square, plane_by_ha
 from torch import Tensor
 from transformers import AttentionInterface
 
-from clustrs import ClustRS, NoPruning, get_method, list_methods
+from clustrs import ClusterMeans, ClustRS, NoPruning, get_method, list_methods
 from clustrs.models import ask as shared_encoding
 from clustrs.models.ask import as_seen, ask, chat_prompt
 from clustrs.models.load import load_model
@@ -279,13 +279,19 @@ def test_videos_have_one_budget_each(load: LoadQwen, family: str) -> None:
         model.model.rope_deltas = None
         with ClustRS(keep=1.0)(model):
             assert torch.equal(model(**inputs).logits, expected)
-    for name in PRUNING:
-        method = get_method(name, keep=5)
+    for method in (*(get_method(name, keep=5) for name in PRUNING), ClusterMeans(keep=5, across_frames=True)):
         kept = oracle.select(method)
         with torch.no_grad(), method(model) as handle:
             logits = model(**inputs).logits
-        assert [last.selection.indices.tolist() for last in handle.last] == [s.indices.tolist() for s in kept], name
-        torch.testing.assert_close(logits, oracle.logits(kept), atol=3e-5, rtol=1e-5, msg=name)
+        found = [last.selection.indices.tolist() for last in handle.last]
+        assert found == [s.indices.tolist() for s in kept], method
+        torch.testing.assert_close(logits, oracle.logits(kept), atol=3e-5, rtol=1e-5, msg=method.name)
+    with torch.no_grad(), ClustRS(keep=2).attach(model, scope="frame") as frames:
+        model(**inputs)
+    assert [[last.layout.tile[i].item() for i in last.selection.indices] for last in frames.last] == [
+        [0, 0, 1, 1, 2, 2],
+        [0, 0, 1, 1],
+    ]
     with method(model):
         found = generate(model, inputs, **GREEDY)
     assert torch.equal(found, oracle.new_tokens(kept, **GREEDY))
