@@ -86,6 +86,7 @@ def shoot_report(browser: Any, address: str, width: int, scheme: str) -> None:
     page.locator("figure .panel svg").first.hover()
     store(page, f"report-{width}-{scheme}")
     page.get_by_role("heading", name=DISAGREEMENTS).click()
+    page.evaluate("scrollTo(0, 0)")
     section = page.locator("details", has=page.get_by_role("heading", name=DISAGREEMENTS)).bounding_box()
     store(page, f"report-disagreements-{width}-{scheme}", section["y"], section["y"] + section["height"])
     context.close()

@@ -308,32 +308,6 @@ def test_the_papers_numbers_in_the_terminal(tmp_path: Path) -> None:
     assert "(24.2)" in terminal_table(other, "llava-1.5-7b")
 
 
-def test_the_summary_says_which_method_and_how_sure(tmp_path: Path) -> None:
-    def change(rows: list[Row]) -> list[Row]:
-        means = {("none", 1.0): 1.0, ("fastervlm", 4): 0.0, ("clustrs", 4): 0.5, ("fastervlm", 8): 1.0}
-        return [
-            {**row, "score": means.get((row["method"]["name"], row["method"]["keep"]), 1.0 if i % 12 else 0.0)}
-            for i, row in enumerate(rows)
-        ]
-
-    write_report(write_run(tmp_path, change))
-    section = (tmp_path / "report.md").read_text().split("## Budget by budget\n\n")[1].split("\n\n## ")[0]
-    first, four, eight, smallest = section.splitlines()
-    assert first == (
-        "- Unpruned, the model scores 100.0 on clean images and 100.0 over all corrupted conditions (per cent)."
-    )
-    assert four == (
-        "- Keep 4: ClustRS has the highest mean over all corrupted conditions, 50.0, 50 % of the unpruned model's. "
-        "ClustRS minus FasterVLM: +50.0 \\[+50.0, +50.0\\], more than chance."
-    )
-    assert eight.startswith("- Keep 8: FasterVLM has the highest mean over all corrupted conditions, 100.0, 100 %")
-    assert eight.endswith("FasterVLM minus ClustRS: +8.3 \\[0.0, +25.0\\], may be chance.")
-    assert smallest == (
-        "- The smallest budget that is not clearly worse than no pruning over all corrupted conditions: keep 8, with "
-        "FasterVLM (0.0 \\[0.0, 0.0\\])."
-    )
-
-
 @pytest.mark.parametrize("better", [0, 1, 3])
 def test_bold_is_clearly_better_than_every_other_method(tmp_path: Path, better: int) -> None:
     """Three methods: the first is right on `better` of 12 questions on which the second is wrong; the third never."""

@@ -188,11 +188,6 @@ def families() -> list[dict[str, Any]]:
     return listed
 
 
-def support_matrix() -> str:
-    """Return the support matrix in Markdown: one row per family, from what adapters, serving and export declare."""
-    return base.markdown_table(list(MATRIX.values()), [[row[key] for key in MATRIX] for row in families()])
-
-
 @app.command("tasks", cls=Command, rich_help_panel=PANEL)
 def list_tasks_command(json: AsJson = False) -> None:
     """List the tasks that clustrs eval --task takes."""

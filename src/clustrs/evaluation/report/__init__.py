@@ -40,7 +40,6 @@ def write_report(folder: Path, judge: str | None = None, compare_with: str | Non
     sections = (
         first,
         summary.overview(run),
-        scores.conclusions(run),
         summary.costs(run, latency),
         scores.scores(run),
         document.Section("Curves", tuple(curves), folded=True) if curves else None,

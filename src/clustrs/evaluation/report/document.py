@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 DRAWING = re.compile(r"data:image/(png|webp|jpeg);base64,[A-Za-z0-9+/]+={0,2}\Z")
 LARGEST_IMAGE = 480  # pixels of the longer side of an image inside a page
-WIDTH, HEIGHT = 400, 300  # pixels of a panel, which fits the width of a telephone
-LEFT, RIGHT, TOP, BOTTOM = 52, 10, 28, 52  # its margins
+WIDTH, HEIGHT = 400, 310  # pixels of a panel, which fits the width of a telephone
+LEFT, RIGHT, TOP, BOTTOM = 52, 10, 28, 62  # its margins
 MARKERS = {
     "8": (8, 4.4, 4.4, 1 / 16),
     "P": (4, 5.2, 2.2, 0),

@@ -10,7 +10,7 @@ import numpy as np
 from clustrs.corruptions import PAPER_LEVELS
 from clustrs.evaluation import metrics
 from clustrs.evaluation.metrics import Estimate
-from clustrs.evaluation.report.document import Block, Curve, Figure, Lines, Point, Section, Text, Tiles
+from clustrs.evaluation.report.document import Block, Curve, Figure, Point, Section, Text, Tiles
 from clustrs.evaluation.report.summary import PARTS, Conditions, Latency, Summary
 from clustrs.evaluation.results import FAILED, MISSING, UNJUDGED
 from clustrs.evaluation.store import identity
@@ -109,8 +109,9 @@ def tokens_figure(summary: Summary) -> Figure | None:
         panels.append((title, tuple(drawn)))
     over = f" Corrupted: mean over {len(summary.corrupted)} conditions." if len(summary.corrupted) > 1 else ""
     return Figure(
-        title=f"Score ({summary.unit}) against visual tokens; bands are 95 % intervals.{over}",
-        x_label=f"method, keep {budgets[0]}" if single else "visual tokens an image (log scale)",
+        title=f"Score ({summary.unit}) {'with keep ' + budgets[0] if single else 'against visual tokens'}; "
+        f"bands and bars are 95 % intervals.{over}",
+        x_label="" if single else "visual tokens an image (log scale)",
         y_label=f"score ({summary.unit})",
         ticks=ticks,
         panels=tuple(panels),
@@ -165,62 +166,6 @@ def tiles(summary: Summary, latency: Latency | None) -> Tiles:
     else:
         shown.append(("Most robust", ("not measured",), "The run has no corrupted images (--corruptions)."))
     return Tiles(tuple(shown))
-
-
-def conclusions(summary: Summary) -> Section | None:
-    """Build a sentence for each budget, and one on the smallest that is as good as no pruning; None without a score."""
-    run, unpruned = summary.run, summary.run.unpruned
-    where, conditions = judged_on(summary)
-    values, scores = summary.together(conditions), run.scores[:, conditions].mean(axis=1)
-    lines = []
-
-    def difference(first: int, second: int) -> tuple[metrics.Difference, str]:
-        found = metrics.differences(scores[first], scores[second])[0]
-        return found, f"{summary.number(found.mean or 0.0, signed=True)} {summary.interval(found, signed=True)}"
-
-    def sure(first: int, second: int) -> str:
-        found, numbers = difference(first, second)
-        if found.mean is None or found.low is None:
-            return " "
-        names = f"{summary.label(first)} minus {summary.label(second)}"
-        return f" {names}: {numbers}, {'more than chance' if found.clear else 'may be chance'}."
-
-    if unpruned is not None:
-        parts = [] if summary.clean is None else [(summary.values[unpruned, summary.clean], "on clean images")]
-        parts += [(values[unpruned], where)] if summary.corrupted else []
-        means = [f"{summary.number(mean)} {text}" for own, text in parts if (mean := metrics.mean(own)) is not None]
-        lines += [f"Unpruned, the model scores {' and '.join(means)} ({summary.unit})."] if means else []
-    for budget in run.budgets:
-        order = summary.ranked(budget, conditions)
-        if order:
-            (best, mean), names = order[0], [run.methods[method].name for method, _ in order]
-            text = f"Keep {budget}: {summary.label(best)} has the highest mean {where}, {summary.number(mean)}"
-            kept = None if unpruned is None else metrics.retention(values[best], values[unpruned])
-            text += "." if kept is None else f", {100 * kept:.0f} % of the unpruned model's."
-            text += sure(best, order[1][0]) if len(order) > 1 else ""
-            place = names.index(OURS) if OURS in names else 0
-            if place > 1:
-                ours = order[place][0]
-                text += f" {summary.label(ours)} is in place {place + 1}.{sure(ours, best)}"
-            lines.append(text)
-    if unpruned is not None:
-        tokens: dict[str, float] = {}
-        for method, count in zip(run.methods, run.visual_tokens, strict=True):
-            tokens[method.budget] = min(tokens.get(method.budget, np.inf), np.inf if np.isnan(count) else count)
-        compared = False
-        for budget in sorted(run.budgets, key=lambda budget: (tokens.get(budget, np.inf), budget)):
-            best = next((method for method, _ in summary.ranked(budget, conditions)), unpruned)
-            found, numbers = difference(best, unpruned)
-            if best != unpruned and found.high is not None:
-                compared = True
-                if found.high >= 0:
-                    text = f"keep {budget}, with {summary.label(best)} ({numbers})"
-                    lines.append(f"The smallest budget that is not clearly worse than no pruning {where}: {text}.")
-                    break
-        else:
-            text = f"At every budget measured, the best method is clearly worse than no pruning {where}."
-            lines += [text] if compared else []
-    return Section("Budget by budget", (Lines(tuple(lines)),), folded=True) if lines else None
 
 
 def scores(summary: Summary) -> Section:
