@@ -8,7 +8,7 @@ from method_cases import draw_image, tensors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from clustrs import ClustRS
+from clustrs import ClustRS, get_method
 
 
 class Peak(TorchDispatchMode):
@@ -59,3 +59,13 @@ def test_peak_memory_of_clustrs(n: int, width: int, keep: int, batch: int) -> No
     with Peak() as peak:
         ClustRS(keep=keep).select(tokens, attention)
     assert peak.most / 4 / batch <= 4 * n**2 + 2 * n * width
+
+
+@pytest.mark.parametrize("name", ["clustrs", "clustermeans", "divprune", "mmr"])
+def test_peak_memory_with_many_tokens(name: str) -> None:
+    """A sixth of the N x N distances, and no more than a second copy of tokens of width 1000."""
+    n = 6000
+    tokens, attention, _ = tensors([draw_image(0, n, 32)])
+    with Peak() as peak:
+        get_method(name, keep=16).select(tokens, attention)
+    assert peak.most / 4 <= n * 1000
