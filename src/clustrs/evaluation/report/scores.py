@@ -155,7 +155,7 @@ def tiles(summary: Summary, latency: Latency | None) -> Tiles:
             fastest.append(f"keep {budget}: {summary.label(timed[0][1])} {timed[0][0]:.0f} ms{faster}")
     repeats = 0 if latency is None else latency.repeats
     unknown = "Times are not part of these results." if "lmms_eval" in run.config else NO_TIMES
-    measured = f"Medians of {repeats} answers to the first token, one at a time, on the machine named below."
+    measured = f"Medians of {repeats} answers to the first token, one at a time; no intervals, so close ones may swap."
     everywhere = judged_on(summary)[1] if summary.clean is None else [summary.clean]
     shown = [
         (f"Best at each budget{'' if summary.clean is None else ', clean images'}", highest(everywhere), note),
