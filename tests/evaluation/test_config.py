@@ -138,7 +138,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("corrupt: [gaussian: 0.5]", "corrupt is not valid"),
         ("keep: [[16]]", "keep is not valid"),
         ("task-options: 3", r"task_options is not valid, got 3 \(expected `object`"),
-        ("scope: page", "scope must be one of 'image', 'crop', got 'page'"),
+        ("scope: page", "scope must be one of 'image', 'crop', 'video', 'frame', got 'page'"),
         ("batch-size: true", "batch_size is not valid, got True"),
         ("seeds: [" + "9" * 400 + "]", "seeds.*9999"),
         ("limit: " + "9" * 5000, "is not YAML"),

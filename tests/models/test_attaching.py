@@ -66,7 +66,7 @@ def test_attaching_twice(load: Load) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"scope": "images"}, "scope must be one of 'image', 'crop', got 'images'"),
+        ({"scope": "images"}, "scope must be one of 'image', 'crop', 'video', 'frame', got 'images'"),
         ({"crops": "none"}, "crops must be one of 'all', 'base', got 'none'"),
         ({"attention": "flash"}, "attention must be one of 'auto', 'plain', 'proportional', got 'flash'"),
         ({"positions": "old"}, "positions must be one of 'auto', 'compact', 'original', got 'old'"),
