@@ -283,8 +283,8 @@ def test_videos_have_one_budget_each(load: LoadQwen, family: str) -> None:
         kept = oracle.select(method)
         with torch.no_grad(), method(model) as handle:
             logits = model(**inputs).logits
-        found = [last.selection.indices.tolist() for last in handle.last]
-        assert found == [s.indices.tolist() for s in kept], method
+        indices = [last.selection.indices.tolist() for last in handle.last]
+        assert indices == [s.indices.tolist() for s in kept], method
         torch.testing.assert_close(logits, oracle.logits(kept), atol=3e-5, rtol=1e-5, msg=method.name)
     with torch.no_grad(), ClustRS(keep=2).attach(model, scope="frame") as frames:
         model(**inputs)
