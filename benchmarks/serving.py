@@ -5,8 +5,10 @@ The same requests go to vLLM's own server and to pruned ones (`clustrs serve`), 
 prompts and images are off, so every request pays for its image. A run that takes too long stops sending (--seconds),
 and its rates are those of the requests that were answered.
 
-Two models: the embedded mini-llava, whose tower is a large part of the work, and one with random weights whose language
-model costs about 20 times its tower until the first token, as in LLaVA-1.5-7B. Answers of the latter mean nothing.
+Models: the embedded mini-llava, whose tower is a large part of the work; one with random weights whose language model
+costs about 20 times its tower until the first token, as in LLaVA-1.5-7B; and one with random weights, the widths of
+LLaVA-OneVision-0.5B and a third of its layers. Answers of the latter two mean nothing. --memory N sends N requests to a
+pruned server instead, and fails if its memory grows by more than 5 per cent after the first 200 of them.
 Needs the environment of `make test-vllm`. Writes serving.json, serving.md and serving.png to the output folder;
 --render writes the last two again from the first.
 """
@@ -28,7 +30,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,6 +116,30 @@ def proportional_config() -> Any:
     return config
 
 
+def build_onevision(folder: Path) -> None:
+    """A LLaVA-OneVision with random weights and the widths of the 0.5B model, with a third of its layers."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoConfig, AutoModelForImageTextToText, SiglipVisionConfig
+
+    from recipes.models import published
+
+    source = model_folder("mini-onevision")
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = AutoConfig.from_pretrained(source)
+    side = config.vision_config.image_size
+    shape = {"hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16, "num_hidden_layers": 9}
+    config.vision_config = SiglipVisionConfig(**shape, image_size=side, patch_size=config.vision_config.patch_size)
+    text = {"hidden_size": 896, "intermediate_size": 4864, "num_attention_heads": 14, "num_key_value_heads": 2}
+    text |= {"num_hidden_layers": 8, "max_position_embeddings": 8192}
+    for name, value in {**text, "layer_types": ["full_attention"] * 8}.items():
+        setattr(config.text_config, name, value)
+    torch.manual_seed(0)
+    AutoModelForImageTextToText.from_config(config).save_pretrained(folder)
+    weights = folder / "model.safetensors"
+    save_file({published(name): tensor for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
+
+
 @contextmanager
 def server(model: str, keep: int | float | None, log: Path) -> Iterator[str]:
     """A server of its own on a free port, until the block ends; its address."""
@@ -122,6 +148,8 @@ def server(model: str, keep: int | float | None, log: Path) -> Iterator[str]:
         command = ["clustrs.cli", "serve", model, "--keep", str(keep)]
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")}
     arguments = [*command, *SERVER_OPTIONS, "--served-model-name", "served"]
+    if "onevision" in model:  # several crops
+        arguments += ["--max-model-len", "4096"]
     with running(arguments, log, environment, START_SECONDS) as (address, _):
         yield address
 
@@ -171,15 +199,19 @@ def read_metrics(address: str) -> dict[str, float]:
         text = reply.read().decode()
     blocks = re.search(r'vllm:cache_config_info\{[^}]*num_gpu_blocks="(\d+)"', text)
     usage = re.search(r"^vllm:kv_cache_usage_perc\{[^}]*\} (\S+)", text, re.MULTILINE)
-    return {"blocks": float(blocks[1]) if blocks else 0.0, "usage": float(usage[1]) if usage else 0.0}
+    names = ("encoder_steps", "scoring_seconds", "selection_seconds")
+    found = {name: re.search(rf"^clustrs:{name}_total (\S+)", text, re.MULTILINE) for name in names}
+    ours = {name: float(one[1]) if one else 0.0 for name, one in found.items()}
+    return {"blocks": float(blocks[1]) if blocks else 0.0, "usage": float(usage[1]) if usage else 0.0, **ours}
 
 
-async def ask(client: Any, request: Request) -> Timing:
+async def ask(client: Any, request: Request, keep: int | None = None) -> Timing:
     """One request as a chat client makes it, streamed."""
     content = [
         {"type": "image_url", "image_url": {"url": request.image}},
         {"type": "text", "text": request.text},
     ]
+    budget = {} if keep is None else {"mm_processor_kwargs": {"keep": keep}}
     start, first, prompt = time.perf_counter(), None, 0
     stream = await client.chat.completions.create(
         model="served",
@@ -188,7 +220,7 @@ async def ask(client: Any, request: Request) -> Timing:
         temperature=0,
         stream=True,
         stream_options={"include_usage": True},
-        extra_body={"ignore_eos": True, "return_token_ids": True},
+        extra_body={"ignore_eos": True, "return_token_ids": True, **budget},
     )
     async for chunk in stream:
         if first is None and chunk.choices and getattr(chunk.choices[0], "token_ids", None):
@@ -199,19 +231,23 @@ async def ask(client: Any, request: Request) -> Timing:
     return Timing(last if first is None else first, last, prompt)
 
 
-async def run(address: str, requests: list[Request], at_once: int, seconds: float) -> Row:
+async def run(
+    address: str, requests: list[Request], at_once: int, seconds: float, budgets: Sequence[int | None] = (None,)
+) -> Row:
     """Send the requests, `at_once` of them at any time, and watch the KV cache meanwhile."""
     from openai import AsyncOpenAI, OpenAIError
 
     client = AsyncOpenAI(base_url=f"{address}/v1", api_key="none", timeout=300, max_retries=0)
     left, timings, used, failures = list(reversed(requests)), list[Timing](), list[float](), list[str]()
-    total = (await asyncio.to_thread(read_metrics, address))["blocks"]
+    before = await asyncio.to_thread(read_metrics, address)
+    total = before["blocks"]
     start = time.perf_counter()
 
     async def worker() -> None:
         while left and time.perf_counter() - start < seconds:
             try:
-                timings.append(await ask(client, left.pop()))
+                keep = budgets[len(left) % len(budgets)]
+                timings.append(await ask(client, left.pop(), keep))
             except OpenAIError as error:
                 failures.append(str(error))
 
@@ -225,6 +261,12 @@ async def run(address: str, requests: list[Request], at_once: int, seconds: floa
     elapsed = time.perf_counter() - start
     watching.cancel()
     await client.close()
+    after = await asyncio.to_thread(read_metrics, address)
+    steps = after["encoder_steps"] - before["encoder_steps"]
+
+    def per_step(name: str) -> float | None:
+        return round((after[name] - before[name]) / steps, 5) if steps else None
+
     if not timings:
         raise RuntimeError(f"no request was answered, {len(failures)} failed: {failures[:1]}")
     firsts = sorted(timing.first for timing in timings)
@@ -239,7 +281,32 @@ async def run(address: str, requests: list[Request], at_once: int, seconds: floa
         "prompt_tokens": round(statistics.mean(timing.prompt_tokens for timing in timings), 1),
         "blocks_mean": round(statistics.mean(used), 1),
         "blocks_peak": round(max(used)),
+        "encoder_steps": round(steps),
+        **{f"{stage}_per_step": per_step(f"{stage}_seconds") for stage in ("scoring", "selection")},
     }
+
+
+BUILDERS = {"proportional": build_proportional, "onevision-0.5b": build_onevision}
+
+
+def check_memory(options: argparse.Namespace) -> None:
+    """Send many requests with four budgets, and compare the server's memory after a tenth of them with the end."""
+    import psutil
+
+    requests, used = make_requests(min(options.memory, 200)), list[tuple[int, float]]()
+    arguments = ["clustrs.cli", "serve", str(model_folder("mini-llava")), "--keep", "64", "--keep-range", "16", "256"]
+    arguments += [*SERVER_OPTIONS, "--served-model-name", "served"]
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
+    with running(arguments, options.out / "memory.log", environment, START_SECONDS) as (address, process):
+        for done in range(0, options.memory, len(requests)):
+            asyncio.run(run(address, requests, 32, 3600, budgets=(16, 64, 144, 256)))
+            whole = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
+            used.append((done + len(requests), sum(psutil.Process(pid).memory_info().rss for pid in whole) / 2**20))
+            print(f"{used[-1][0]} requests: {used[-1][1]:.0f} MB", flush=True)
+    growth = used[-1][1] / used[0][1] - 1
+    print(f"memory grew by {growth:.1%} from {used[0][0]} to {used[-1][0]} requests")
+    if growth > 0.05:
+        raise SystemExit("more than 5 %")
 
 
 def measure(options: argparse.Namespace) -> list[Row]:
@@ -249,8 +316,8 @@ def measure(options: argparse.Namespace) -> list[Row]:
     with tempfile.TemporaryDirectory() as scratch:
         for name in options.models:
             model = str(model_folder(name)) if name == "mini-llava" else str(Path(scratch) / name)
-            if name != "mini-llava":
-                build_proportional(Path(model))
+            if name in BUILDERS:
+                BUILDERS[name](Path(model))
             for keep in options.keep:
                 started = time.perf_counter()
                 with server(model, keep, options.out / f"serving-{name}-{label(keep)}.log") as address:
@@ -313,7 +380,7 @@ def predictions() -> list[Row]:
 def markdown(result: Row) -> str:
     """The table of what was measured, and that of what the cost model says."""
     columns = ["model", "visual tokens", "at once", "answered", "requests/s", "first token, median", "p99", "prompt"]
-    columns.append("KV blocks, mean (peak)")
+    columns += ["KV blocks, mean (peak)", "scoring, selection per step"]
     lines = [", ".join(f"{k} {v}" for k, v in result["machine"].items()), ""]
     lines += [f"| {' | '.join(columns)} |", f"|:--|{'--:|' * (len(columns) - 1)}"]
     for row in result["rows"]:
@@ -332,6 +399,10 @@ def markdown(result: Row) -> str:
             f"{row['first_token_p99']:.2f} s",
             shown("prompt_tokens", f"{row['prompt_tokens']:.0f}"),
             shown("blocks_mean", f"{row['blocks_mean']:.0f} ({row['blocks_peak']})"),
+            ", ".join(
+                "-" if row.get(f"{stage}_per_step") is None else f"{1000 * row[f'{stage}_per_step']:.1f} ms"
+                for stage in ("scoring", "selection")
+            ),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     lines += [
@@ -399,17 +470,21 @@ def write(result: Row, out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = ("mini-llava", "proportional")
-    parser.add_argument("--models", nargs="+", choices=names, default=list(names), help="default: both")
+    names = ("mini-llava", *BUILDERS)
+    parser.add_argument("--models", nargs="+", choices=names, default=list(names), help="default: all")
     parser.add_argument("--keep", nargs="+", type=read_keep, default=list(KEEPS), help="plain, all, or numbers")
     parser.add_argument("--at-once", nargs="+", type=int, default=list(CONCURRENCY), help="default: 8 32")
     parser.add_argument("--requests", type=int, default=200, help="per server and run (default: 200)")
     parser.add_argument("--seconds", type=float, default=120, help="a run sends no more after this (default: 120)")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for the results")
+    parser.add_argument("--memory", type=int, metavar="N", help="check memory over N requests, and nothing else")
     parser.add_argument("--render", action="store_true", help="only write table and plot from serving.json")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "serving.json"
+    if options.memory:
+        check_memory(options)
+        return
     if not options.render:
         from vllm import __version__ as version
 

@@ -127,6 +127,14 @@ def test_one_at_a_time(start: Callable[..., Engine], expected: list[Output]) -> 
     assert [output.indices for output in outputs] == [output.indices for output in expected]
 
 
+def test_more_images_than_the_encoder_cache_holds(start: Callable[..., Engine], reference: Reference) -> None:
+    """The cache holds the tokens of one step: of some 20 images here."""
+    engine = start({"keep": KEEP})
+    questions = [Question(f"{i} {IMAGE}?", [random_image(4, 5, 100 + i)]) for i in range(40)]
+    assert engine.llm.llm_engine.vllm_config.scheduler_config.encoder_cache_size < 40 * KEEP
+    assert_equal(engine.ask(questions), [reference.ask(question, ClustRS(keep=KEEP)) for question in questions])
+
+
 def test_the_same_image_again(start: Callable[..., Engine], expected: list[Output]) -> None:
     engine, name = start({"keep": KEEP}), "two with a long prefix"
     index = list(QUESTIONS).index(name)

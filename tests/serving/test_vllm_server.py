@@ -7,6 +7,7 @@ import os
 import re
 import struct
 import subprocess
+import time
 import urllib.request
 import zlib
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
 import openai
+import psutil
 from vllm_engine import Reference
 
 from benchmarks.serving import running
@@ -257,3 +259,62 @@ def test_embeddings_from_another_machine(server: Server, reference: Reference, t
         embeddings.save_embeddings(tmp_path / "image.safetensors", encoded, dtype, tokens_before=before)
         (reply,) = server.ask_all([(text, [embeddings.message_part(tmp_path / "image.safetensors")])])
         assert texts([reply]) == [expected(reference, text, [scene.path], keep, "compact")]
+
+
+def test_hostile_images_and_budgets_at_32_clients(server: Server, reference: Reference) -> None:
+    scene, text = QUESTIONS[0]
+    part, junk = image_part(scene.path), url_part(b"this is no image")
+    kinds: list[tuple[Any, ...]] = [
+        (text, [part]),
+        (text, [junk]),
+        (text, [part], -1),
+        (text, [junk], "x"),
+        (text, [part], 64),
+    ]
+    replies = server.ask_all([kinds[i % len(kinds)] for i in range(32)])
+    codes = [getattr(reply, "status_code", 200) for reply in replies]
+    assert codes == [(200, 400, 400, 400, 200)[i % 5] for i in range(32)]
+    right = {0: expected(reference, text, [scene.path]), 4: expected(reference, text, [scene.path], 64)}
+    assert texts([one for one in replies if not isinstance(one, Exception)]) == [
+        right[i % 5] for i in range(32) if i % 5 in right
+    ]
+
+
+def test_cancelled_requests_leave_nothing(server: Server, reference: Reference) -> None:
+    """Clients go away while their images are encoded: all requests end, and the KV cache is empty again."""
+    scene, text = QUESTIONS[0]
+
+    async def cancel() -> None:
+        address = f"{server.address}/v1"
+        async with openai.AsyncOpenAI(base_url=address, api_key="none", max_retries=0) as client:
+            drawn = [rotated(scene.path, 7 * i + 3) for i in range(32)]
+            asked = [asyncio.create_task(server.ask(client, text, [part])) for part in drawn]
+            await asyncio.sleep(0.2)
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+
+    asyncio.run(cancel())
+    deadline = time.monotonic() + 120
+    gauges = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+    while any(server.metric(name) for name in gauges) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert [server.metric(name) for name in gauges] == [0, 0, 0]
+    assert texts(server.ask_all([(text, [image_part(scene.path)])])) == [expected(reference, text, [scene.path])]
+
+
+def rotated(path: Path, angle: int) -> dict[str, Any]:
+    drawn = io.BytesIO()
+    open_image(path).rotate(angle).save(drawn, "PNG")
+    return url_part(drawn.getvalue())
+
+
+def test_a_killed_worker_ends_the_server(server: Server) -> None:
+    """As vLLM's own: requests get an error, and the process ends by itself. The last test: nothing is served after."""
+    worker = [one for one in psutil.Process(server.process.pid).children(recursive=True) if "EngineCore" in one.name()]
+    assert len(worker) == 1
+    scene, text = QUESTIONS[0]
+    worker[0].kill()
+    (reply,) = server.ask_all([(text, [rotated(scene.path, 45)])])
+    assert isinstance(reply, openai.APIError)
+    assert server.process.wait(120) != 0
