@@ -49,9 +49,12 @@ class PrunedBackendInfo(pruning.PrunedInfo, backend.MultiModalProcessingInfo):
         return processor
 
     def count_unpruned(self, **size: Any) -> int:
+        """Return the number of placeholders, without the marks around tiles that the processors of some count, too."""
+        processor = self.get_hf_processor()
         counted = self._get_num_mm_tokens(image_sizes=([size["image_height"], size["image_width"]],))
-        if getattr(adapter_class(self.get_hf_config().model_type), "text_between", False):  # would count the text, too
-            return int(counted["num_image_patches"][0]) * int(self.get_hf_processor().image_seq_len)
+        for name in ("image_seq_len", "image_seq_length"):  # tokens of a tile: Idefics3 and SmolVLM, InternVL
+            if hasattr(processor, name):
+                return int(counted["num_image_patches"][0]) * int(getattr(processor, name))
         return int(counted["num_image_tokens"][0])
 
     def count_candidates(self, **size: Any) -> int:
@@ -87,9 +90,10 @@ class PrunedBackendProcessor(pruning.PrunedProcessor, backend.MultiModalProcesso
         ids, size = list(update.replacement(index).full), images.get_image_size(index)
         token = backend._get_embed_token_id(torch.tensor(ids))
         first, last = find_run(ids, token)
-        between = last - first + 1 - ids.count(token)
-        kept = self.info.get_num_image_tokens(image_width=size.width, image_height=size.height)
-        run = [token] * (kept + between)
+        shape = {"image_width": size.width, "image_height": size.height}
+        if (counted := self.info.count_unpruned(**shape)) != ids.count(token):
+            raise RuntimeError(f"the prompt has {ids.count(token)} placeholders for an image, expected {counted}")
+        run = [token] * (self.info.get_num_image_tokens(**shape) + last - first + 1 - counted)
         return PromptUpdateDetails.select_token_id([*ids[:first], *run, *ids[last + 1 :]], token)
 
 
