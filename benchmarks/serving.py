@@ -291,7 +291,7 @@ BUILDERS = {"proportional": build_proportional, "onevision-0.5b": build_onevisio
 
 def check_memory(options: argparse.Namespace) -> None:
     """Send many requests with four budgets, and compare the server's memory after a tenth of them with the end."""
-    import psutil
+    import psutil  # type: ignore[import-untyped]
 
     requests, used = make_requests(min(options.memory, 200)), list[tuple[int, float]]()
     arguments = ["clustrs.cli", "serve", str(model_folder("mini-llava")), "--keep", "64", "--keep-range", "16", "256"]
