@@ -35,6 +35,7 @@ def hero() -> None:
     (rows, columns), layout, selection = result.grids[0], result.layout, result.selection
     labels = np.empty((rows, columns), int)
     y, x = layout.y.numpy(), layout.x.numpy()
+    assert selection.labels is not None
     labels[y, x] = selection.labels.numpy()
     colors = colormaps["tab20"](np.arange(KEEP))
 
