@@ -52,7 +52,7 @@ def prune_images(
     sizes: bool = False,
     questions: Sequence[Tensor] | None = None,
     rows: Sequence[int] | None = None,
-    check: bool = True,
+    check: bool | None = None,
 ) -> tuple[list[PrunedImage], list[ImageSelection]]:
     """Return what each image feeds to the language model, and what was kept of it; an image that several prompts share
     is selected from once, or once for each of their `questions`. `sizes`: count what tokens stand for. With `rows`, the
@@ -109,11 +109,10 @@ def select_tokens(
     scope: Scope,
     sizes: bool = False,
     questions: Sequence[Tensor] | None = None,
-    check: bool = True,
+    check: bool | None = None,
 ) -> list[tuple[Selection, bool]]:
     """Return a selection for each image, and whether nothing had to go.
-    `questions` [T, D] are those of the images, for a method that reads them. `check`: refuse values that are not
-    finite."""
+    `questions` [T, D] are those of the images, for a method that reads them. `check`: as in `select`."""
     for need, words in {"hidden": "hidden states", "keys": "keys", **{name: name for name in FURTHER}}.items():
         for image in images:
             if need in method.requirements() and getattr(image, need, image.more.get(need)) is None:

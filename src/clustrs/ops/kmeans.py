@@ -49,11 +49,12 @@ def pow_weights(weight: Tensor, power: float) -> Tensor:
     return map_images(lambda row: map_chunks(lambda part: part.pow(power), row), share).clamp_(min=LIGHTEST)
 
 
-def seeding_costs(far: Tensor, slack: Tensor, tau: float | None) -> Tensor:
-    """Return the cost of squared distances: h_tau of the distance, or `far` itself if tau is None; 0 up to `slack`."""
+def seeding_costs(far: Tensor, slack: Tensor, tau: float | None, zero: Tensor) -> Tensor:
+    """Return the cost of squared distances: h_tau of the distance, or `far` itself if tau is None; 0 up to `slack`.
+    `zero` is the number as a tensor, made once for all seeds."""
     far = far.masked_fill(far <= slack, 0)
     if tau is not None:  # the operator itself, without the checks of torch.nn: this is called for every seed
-        far = torch.ops.aten.huber_loss.default(far.sqrt_(), slack.new_zeros(()), 0, tau)
+        far = torch.ops.aten.huber_loss.default(far.sqrt_(), zero, 0, tau)
     return far
 
 
@@ -67,14 +68,15 @@ def seeding(distances: Tensor, scale: Tensor, weight: Tensor, k: int, *, tau: fl
     rows = distances.reshape(batch * n, n)
     offset = torch.arange(batch, device=distances.device) * n if batch > 1 else None
     slack = ROUNDING * scale
+    zero = slack.new_zeros(())
     at_once = k * AT_ONCE >= n
     if at_once:
-        rows = seeding_costs(distances, slack.unsqueeze(1), tau).view(batch * n, n)
+        rows = seeding_costs(distances, slack.unsqueeze(1), tau, zero).view(batch * n, n)
     seeds = [weight.argmax(-1)]
     cost = None
     for rate in (weight.unsqueeze(1) / exponential_noise(seed, k - 1, n, like=distances)).unbind(1):
         row = rows.index_select(0, seeds[-1] if offset is None else seeds[-1] + offset)
-        row = row if at_once else seeding_costs(row, slack, tau)
+        row = row if at_once else seeding_costs(row, slack, tau, zero)
         cost = row if cost is None else torch.minimum(cost, row)
         seeds.append((cost * rate).argmax(-1))
     drawn = torch.stack(seeds, -1)

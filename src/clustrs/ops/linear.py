@@ -112,11 +112,11 @@ def _draw_by_passes(
     """Return the drawn tokens [k] and the cost [k] of each when it was drawn: one pass for each seed."""
     norms, tokens = points.norms[image], upcast_half(points.tokens[image]) - points.origin[image]
     seeds, costs = [weight.argmax(-1, keepdim=True)], [weight.new_ones(1)]
-    cost = torch.full_like(weight, torch.inf)
+    cost, zero = torch.full_like(weight, torch.inf), slack.new_zeros(())
     for waiting in noise:
         row, square = rows_at(points, image, seeds[-1]), norms.gather(0, seeds[-1])
         far = to_rows(norms, tokens, square, row)[0]
-        cost = torch.minimum(cost, seeding_costs(far, slack, tau)).scatter(0, seeds[-1], 0)
+        cost = torch.minimum(cost, seeding_costs(far, slack, tau, zero)).scatter(0, seeds[-1], 0)
         seeds.append((cost * (weight / waiting)).argmax(-1, keepdim=True))
         costs.append(cost.gather(0, seeds[-1]))
     return torch.cat(seeds), torch.cat(costs)
@@ -136,10 +136,10 @@ def _draw_by_leaders(
         squares[len(seeds) - 1] = norms[seeds[-1]]
         cost[seeds[-1]] = 0
 
-    cost = torch.empty_like(weight)
+    cost, zero = torch.empty_like(weight), slack.new_zeros(())
     add_seed()
     far = [to_rows(norms[part], tokens, squares[:1], rows[:1])[0] for part, tokens in blocks(points, image)]
-    cost = seeding_costs(torch.cat(far), slack, tau)
+    cost = seeding_costs(torch.cat(far), slack, tau, zero)
     cost[seeds[0]] = 0
     compared = torch.ones(n, dtype=torch.long)  # seeds that each cost accounts for
     for step in range(1, k):
@@ -154,7 +154,7 @@ def _draw_by_leaders(
             first, count = int(compared[leaders].amin()), min(BLOCK, 4 * count)
             tokens = rows_at(points, image, leaders)
             near = to_rows(norms[leaders], tokens, squares[first:step], rows[first:step]).amin(0)
-            cost[leaders] = torch.minimum(cost[leaders], seeding_costs(near, slack[leaders], tau))
+            cost[leaders] = torch.minimum(cost[leaders], seeding_costs(near, slack[leaders], tau, zero))
             value[leaders] = cost[leaders] * rate[leaders]
             compared[leaders] = step
         costs[step] = cost[best]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clustrs import validation
 from clustrs.ops import kmeans
-from clustrs.ops.dispatch import FUSED, LINEAR, Steps, steps
+from clustrs.ops.dispatch import FUSED, LINEAR, PLAIN, Steps, steps
 from clustrs.ops.distances import can_read_without_sync, center, gather_tokens, multiply_power, upcast_half
 from clustrs.pruners.base import Pruner, accepts
 from clustrs.pruners.inputs import PrunerInputs, Selection, check_finite
@@ -83,7 +83,9 @@ class ClustRS(Pruner):
         return self._select_weighted(inputs.tokens, weight, k, check)
 
     def _select_weighted(self, tokens: Tensor, weight: Tensor, k: int, check: bool) -> Selection:
+        medoid = self.representative == "medoid"
         step = steps(tokens, k)
+        step = PLAIN if medoid and step is FUSED else step
 
         def choose(distances: Any, scale: Tensor, weight: Tensor, images: slice, exponent: int) -> Chosen:
             tau = math.ldexp(min(self.tau, math.ldexp(1.0, exponent + 60)), -exponent) if exponent else self.tau
@@ -91,7 +93,7 @@ class ClustRS(Pruner):
             seeds = step.seeding(distances, scale, weight, k, tau=cost, seed=self.seed)
             limits = {"rounds": self.iterations, "tolerance": self.tolerance, "tau": estimate}
             labels, _ = step.refine(distances, scale, weight, seeds, **limits)
-            if self.representative == "medoid":
+            if medoid:
                 return step.medoids(labels, distances, scale, weight, k)
             return step.representatives(labels, weight, k)
 
