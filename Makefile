@@ -59,8 +59,8 @@ demo: setup ## Measure what pruning costs with and without place and weight: a t
 		--methods none clustermeans clustrs fastervlm --show out/demo/kept.png
 	@echo 'report: out/demo/report.html'
 
-test: setup ## Run all tests but those of test-graphs, in parallel.
-	$(PYTEST) -m 'not graphs'
+test: setup ## Run all tests but those of test-graphs and test-app, in parallel.
+	$(PYTEST) -m 'not graphs' --ignore tests/app
 
 test-fast: setup ## Run the tests that are not marked slow, in parallel.
 	$(PYTEST) -m 'not slow and not graphs'

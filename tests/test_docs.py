@@ -32,6 +32,7 @@ RUN = "runs/photos-photo-llava-1234abcd"
 """The folder of a run in commands."""
 NOT_RUN = {
     "^clustrs --plugin ": "needs the reader's own file; tests/cli/test_plugins.py has it",
+    r"^clustrs ask clip\.mp4 ": "needs the reader's own video; tests/cli/test_ask_video.py has it",
     "^clustrs bench ": "measures for minutes; tests/test_bench.py has it",
     "^clustrs (tune|ask .*--pruning) ": "needs the reader's own images; tests/test_tune.py has it",
     "^clustrs app": "it serves until it is stopped; tests/app has it",
@@ -206,7 +207,7 @@ def test_the_benchmark_of_servers_in_the_docs_is_the_stored_one() -> None:
     stored = json.loads((ROOT / "docs" / "results" / "serving.json").read_text())
     page = (ROOT / "docs" / "serving.md").read_text()
     measured, _ = markdown(stored).strip().split("\n\n")[1:]
-    assert_rows_of(without_columns(measured, "answered", "p99", at_once="32"), page, 6)
+    assert_rows_of(without_columns(measured, "answered", "p99", "scoring, selection per step", at_once="32"), page, 6)
     shares = {
         row["keep"]: [f"{100 * row[name]:.0f} %" for name in ("flops_ratio", "kv_ratio")]
         for row in stored["predicted"]

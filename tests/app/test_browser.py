@@ -246,12 +246,12 @@ def test_run_is_opened_and_a_disagreement_found(visit: Visit) -> None:
     page.locator("#cells button[aria-pressed=true]").wait_for()
     page.locator("#disagreements", has_text="under clean").wait_for()
     assert page.locator("#first input").input_value() == "unpruned"
-    assert page.locator("#second input").input_value() == "clustrs"
+    assert page.locator("#second input").input_value() == "ClustRS"
     page.locator("#disagreements button").first.click()
     cards = page.locator("#disagreement .cl-card")
     cards.first.wait_for()
     assert cards.count() == 2
-    assert [card.locator("h3").inner_text() for card in cards.all()] == ["unpruned", "clustrs"]
+    assert [card.locator("h3").inner_text() for card in cards.all()] == ["unpruned", "ClustRS"]
     for card in cards.all():
         assert card.locator("img").evaluate("image => image.naturalWidth") > 200
         assert re.search("score [01]", card.inner_text())

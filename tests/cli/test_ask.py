@@ -271,7 +271,7 @@ def test_models(run: Run) -> None:
     assert cells[0] == ["family", "vLLM", "ONNX", "in-LLM methods", "video"]
     lines = {row[0]: row[1:] for row in cells[2:]}
     assert sorted(lines) == list_model_types()
-    assert lines["llava_next"] == ["no", "yes", "yes", "no"]
+    assert lines["llava_next"] == ["backend", "yes", "yes", "no"]
     assert max(map(len, out.splitlines())) <= 110
     assert "not on published checkpoints" in out
     listed = {family["model_type"]: family for family in json.loads(run("models", "--json")[1])}
