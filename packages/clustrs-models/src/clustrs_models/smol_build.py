@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import (
@@ -273,6 +273,12 @@ def build(tower: Any, language: Any, tokenizer: Any, weights_file: Path, folder:
     def fill(partial: Path) -> None:
         model.save_pretrained(partial)
         processor.save_pretrained(partial)
+        file, tower_name = partial / "model.safetensors", "vision_tower."
+        named = {  # as in published checkpoints, which vLLM reads; transformers reads both
+            name.replace(tower_name, f"{tower_name}vision_model.") if "vision_model." not in name else name: tensor
+            for name, tensor in load_file(file).items()
+        }
+        save_file(named, file, {"format": "pt"})
 
     write_atomically(folder, fill)
 
