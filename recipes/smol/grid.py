@@ -7,7 +7,8 @@
     done
     python -m recipes.smol.grid out/smol --store    # writes docs/results/evidence/smol-llava-*.csv
 
-The answers so far are in results/grid.tar.xz: unpack them in out/smol to go on from there.
+The answers so far are in results/grid.tar.xz: unpack them in out/smol to go on from there, with Pillow 13: other
+releases scale photographs differently, and images that changed are refused.
 
 The plan is ordered by importance; what is complete at any time is a table. The questions about an image read the same
 system line and visual tokens: their keys and values are computed once, and finished rows leave the batch. Answers are
