@@ -91,16 +91,14 @@ def make_requests(count: int, seed: int = 0) -> list[Request]:
 def build_proportional(folder: Path) -> None:
     """A LLaVA with random weights whose tower and language model stand to each other as in LLaVA-1.5-7B."""
     import torch
-    from safetensors.torch import load_file, save_file
     from transformers import AutoModelForImageTextToText
 
-    from recipes.models import published
+    from clustrs_models.smol_build import use_published_names
 
     shutil.copytree(model_folder("mini-llava"), folder, ignore=shutil.ignore_patterns("*.safetensors"))
     torch.manual_seed(0)
     AutoModelForImageTextToText.from_config(proportional_config()).save_pretrained(folder)
-    weights = folder / "model.safetensors"
-    save_file({published(name): tensor for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
+    use_published_names(folder / "model.safetensors")
 
 
 def proportional_config() -> Any:
@@ -119,10 +117,9 @@ def proportional_config() -> Any:
 def build_onevision(folder: Path) -> None:
     """A LLaVA-OneVision with random weights and the widths of the 0.5B model, with a third of its layers."""
     import torch
-    from safetensors.torch import load_file, save_file
     from transformers import AutoConfig, AutoModelForImageTextToText, SiglipVisionConfig
 
-    from recipes.models import published
+    from clustrs_models.smol_build import use_published_names
 
     source = model_folder("mini-onevision")
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors"))
@@ -136,8 +133,7 @@ def build_onevision(folder: Path) -> None:
         setattr(config.text_config, name, value)
     torch.manual_seed(0)
     AutoModelForImageTextToText.from_config(config).save_pretrained(folder)
-    weights = folder / "model.safetensors"
-    save_file({published(name): tensor for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
+    use_published_names(folder / "model.safetensors")
 
 
 @contextmanager

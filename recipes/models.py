@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import transformers as tf
-from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from clustrs.models.processors import LlavaOnevisionProcessor
 from clustrs_models.drawing import COLORS, SHAPES
+from clustrs_models.smol_build import use_published_names
 
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>", "<image>", "<video>")
 WORDS = [
@@ -195,11 +195,6 @@ def onevision_processor(settings: dict[str, Any]) -> Any:
     )
 
 
-def published(name: str) -> str:
-    """The name a tensor has in the published checkpoints."""
-    return name.replace("vision_tower.", "vision_tower.vision_model.", 1) if name.startswith("vision_tower.") else name
-
-
 def save_video_processor(images: Any, folder: Path) -> None:
     """Video part that the LLaVA-OneVision processor requires, though the model has seen no video."""
     shared = ("do_convert_rgb", "do_normalize", "do_rescale", "do_resize", "image_mean", "image_std", "resample")
@@ -217,5 +212,5 @@ def save(model: Any, processor: Any, folder: Path) -> None:
     if model.config.model_type == "llava_onevision":
         save_video_processor(processor.image_processor, folder)
     weights = folder / "model.safetensors"
-    save_file({published(name): tensor for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
+    use_published_names(weights)
     weights.chmod(0o644)  # safetensors writes files that only their owner can read

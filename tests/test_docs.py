@@ -32,7 +32,7 @@ RUN = "runs/photos-photo-llava-1234abcd"
 """The folder of a run in commands."""
 NOT_RUN = {
     "^clustrs --plugin ": "needs the reader's own file; tests/cli/test_plugins.py has it",
-    r"^clustrs ask clip\.mp4 ": "needs the reader's own video; tests/cli/test_ask_video.py has it",
+    r"^clustrs ask clip\.mp4 ": "needs the reader's own video; tests/cli/test_ask.py has it",
     "^clustrs bench ": "measures for minutes; tests/test_bench.py has it",
     "^clustrs (tune|ask .*--pruning) ": "needs the reader's own images; tests/test_tune.py has it",
     "^clustrs app": "it serves until it is stopped; tests/app has it",

@@ -17,12 +17,11 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 import torch
 import transformers as tf
 from PIL import Image
-from safetensors.torch import load_file, save_file
 
 from clustrs.embedded import model_folder
 from clustrs.models.load import load_model
 from clustrs.pruners.base import Pruner
-from recipes.models import published
+from clustrs_models.smol_build import use_published_names
 
 OPTIONS = {
     "dtype": "float32",
@@ -180,6 +179,5 @@ def build_random(name: str, folder: Path) -> Path:
             if parameter.dim() > 1:
                 parameter.mul_(4)
     model.save_pretrained(folder)
-    weights = folder / "model.safetensors"
-    save_file({published(key): tensor for key, tensor in load_file(weights).items()}, weights, {"format": "pt"})
+    use_published_names(folder / "model.safetensors")
     return folder

@@ -13,13 +13,13 @@ from clustrs import ClusterMeans, NoPruning, ask, load_model, palette
 from clustrs.corruptions.images import open_image
 from clustrs.embedded import image_path
 from clustrs.models.ask import Answer, as_seen
+from clustrs.pruners.registry import display_label
 from clustrs_paper.evidence.place_and_weight import BOTH, CLEAN, PUBLISHED, held_out, load, share_kept
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 MODEL, SAMPLE, QUESTION, KEEP, REPEATS = "photo-llava", "sample:photo-1", "Which of these is a building?", 16, 7
 BUDGETS = (8, 16, 64, 144)
-METHODS = {"clustermeans": "ClusterMeans", "clustrs": "ClustRS", "tome": "ToMe", "divprune": "DivPrune"}
-METHODS |= {"fastervlm": "FasterVLM", "random": "Random"}
+METHODS = ("clustermeans", "clustrs", "tome", "divprune", "fastervlm", "random")
 
 
 def hero() -> None:
@@ -82,10 +82,12 @@ def retention() -> None:
     axes = fig.subplots(1, 2, sharey=True)
     titles = {PUBLISHED: "as published", BOTH: "with place and weight (auto)"}
     for axis, (setting, title) in zip(axes, titles.items(), strict=True):
-        for method, name in METHODS.items():
+        for method in METHODS:
             kept = [share_kept(settings, held_out(settings[setting], method, k, [CLEAN]), [CLEAN]) for k in BUDGETS]
             style = {"color": palette.color(method), "marker": palette.marker(method), "markersize": 5}
-            axis.plot(BUDGETS, kept, label=name, linewidth=2.4 if method == "clustermeans" else 1.3, **style)
+            axis.plot(
+                BUDGETS, kept, label=display_label(method), linewidth=2.4 if method == "clustermeans" else 1.3, **style
+            )
         axis.set_xscale("log", base=2)
         axis.set_xticks(BUDGETS, [str(keep) for keep in BUDGETS])
         axis.set_title(title, fontsize=10)

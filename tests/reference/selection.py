@@ -28,6 +28,19 @@ def all_cosines(tokens: Array) -> list[list[float]]:
     return alike
 
 
+def divide(shares: list[int], sizes: list[int], k: int) -> list[int]:
+    """Divide k by shares of 2^32; what rounding leaves, and what a part has no room for, goes to the largest shares."""
+    budget = [share * k // 2**32 for share in shares]
+    for part in best_first(shares)[: k - sum(budget)]:
+        budget[part] += 1
+    surplus = sum(max(0, b - size) for b, size in zip(budget, sizes, strict=True))
+    budget = [min(b, size) for b, size in zip(budget, sizes, strict=True)]
+    for part in best_first(shares):
+        more = min(surplus, sizes[part] - budget[part])
+        budget[part], surplus = budget[part] + more, surplus - more
+    return budget
+
+
 def only(image: Image, kept: list[int]) -> Result:
     kept = sorted(kept)
     return Result(image.tokens[kept], kept)
@@ -185,14 +198,7 @@ def holov(method: Any, image: Image, k: int) -> Result:
     scores = [run_score(image, run) for run in runs]
     total = math.fsum(scores)
     shares = [round((score / total if total > 0 else 1 / count) * 2**32) for score in scores]
-    budget = [share * k // 2**32 for share in shares]
-    for run in best_first(shares)[: k - sum(budget)]:
-        budget[run] += 1
-    surplus = sum(max(0, b - len(run)) for b, run in zip(budget, runs, strict=True))
-    budget = [min(b, len(run)) for b, run in zip(budget, runs, strict=True)]
-    for run in best_first(shares):
-        more = min(surplus, len(runs[run]) - budget[run])
-        budget[run], surplus = budget[run] + more, surplus - more
+    budget = divide(shares, [len(run) for run in runs], k)
     kept = [run[i] for run, b in zip(runs, budget, strict=True) for i in best_first(image.attention[run])[:b]]
     return only(image, kept)
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from reference import Image, Result, best_first
-from reference.selection import all_cosines, only
+from reference import Image, Result
+from reference.selection import all_cosines, divide, only
 
 STEP = 2.0**-36
 
@@ -54,13 +54,6 @@ def vidcom2(method: Any, image: Image, k: int) -> Result:
     unique = [value / math.fsum(unique) for value in unique]
     share = [(1 + p - 1 / len(groups)) * len(members) for p, members in zip(unique, groups, strict=True)]
     shares = [round(part / math.fsum(share) * 2**32) for part in share]
-    budget = [part * k // 2**32 for part in shares]
-    for frame in best_first(shares)[: k - sum(budget)]:
-        budget[frame] += 1
-    surplus = sum(max(0, b - len(members)) for b, members in zip(budget, groups, strict=True))
-    budget = [min(b, len(members)) for b, members in zip(budget, groups, strict=True)]
-    for frame in best_first(shares):
-        more = min(surplus, len(groups[frame]) - budget[frame])
-        budget[frame], surplus = budget[frame] + more, surplus - more
+    budget = divide(shares, [len(members) for members in groups], k)
     kept = [i for members, b in zip(groups, budget, strict=True) for i in sorted(members, key=lambda i: score[i])[:b]]
     return only(image, kept)

@@ -262,6 +262,16 @@ def build_processor(tokenizer: Any, side: int, patch: int) -> LlavaProcessor:
     )
 
 
+def use_published_names(file: Path) -> None:
+    """Name the tower's tensors as published checkpoints do, which vLLM reads; transformers reads its own names, too."""
+    tower, published = "vision_tower.", "vision_tower.vision_model."
+    named = {
+        name if name.startswith(published) or not name.startswith(tower) else name.replace(tower, published, 1): tensor
+        for name, tensor in load_file(file).items()
+    }
+    save_file(named, file, {"format": "pt"})
+
+
 def build(tower: Any, language: Any, tokenizer: Any, weights_file: Path, folder: Path) -> None:
     """Write the model and its processor to `folder`."""
     weights = load_file(weights_file)
@@ -273,12 +283,7 @@ def build(tower: Any, language: Any, tokenizer: Any, weights_file: Path, folder:
     def fill(partial: Path) -> None:
         model.save_pretrained(partial)
         processor.save_pretrained(partial)
-        file, tower_name = partial / "model.safetensors", "vision_tower."
-        named = {  # as in published checkpoints, which vLLM reads; transformers reads both
-            name.replace(tower_name, f"{tower_name}vision_model.") if "vision_model." not in name else name: tensor
-            for name, tensor in load_file(file).items()
-        }
-        save_file(named, file, {"format": "pt"})
+        use_published_names(partial / "model.safetensors")
 
     write_atomically(folder, fill)
 
