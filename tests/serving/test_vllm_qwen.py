@@ -48,7 +48,7 @@ ALL = QUESTIONS | TOO_LONG
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl"])
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_served(request.param, tmp_path_factory.mktemp("qwen") / request.param)
 

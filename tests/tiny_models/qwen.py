@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import transformers as tf
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import tiny_models
@@ -102,6 +103,7 @@ SERVED: dict[str, tuple[Any, ...]] = {
     "qwen2_vl": (tf.Qwen2VLConfig, tf.Qwen2VLProcessor, tf.Qwen2VLVideoProcessor),
     "qwen2_5_vl": (tf.Qwen2_5_VLConfig, tf.Qwen2_5_VLProcessor, tf.Qwen2VLVideoProcessor),
     "qwen3_vl": (tf.Qwen3VLConfig, tf.Qwen3VLProcessor, tf.Qwen3VLVideoProcessor),
+    "qwen3_vl_moe": (tf.Qwen3VLMoeConfig, tf.Qwen3VLProcessor, tf.Qwen3VLVideoProcessor),
     "qwen3_5": (tf.Qwen3_5Config, tf.Qwen3VLProcessor, tf.Qwen3VLVideoProcessor),
     "qwen3_5_moe": (tf.Qwen3_5MoeConfig, tf.Qwen3VLProcessor, tf.Qwen3VLVideoProcessor),
 }
@@ -131,15 +133,15 @@ def served_config(family: str, words: Any) -> Any:
         vision |= {"num_position_embeddings": 36}
         text |= {"head_dim": 32}
         rope |= {"mrope_interleaved": True}
-        if family == "qwen3_vl":
+        if family.startswith("qwen3_vl"):
             vision |= {"deepstack_visual_indexes": [0, 1]}
         else:  # linear attention, and full attention in every fourth layer
             text |= {"num_hidden_layers": 4, "head_dim": 128, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
             text |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
             rope |= {"partial_rotary_factor": 0.25}
     if family.endswith("moe"):
-        text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
-        text |= {"shared_expert_intermediate_size": 32}
+        text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "norm_topk_prob": True}
+        text |= {"shared_expert_intermediate_size": 32} if family == "qwen3_5_moe" else {}
     ids = {f"{name}_id": getattr(words, f"{name}_id") for name in ("image_token", "video_token")}
     ids |= {f"{name}_id": getattr(words, f"{name}_id") for name in ("vision_start_token", "vision_end_token")}
     return SERVED[family][0](vision_config=vision, text_config=text, tie_word_embeddings=False, **ids)
@@ -163,7 +165,19 @@ def build_served(family: str, folder: Path) -> Path:
     parts = {"image_processor": tf.Qwen2VLImageProcessor(**sizes), "video_processor": videos(**sizes)}
     processor(tokenizer=words, chat_template="{{ messages }}", **parts).save_pretrained(folder)
     model.save_pretrained(folder)
+    if family == "qwen3_vl_moe":
+        transpose_experts(folder / "model.safetensors")
     return folder
+
+
+def transpose_experts(file: Path) -> None:
+    """Write experts as published checkpoints have them, [experts, from, to]: transformers turns them when it loads, but
+    not when it saves a model that it has not loaded."""
+    tensors = {
+        name: tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor
+        for name, tensor in load_file(file).items()
+    }
+    save_file(tensors, file, {"format": "pt"})
 
 
 def bright_square(height: int, width: int, y: int, x: int) -> Image.Image:

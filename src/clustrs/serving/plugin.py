@@ -20,6 +20,7 @@ ARCHITECTURES = {  # those with a pruned class of their own, and where vLLM find
     LLAVA[1]: "clustrs.serving.llava:PrunedOnevision",
     "Qwen2_5_VLForConditionalGeneration": "clustrs.serving.qwen_vl:PrunedQwen25VL",
     "Qwen3VLForConditionalGeneration": "clustrs.serving.qwen_vl:PrunedQwen3VL",
+    "Qwen3VLMoeForConditionalGeneration": "clustrs.serving.qwen_vl:PrunedQwen3VLMoe",
     "Qwen3_5ForConditionalGeneration": "clustrs.serving.qwen_vl:PrunedQwen35",
     "Qwen3_5MoeForConditionalGeneration": "clustrs.serving.qwen_vl:PrunedQwen35Moe",
 }
@@ -36,7 +37,6 @@ BACKEND_CLASS = "clustrs.serving.backend:PrunedTransformers"
 BACKEND_PREFIX = f"{PREFIX}Transformers"
 BOTH_WAYS = "an image's tokens attend to each other both ways, which vLLM's CPU build does not do"
 NOT_SERVED = {
-    "Qwen3VLMoeForConditionalGeneration": "vLLM does not load experts as transformers saves them: not tested",
     "Gemma3ForConditionalGeneration": BOTH_WAYS,
     "PaliGemmaForConditionalGeneration": BOTH_WAYS,
     "Gemma4ForConditionalGeneration": "its layers read token ids, which vLLM's Transformers backend does not pass on",

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.model_executor.models import qwen2_5_vl, qwen3_5, qwen3_vl
+from vllm.model_executor.models import qwen2_5_vl, qwen3_5, qwen3_vl, qwen3_vl_moe
 
 from clustrs.models.adapters.base import VisualTokens
 from clustrs.models.prompt import PrunedImage
@@ -147,6 +147,11 @@ class PrunedQwen25VL(PrunedQwen, qwen2_5_vl.Qwen2_5_VLForConditionalGeneration):
 @pruning.register_processor(PrunedQwenInfo, PrunedQwenProcessor, qwen3_vl, "Qwen3VL")
 class PrunedQwen3VL(PrunedQwen, qwen3_vl.Qwen3VLForConditionalGeneration):
     """vLLM's Qwen3-VL. A survivor's features for later layers (deepstack) stay with it, as they are."""
+
+
+@pruning.register_processor(PrunedQwenInfo, PrunedQwenProcessor, qwen3_vl_moe, "Qwen3VLMoe", "Qwen3VL")
+class PrunedQwen3VLMoe(PrunedQwen, qwen3_vl_moe.Qwen3VLMoeForConditionalGeneration):
+    """vLLM's Qwen3-VL with a mixture of experts."""
 
 
 @pruning.register_processor(PrunedQwenInfo, PrunedQwenProcessor, qwen3_5, "Qwen3_5", "Qwen3VL")
