@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustrs.ops.distances import deterministic_matmul, gram
+from clustrs.ops.distances import deterministic_matmul, gram, stable_topk, top_set
 
 sizes = st.integers(1, 400)
 
@@ -28,6 +28,14 @@ def test_gram(n: int, length: int, dtype: torch.dtype) -> None:
     result = gram(rows)
     assert torch.equal(result, result.T)
     torch.testing.assert_close(result.double(), rows.double() @ rows.double().T, atol=1e-3, rtol=1e-5)
+
+
+@given(st.integers(1, 3), st.integers(1, 30), st.integers(1, 30), st.integers(1, 40))
+def test_of_equal_scores_the_first_are_in_the_set(batch: int, n: int, k: int, values: int) -> None:
+    scores = torch.randint(values, (batch, n), generator=torch.Generator().manual_seed(n)).float()
+    expected = torch.tensor([sorted(sorted(range(n), key=lambda i: (-row[i], i))[:k]) for row in scores.tolist()])
+    assert torch.equal(top_set(scores, k).sort(-1).values, expected)
+    assert torch.equal(stable_topk(scores, k).sort(-1).values, expected)
 
 
 THREADS = """

@@ -42,8 +42,17 @@ def exporting() -> bool:
 
 
 def stable_topk(score: Tensor, k: int) -> Tensor:
-    """Return the indices [..., k] of the k largest scores of [..., N], best first."""
+    """Return the indices [..., k] of the k largest scores of [..., N], best first; of equal ones the first."""
     return score.sort(dim=-1, descending=True, stable=True).indices[..., :k]
+
+
+def top_set(score: Tensor, k: int) -> Tensor:
+    """Return what `stable_topk` does for scores [B, N], in any order. Only equal scores at the border need a sort."""
+    if k < score.shape[-1] and can_read_without_sync(score):
+        best, indices = score.topk(k + 1)
+        if all(row[-2] > row[-1] for row in best.tolist()):
+            return indices[:, :k]
+    return stable_topk(score, k)
 
 
 def fill_invalid(chosen: Tensor, valid: Tensor, score: Tensor) -> Tensor:
@@ -58,7 +67,7 @@ def gather_tokens(tokens: Tensor, indices: Tensor) -> Tensor:
     """Return the tokens [B, k, D] of [B, N, D] at the indices [B, k]."""
     batch, n, width = tokens.shape
     if not exporting() and batch == 1:
-        return tokens.squeeze(0).index_select(0, indices.squeeze(0)).unsqueeze(0)
+        return tokens.index_select(1, indices[0])
     flat = indices + torch.arange(batch, device=tokens.device)[:, None] * n
     return tokens.reshape(batch * n, width).index_select(0, flat.flatten()).view(batch, -1, width)
 
@@ -80,10 +89,12 @@ def uniform(seed: int, steps: int, tokens: int, like: Tensor) -> Tensor:
 
 
 def random_order(seed: int, tokens: int, like: Tensor) -> Tensor:
-    """Return a random order [1, tokens], not to be written to: it is cached."""
+    """Return a random order [1, tokens] for tokens `like` these, not to be written to: it is cached."""
+    half = like.dtype in (torch.float16, torch.bfloat16)
+    dtype = torch.float32 if half else like.dtype
     if is_ordinary(like):
-        return _cached_order(seed, tokens, like.dtype, like.device)
-    return stable_topk(uniform(seed, 1, tokens, like), tokens)
+        return _cached_order(seed, tokens, dtype, like.device)
+    return stable_topk(uniform(seed, 1, tokens, like.new_empty((), dtype=dtype)), tokens)
 
 
 @lru_cache(maxsize=8)

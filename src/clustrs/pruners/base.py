@@ -1,6 +1,7 @@
 """Base class of all methods: budget, checks, attaching, and what a method declares about itself."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -155,7 +156,7 @@ class Pruner:
             check = device == "cpu" and not torch.compiler.is_compiling()
         checks.check_inputs(self.name, self.requirements(), inputs, values=check)
         k = self.count(n)
-        with torch.autocast(device, enabled=False):
+        with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
             selection = self._select(inputs, k, check) if k < n else self._select_all(inputs.tokens, check)
         if sizes:
             selection = replace(selection, sizes=count_sizes(selection, inputs.tokens))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from clustrs import validation
-from clustrs.ops.distances import random_order, upcast_half
+from clustrs.ops.distances import random_order
 from clustrs.pruners.base import Pruner, accepts
 from clustrs.pruners.inputs import Layout, PrunerInputs, grid_side
 from clustrs.pruners.registry import register
@@ -54,7 +54,7 @@ class Random(Pruner):
 
     def _choose(self, inputs: PrunerInputs, k: int) -> Tensor:
         batch, n, _ = inputs.tokens.shape
-        return random_order(self.seed, n, upcast_half(inputs.tokens[0, 0]))[:, :k].repeat(batch, 1)
+        return random_order(self.seed, n, inputs.tokens)[:, :k].expand(batch, -1)
 
 
 @register

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from clustrs.ops.distances import stable_topk
+from clustrs.ops.distances import top_set
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.inputs import PrunerInputs
 from clustrs.pruners.registry import register
@@ -26,4 +26,4 @@ class FasterVLM(Pruner):
     exportable = True
 
     def _choose(self, inputs: PrunerInputs, k: int) -> Tensor:
-        return stable_topk(inputs["scores"], k)
+        return top_set(inputs["scores"], k)

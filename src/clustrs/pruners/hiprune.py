@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from clustrs import validation
-from clustrs.ops.distances import stable_topk
+from clustrs.ops.distances import stable_topk, top_set
 from clustrs.pruners.base import Pruner, accepts
 from clustrs.pruners.inputs import PrunerInputs, grid_side
 from clustrs.pruners.registry import register
@@ -40,12 +40,15 @@ class HiPrune(Pruner):
     objects: float = field(default=0.1, metadata=accepts(validation.number, 0, 1))
 
     def _choose(self, inputs: PrunerInputs, k: int) -> Tensor:
-        scores = inputs["object_scores"]
-        anchors = stable_topk(scores, max(1, round(k * self.objects / 5)))
+        scores, count = inputs["object_scores"], max(1, round(k * self.objects / 5))
+        anchors = top_set(scores, count)
         place, line = grid_places(inputs)
         apart = (place.gather(-1, anchors).unsqueeze(-1) - place.unsqueeze(1)).abs()
-        near = (apart == 1) | (apart == line)
-        rank = near.any(1).long().scatter(-1, anchors, 2)  # anchors before buffers before the rest
+        near = ((apart == 1) | (apart == line)).any(1)
+        if 5 * count <= k:  # all anchors and buffers fit
+            kept = near.scatter(-1, anchors, True)
+            return top_set(inputs["received"].masked_fill(kept, torch.inf), k)
+        rank = near.long().scatter(-1, anchors, 2)  # anchors before buffers before the rest
         attention = torch.where(rank > 0, scores, inputs["received"])
         order = stable_topk(attention, attention.shape[-1])
         return order.gather(-1, stable_topk(rank.gather(-1, order), k))

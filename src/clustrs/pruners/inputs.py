@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -156,40 +156,57 @@ class Selection:
 
     def image(self, index: int) -> "Selection":
         """Return one image of a batch, without the batch dimension."""
-        return self.map(lambda part: part[index])
+        return Selection(*[None if part is None else part[index] for part in vars(self).values()])  # type: ignore[arg-type]
 
 
 def check_shapes(inputs: PrunerInputs) -> PrunerInputs:
     """Check the shapes of all inputs, and add a batch dimension if there is none."""
-    tokens, layout = inputs.tokens, inputs.layout
+    tokens = inputs.tokens
     _check_tensor("tokens", tokens, tokens)
     if tokens.dim() not in (2, 3):
         raise ValueError(f"tokens must have shape [N, D], or [B, N, D] for a batch, got {[*tokens.shape]}")
     if tokens.numel() == 0:
         raise ValueError(f"tokens must have at least one image of at least one token, got shape {[*tokens.shape]}")
-    *batch, n, width = tokens.shape
-    states = (*batch, n + inputs.cls, -1)
-    shapes = {"tokens": tokens.shape, "scores": (*batch, n), "hidden": states, "keys": states}
-    shapes |= dict.fromkeys(FURTHER, (*batch, n)) | {"joint_keys": (*batch, n, -1)}
-    shapes |= {"question": (*batch, -1, width), "clip_tokens": (*batch, n, -1)}
-    if inputs.question is not None:
-        shapes["question_mask"] = inputs.question.shape[:-1]
-    if inputs.clip_tokens is not None:
-        shapes["clip_question"] = (*batch, -1, inputs.clip_tokens.shape[-1])
-    ready: dict[str, Any] = {}
-    for name, shape in shapes.items():
-        if (value := getattr(inputs, name)) is not None:
-            _check_tensor(name, value, tokens, shape, KINDS[2 if name == "question_mask" else 0])
-            value = value if batch else value.unsqueeze(0)
+    ready = {name: value for name, value in vars(inputs).items() if value is not None}
+    for name, value in ready.items():
+        if name == "layout":
+            ready[name] = _ready_layout(value, tokens)
+        elif name not in ("projector", "cls"):
+            if value is not tokens:
+                _check_tensor(name, value, tokens, _shape(name, inputs), KINDS[2 if name == "question_mask" else 0])
+            value = value.unsqueeze(0) if tokens.dim() == 2 else value
             # Kernels add in another order along other strides: one memory layout gives one result.
             ready[name] = value.contiguous() if name in ("tokens", "scores") else value
-    if layout is not None:  # one [N] serves every image of a batch
-        given = {name: part for name, part in vars(layout).items() if name != "frame" or part is not None}
-        for name, value in given.items():
-            shape = (n,) if getattr(value, "ndim", 1) == 1 else (*batch, n)
-            _check_tensor(f"layout.{name}", value, tokens, shape, KINDS[1])
-        ready["layout"] = Layout(**{name: v.long().expand(ready["tokens"].shape[:2]) for name, v in given.items()})
-    return replace(inputs, **ready)
+    return PrunerInputs(**ready)
+
+
+def _shape(name: str, inputs: PrunerInputs) -> tuple[int, ...]:
+    """Return the shape that an input must have, -1 for any size."""
+    *batch, n, width = inputs.tokens.shape
+    match name:
+        case "tokens":
+            return inputs.tokens.shape
+        case "hidden" | "keys":
+            return (*batch, n + inputs.cls, -1)
+        case "question":
+            return (*batch, -1, width)
+        case "question_mask":
+            return (*batch, -1) if inputs.question is None else inputs.question.shape[:-1]
+        case "clip_question":
+            return (*batch, -1, -1 if inputs.clip_tokens is None else inputs.clip_tokens.shape[-1])
+        case "clip_tokens" | "joint_keys":
+            return (*batch, n, -1)
+    return (*batch, n)
+
+
+def _ready_layout(layout: Layout, tokens: Tensor) -> Layout:
+    """Return a layout with a value for each image: one [N] serves every image of a batch."""
+    *batch, n, _ = tokens.shape
+    given = {name: part for name, part in vars(layout).items() if name != "frame" or part is not None}
+    for name, value in given.items():
+        shape = (n,) if getattr(value, "ndim", 1) == 1 else (*batch, n)
+        _check_tensor(f"layout.{name}", value, tokens, shape, KINDS[1])
+    return Layout(**{name: part.long().expand(*(batch or (1,)), n) for name, part in given.items()})
 
 
 def _check_tensor(
