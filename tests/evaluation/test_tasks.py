@@ -15,6 +15,7 @@ from clustrs_models.scenes import KINDS, examples
 
 def test_names() -> None:
     assert list_tasks() == [
+        "clips",
         "custom",
         "describe",
         "mmvet",

@@ -47,6 +47,31 @@ def test_one_prompt_of_a_batch(load: Any) -> None:
         assert alone.text == expected.text
 
 
+@pytest.mark.parametrize(("family", "tower"), [("llava", "clip"), ("llava_onevision", "siglip")])
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_clips_as_one_by_one(load: Any, family: str, tower: str, method: Pruner) -> None:
+    """Prompts about clips of different lengths, two of them about the same one: one budget for the frames of each."""
+    model, processor = load(family, tower)
+    clips = [
+        [tiny_models.make_image(40, 60, 10 * clip + frame) for frame in range(count)]
+        for clip, count in ((1, 3), (2, 2))
+    ]
+    words = [(0, "What is this?"), (1, "How many?"), (0, "Why so many of them?")]
+    prompts = [(number, chat_prompt(processor, question, images=len(clips[number]))) for number, question in words]
+    batch = sharing.encode(model, processor, clips, prompts)
+    assert batch.frames == (3, 2, 3)
+    assert batch.images[:3] == batch.images[5:]
+    replies = sharing.reply(model, processor, batch, method, 6)
+    for row, ((number, question), reply) in enumerate(zip(words, replies, strict=True)):
+        alone = ask(model, processor, clips[number], question, method, 6)
+        (single,) = sharing.reply(model, processor, sharing.part(batch, row), method, 6)
+        assert reply.text == single.text == alone.text
+        assert sum(frame.kept for frame in reply.frames) == alone.visual_tokens
+        for frame, other, expected in zip(reply.frames, single.frames, alone.frames, strict=True):
+            assert torch.equal(frame.selection.indices, expected.selection.indices)
+            assert torch.equal(other.selection.indices, expected.selection.indices)
+
+
 def test_base_crops_alone(load: Any) -> None:
     model, processor = load("llava_next", "clip")
     prompts = [(0, chat_prompt(processor, "What?"))]

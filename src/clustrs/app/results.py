@@ -26,7 +26,7 @@ from clustrs.pruners.inputs import Selection
 
 DEEPEST, MOST_RUNS = 4, 500  # levels of folders in which runs are looked for, and how many are listed
 RUN_FILES = ("config.json", "answers.jsonl", "verdicts.jsonl", "images.json")
-LOCAL_TASKS = ("scenes", "photos")  # they need no data: images are drawn, or come with `clustrs-models`
+LOCAL_TASKS = ("scenes", "photos", "clips")  # they need no data: images are drawn, or come with `clustrs-models`
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,10 @@ def kept_images(loaded: LoadedModel, opened: OpenRun, one: Disagreement) -> tupl
     if config.data is None and config.task not in LOCAL_TASKS:
         raise ValueError(f"the data of task {config.task} came from the hub, and this page makes no requests")
     data, corruption = None if config.data is None else Path(config.data), parse_corruption(asked.corruption)
-    image = get_task(config.task, data, config.limit, **config.task_options).open(asked.image)
+    task = get_task(config.task, data, config.limit, **config.task_options)
+    if hasattr(task, "frames"):
+        raise ValueError(f"task {config.task} asks about clips, and this page shows the kept tokens of images only")
+    image = task.open(asked.image)
     image = corruption.apply(image, asked.image, asked.seed) if corruption else image
     if config.model != loaded.name:
         note = f"The run's model is {config.model}: start clustrs app --model {config.model} to see the kept tokens."

@@ -39,6 +39,7 @@ LONGEST_ERROR = 300
 MODEL_FILES = (".safetensors", ".bin", ".json", ".txt", ".model", ".jinja")  # all that transformers may read
 LARGE = 1 << 30  # bytes whose hashing takes seconds and is announced
 Failures = dict[str, str]  # errors by question id
+Shown = Image.Image | Sequence[Image.Image]  # an image, or the frames of a clip
 
 
 @dataclass(frozen=True)
@@ -255,21 +256,19 @@ class Worker:
         """Yield the records of each method of a unit; an error of one question is a failure of that question."""
         items = [self.task.items[index] for index in unit.items]
         failures: Failures = {}
-        images: dict[str, Image.Image] = {}
+        images: dict[str, Shown] = {}
         texts: dict[str, str] = {}
-        corruption = parse_corruption(unit.corruption)
         for name in dict.fromkeys(item.image for item in items):
             try:
-                image = self.task.open(name)
-                check_size(f"image {name!r}", image.size)
-                images[name] = corruption.apply(image, name, unit.seed) if corruption else image
+                images[name] = self.show(name, unit.corruption, unit.seed)
             except Exception as error:  # a task may be somebody else's; a corruption may need too much memory
                 failures.update({item.id: one_line(error) for item in items if item.image == name})
         for item in items:
             if item.id not in failures:
-                processor = self.loaded[1]
+                processor, image = self.loaded[1], images[item.image]
+                count = 1 if isinstance(image, Image.Image) else len(image)
                 try:
-                    texts[item.id] = chat_prompt(processor, item.question, self.config.prompt_template)
+                    texts[item.id] = chat_prompt(processor, item.question, self.config.prompt_template, count)
                 except Exception as error:  # chat templates raise what they like
                     failures[item.id] = one_line(error)
         batch = self._encode([item for item in items if item.id in texts], images, texts, failures)
@@ -279,8 +278,20 @@ class Worker:
             answers = dict(zip((item.id for item in asked), replies, strict=True))
             yield [self._record(unit, method, item, answers.get(item.id) or failures[item.id]) for item in items]
 
+    def show(self, name: str, corruption: str = "clean", seed: int = 0) -> Shown:
+        """Open an image, or the frames of a clip, as a corruption leaves them: each frame has its own noise."""
+        clip = hasattr(self.task, "frames")
+        images = list(self.task.frames(name)) if clip else [self.task.open(name)]
+        names = [f"{name} frame {number}" for number in range(len(images))] if clip else [name]
+        for image in images:
+            check_size(f"image {name!r}", image.size)
+        effect = parse_corruption(corruption)
+        if effect:
+            images = [effect.apply(image, own, seed) for image, own in zip(images, names, strict=True)]
+        return images if clip else images[0]
+
     def _encode(
-        self, asked: Sequence[Item], images: Mapping[str, Image.Image], texts: Mapping[str, str], failures: Failures
+        self, asked: Sequence[Item], images: Mapping[str, Shown], texts: Mapping[str, str], failures: Failures
     ) -> asking.Batch | None:
         """Encode all images at once; if that fails, find the questions that fail alone."""
 
@@ -326,9 +337,16 @@ class Worker:
             score = self.task.score(item, text)
         except Exception as error:  # a task may be somebody else's
             return failed_record(unit, method, item, f"the task's score failed: {one_line(error)}")
-        kept = [] if method.name == "none" else reply.image.selection.indices.tolist()
-        tokens = {"kept": kept, "visual_tokens": reply.image.kept, "unpruned_tokens": reply.image.placeholders}
-        tokens["average_tokens"] = reply.image.average
+        frames = reply.frames or (reply.image,)
+        kept: list[int] = []
+        for number, frame in enumerate(frames):  # counted over all frames; -1 is a CLS token
+            before = sum(len(one.scores) for one in frames[:number])
+            kept += [index + before if index >= 0 else -1 for index in frame.selection.indices.tolist()]
+        tokens: dict[str, Any] = {"kept": [] if method.name == "none" else kept}
+        tokens["visual_tokens"] = sum(frame.kept for frame in frames)
+        tokens["unpruned_tokens"] = sum(frame.placeholders for frame in frames)
+        averages = [frame.average for frame in frames if frame.average is not None]
+        tokens["average_tokens"] = sum(averages) if averages else None
         return new_record(item, method.to_dict(), unit.corruption, unit.seed, text=text, score=score, **tokens)
 
 

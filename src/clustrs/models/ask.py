@@ -138,9 +138,14 @@ def prepare(model: Any, processor: Any, image: Image.Image | Sequence[Image.Imag
     options: dict[str, Any] = {}
     if not isinstance(image, Image.Image):
         images = [list(image)] if get_adapter(model).nested_images else list(image)
-        whole = ("crop_to_patches", "do_image_splitting")
-        options = {name: False for name in whole if hasattr(processor.image_processor, name)}
+        options = one_tile(processor)
     return processor(images=images, text=[text], return_tensors="pt", **options).to(model.device, model.dtype)
+
+
+def one_tile(processor: Any) -> dict[str, bool]:
+    """Return the options of a processor by which an image is one tile."""
+    names = ("crop_to_patches", "do_image_splitting")
+    return {name: False for name in names if hasattr(processor.image_processor, name)}
 
 
 @contextmanager
@@ -245,6 +250,8 @@ class Batch:
 
     inputs: dict[str, Tensor]
     images: list[VisualTokens]
+    frames: tuple[int, ...] = ()
+    """Number of images of each prompt where they are about clips, whose frames stand in `images` one after another."""
 
     @property
     def input_ids(self) -> Tensor:
@@ -253,37 +260,46 @@ class Batch:
 
 @dataclass(frozen=True)
 class Reply:
-    """Answer to one prompt, and the tokens kept of its image."""
+    """Answer to one prompt, and the tokens kept of its image, or of each frame of its clip (`image` is the first)."""
 
     text: str
     image: ImageSelection
+    frames: tuple[ImageSelection, ...] = ()
 
 
 def encode(
     model: Any,
     processor: Any,
-    images: Sequence[Image.Image],
+    images: Sequence[Image.Image | Sequence[Image.Image]],
     prompts: Sequence[tuple[int, str]],
     crops: Crops = "all",
     records: Collection[str] = FURTHER,
 ) -> Batch:
-    """Run the vision tower over `images`. A prompt is the index of its image and the text, with a placeholder. Of
-    `FURTHER` inputs those in `records` are there: the `requirements` of the methods that will prune."""
+    """Run the vision tower over `images`, or over clips: the frames of each. A prompt is the index of its image and the
+    text, with a placeholder for each. Of `FURTHER` inputs those in `records` are there: the `requirements` of the
+    methods that will prune."""
     adapter = get_adapter(model)
     adapter.records = records
-    inputs = processor(
-        images=adapter.batch_images([images[index] for index, _ in prompts]),
-        text=[text for _, text in prompts],
-        padding=True,
-        return_tensors="pt",
-    ).to(model.device, model.dtype)
+    clips = [[] if isinstance(image, Image.Image) else list(image) for image in images]
+
+    def process(some: Sequence[tuple[int, str]]) -> dict[str, Any]:
+        shown: list[Any] = [clips[index] or [images[index]] for index, _ in some]
+        arranged = shown if adapter.nested_images else [image for own in shown for image in own]
+        options = one_tile(processor) if any(clips) else {}
+        texts = [text for _, text in some]
+        inputs = processor(images=arranged, text=texts, padding=True, return_tensors="pt", **options)
+        return dict(inputs.to(model.device, model.dtype))
+
+    inputs = process(prompts)
     first = {index: row for row, (index, _) in reversed(list(enumerate(prompts)))}
     rows = sorted(first.values())
     with torch.inference_mode():
-        encoded = adapter.encode(adapter.take_images(dict(inputs), rows), StageTimer(model.device), crops)
-    by_row = dict(zip(rows, encoded, strict=True))
-    shared = [by_row[first[index]] for index, _ in prompts]
-    return Batch({name: inputs[name] for name in PER_TOKEN if name in inputs}, shared)
+        own = process([prompts[row] for row in rows]) if any(clips) else adapter.take_images(inputs, rows)
+        encoded = iter(adapter.encode(own, StageTimer(model.device), crops))
+    by_row = {row: [next(encoded) for _ in clips[prompts[row][0]] or [None]] for row in rows}
+    shared = [image for index, _ in prompts for image in by_row[first[index]]]
+    frames = tuple(len(by_row[first[index]]) for index, _ in prompts) if any(clips) else ()
+    return Batch({name: inputs[name] for name in PER_TOKEN if name in inputs}, shared, frames)
 
 
 def questions(model: Any, processor: Any, batch: Batch, method: Pruner) -> list[Tensor] | None:
@@ -298,16 +314,26 @@ def questions(model: Any, processor: Any, batch: Batch, method: Pruner) -> list[
 
 
 def reply(model: Any, processor: Any, batch: Batch, method: Pruner, max_new_tokens: int, **options: Any) -> list[Reply]:
-    """Greedy answers to all prompts of a batch, with the tokens that `method` leaves. Options are those of `attach`."""
+    """Greedy answers to all prompts of a batch, with the tokens that `method` leaves. Options are those of `attach`;
+    frames of a clip share a budget, unless the scope is another than "image"."""
+    if batch.frames and options.get("scope", "image") == "image":
+        options["scope"] = "video"
     with method(model, processor=processor, **options) as handle, torch.inference_mode():
         output = handle.generate(batch.images, **batch.inputs, max_new_tokens=max_new_tokens, do_sample=False)
         selections = handle.last
     new = output[:, batch.input_ids.shape[1] :]
     texts = processor.batch_decode(new, skip_special_tokens=True)
-    return [Reply(text.strip(), image) for text, image in zip(texts, selections, strict=True)]
+    if not batch.frames:
+        return [Reply(text.strip(), image) for text, image in zip(texts, selections, strict=True)]
+    taken = iter(selections)
+    frames = [tuple(next(taken) for _ in range(count)) for count in batch.frames]
+    return [Reply(text.strip(), own[0], own) for text, own in zip(texts, frames, strict=True)]
 
 
 def part(batch: Batch, row: int) -> Batch:
     """One prompt of a batch alone, without its padding."""
     real = batch.inputs["attention_mask"][row].bool()
-    return Batch({name: part[row][real][None] for name, part in batch.inputs.items()}, [batch.images[row]])
+    counts = batch.frames or (1,) * len(batch.images)
+    start, frames = sum(counts[:row]), batch.frames[row : row + 1]
+    images = batch.images[start : start + counts[row]]
+    return Batch({name: part[row][real][None] for name, part in batch.inputs.items()}, images, frames)

@@ -110,9 +110,11 @@ class SceneExample:
     questions: tuple[Question, ...]
 
 
-def choose(scene: Scene, count: int, kinds: Counter[str], answers: Counter[tuple[str, str]]) -> list[Question]:
+def choose(
+    questions: Sequence[Question], count: int, kinds: Counter[str], answers: Counter[tuple[str, str]]
+) -> list[Question]:
     """The kinds and the answers that have been asked for least so far, each kind once. Updates the counts."""
-    table = by_answer(every(scene))
+    table = by_answer(questions)
     chosen = []
     for kind in sorted(table, key=lambda kind: kinds[kind])[:count]:
         answer = min(table[kind], key=lambda answer: answers[kind, answer])
@@ -130,7 +132,7 @@ def examples(images: int = IMAGES, each: int = EACH, side: int = 192, seed: int 
     for number in range(images):
         generator = generator_for(seed, side, number)
         scene = sample(generator, side, held_out=True)
-        yield SceneExample(number, draw(scene, generator), tuple(choose(scene, each, kinds, answers)))
+        yield SceneExample(number, draw(scene, generator), tuple(choose(every(scene), each, kinds, answers)))
 
 
 class Scenes:

@@ -3,7 +3,7 @@
 Neither is part of a run, whose answers come in batches. Both are stored in its folder, where later reports find them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -46,7 +46,7 @@ def measure_latency(folder: Path, repeats: int) -> Latency:
     bytes_per_token = count_text(empty, 2)[2] - count_text(empty, 1)[2]  # without states of a fixed size
     for turn in range(repeats + 1):
         item = worker.task.items[turn % len(worker.task.items)]
-        image = worker.task.open(item.image)
+        image = worker.show(item.image)
         for position in range(len(worker.methods)):
             index = (position + turn) % len(worker.methods)
             answer = _ask(worker, image, item, worker.methods[index], worker.max_new_tokens)
@@ -77,13 +77,13 @@ def draw_examples(folder: Path, count: int, judge: str | None = None) -> tuple[D
     drawn = []
     for one in chosen:
         item = items[run.items[one.item]]
-        image = worker.task.open(item.image)
-        corruption = parse_corruption(_key(run, one, one.methods[0])[2])
-        image = corruption.apply(image, item.image, run.seeds[0]) if corruption else image
+        image = worker.show(item.image, _key(run, one, one.methods[0])[2], run.seeds[0])
         shown = []
         for method in one.methods:
             answer = _ask(worker, image, item, worker.methods[method], 1)
-            seen = overlay_kept(as_seen(worker.loaded[1], image), answer.image, size=SIZE)
+            views = [image] if isinstance(image, Image.Image) else image
+            pairs = zip(views, answer.frames or (answer.image,), strict=True)
+            seen = _in_a_row([overlay_kept(as_seen(worker.loaded[1], view), one, size=SIZE) for view, one in pairs])
             right = bool(run.scores[method, one.condition, 0, one.item] >= CORRECT)
             text = texts.get(_key(run, one, method), "")
             shown.append(Shown(summary.label(method), text, right, data_uri(seen, quality=60, method=6)))
@@ -139,7 +139,16 @@ def _key(run: Run, one: OneSidedQuestion, method: int) -> tuple[str, str, str, i
     return run.items[one.item], identity(run.config["methods"][method]), corruption, run.seeds[0]
 
 
-def _ask(worker: Worker, image: Image.Image, item: Item, method: Pruner, max_new_tokens: int) -> Answer:
+def _in_a_row(images: Sequence[Image.Image]) -> Image.Image:
+    row = Image.new("RGB", (sum(image.width for image in images), images[0].height))
+    for number, image in enumerate(images):
+        row.paste(image, (sum(one.width for one in images[:number]), 0))
+    return row
+
+
+def _ask(
+    worker: Worker, image: Image.Image | Sequence[Image.Image], item: Item, method: Pruner, max_new_tokens: int
+) -> Answer:
     names = ("scope", "crops", "positions", "attention", "prompt_template")
     options = {name: getattr(worker.config, name) for name in names}
     return ask(*worker.loaded, image, item.question, method, max_new_tokens, **options)

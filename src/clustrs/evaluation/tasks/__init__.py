@@ -27,7 +27,7 @@ from clustrs.validation import open_regular
 GROUP = "clustrs.tasks"  # group of the entry points by which a package offers tasks: `name = "package.module:load"`
 MEMBERS = ("name", "items", "max_new_tokens", "judged", "scale", "open", "score")  # of every task, see `Task`
 BUILT_IN = ("custom",)
-SAMPLE_TASKS = ("describe", "photos", "photos-sentences", "scenes", "scenes-sentences")
+SAMPLE_TASKS = ("clips", "describe", "photos", "photos-sentences", "scenes", "scenes-sentences")
 PAPER_TASKS = ("mmvet", "scienceqa")
 OWNERS = dict.fromkeys(SAMPLE_TASKS, "clustrs-models") | dict.fromkeys(PAPER_TASKS, "clustrs-paper")
 INFO = "task_info"  # attribute of a task's loading function that holds its `TaskInfo`
@@ -60,6 +60,8 @@ class Task(Protocol):
 
     Subclass it, or write any class with these members. A task whose images are files may also have a method
     ``file(image) -> Path | None``: a run's checksums are then those of the files, and need not decode the images.
+    A task about clips also has a method ``frames(image) -> Sequence[Image.Image]``: all frames go into the prompt and
+    share one budget. Its `open` is then for people: the frames side by side.
 
     Attributes:
         name: Name of the task, as runs store it.

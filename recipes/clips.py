@@ -1,0 +1,152 @@
+"""Train mini-onevision-clips: projector and language model of mini-onevision on clips, with its vision tower as it is.
+
+    python -m recipes.clips train        resumes from the last checkpoint
+    python -m recipes.clips export       put the result where the package ships it, weights in float16
+    python -m recipes.clips measure      right answers on the test set, of gray frames, and of the most frequent answer
+
+Settings are in `recipes/settings.toml`. No visual token is dropped, merged or moved in training.
+"""
+
+import argparse
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+from clustrs.models.load import load_model
+from clustrs_models.clips import KINDS, Clip, draw, every, sample
+from clustrs_models.photographs import Question, generator_for
+from recipes import language, models, tower, train
+from recipes.data import IGNORED, From, Stage, blocks, corrupted, pad, some
+
+NAME = "mini-onevision-clips"
+ORDER = ("first", "second", "third", "fourth")
+WORDS = (
+    *ORDER,
+    "last",
+    "pass",
+    "passes",
+    "stands",
+    "direction",
+    "does",
+    "move",
+    "up",
+    "down",
+    "scene",
+    "changed",
+    "at",
+    "end",
+)
+"""New to the vocabulary."""
+NAMES = (*KINDS, "hint")
+
+
+def vocabulary() -> dict[str, int]:
+    words = models.vocabulary()
+    return words | {word: len(words) + i for i, word in enumerate(WORDS)}
+
+
+def hints(clip: Clip) -> list[Question]:
+    """Ask for each object that passes by its place in the order, and for what stands at either end of the clip."""
+    there = [(f"passes {word}", one.thing) for word, one in zip(ORDER, clip.passing, strict=False)]
+    there += [("passes last", clip.passing[-1].thing), ("stands first", clip.standing), ("stands last", clip.after)]
+    found = []
+    for words, thing in there:
+        found.append(Question("hint", f"What colour {words}?", thing.color))
+        found.append(Question("hint", f"What shape {words}?", thing.shape))
+    for word, one in zip(ORDER, clip.passing, strict=False):
+        found.append(Question("hint", f"Which direction does the {word} object move?", one.direction))
+    return found
+
+
+class Clips(Dataset[dict[str, Tensor]]):
+    """Item n is the whole batch of step n."""
+
+    def __init__(self, settings: dict[str, Any], stage: int, plan: Stage, words: dict[str, int]) -> None:
+        self.settings, self.stage, self.plan, self.words = settings, stage, plan, words
+
+    def __getitem__(self, step: int) -> dict[str, Tensor]:
+        turn = step % len(self.plan.sides)
+        rows = []
+        for number in range(self.plan.images[turn]):
+            generator = generator_for(self.settings["seed"], 3, self.stage, step, number)
+            clip = sample(generator, self.plan.sides[turn])
+            frames = [corrupted(frame, self.settings["photometry"], generator) for frame in draw(clip, generator)]
+            asked = every(clip) + some(hints(clip), self.settings["clips"]["hints"], generator)
+            rows.append({"pixels": np.stack(frames)} | blocks(asked, self.words, NAMES))
+        for key, value in {"ids": 0, "segments": -1, "positions": 0, "targets": IGNORED, "kinds": -1}.items():
+            pad(rows, key, value)
+        return {key: torch.from_numpy(np.stack([row[key] for row in rows])) for key in rows[0]}
+
+
+class Asking(language.Asking):
+    """All questions about a clip in one pass; the frames are images of one prompt, each with its newline."""
+
+    def image(self, batch: dict[str, Tensor]) -> Tensor:
+        pixels = batch["pixels"].flatten(0, 1)
+        with torch.no_grad():
+            features = self.encoder[0].features(pixels, torch.zeros(len(pixels), 2, dtype=torch.long))
+        visual = self.projector(features)
+        frames = torch.cat([visual, self.newline.expand(len(visual), 1, -1)], 1)
+        return frames.unflatten(0, batch["pixels"].shape[:2]).flatten(1, 2)
+
+
+def build(settings: dict[str, Any]) -> Any:
+    """Return mini-onevision for the frames of clips, with the new words."""
+    own = settings["clips"]
+    torch.manual_seed(settings["seed"])
+    model, old = models.onevision(own), load_model("mini-onevision")[0]
+    weights = old.state_dict()
+    name = next(name for name in weights if name.endswith("position_embedding.weight"))
+    whole = int(len(weights[name]) ** 0.5)
+    rows = own["window"] + torch.arange(own["encoder"]["grid"])
+    weights[name] = weights[name].unflatten(0, (whole, whole))[rows][:, rows].flatten(0, 1)
+    model.load_state_dict(weights)
+    words, known = vocabulary(), len(models.vocabulary())
+    model.resize_token_embeddings(len(words), mean_resizing=False)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[known:].normal_()
+        model.lm_head.weight[known:].normal_(0, own["language"]["width"] ** -0.5)
+    model.model.vision_tower.requires_grad_(False)
+    return model
+
+
+def loss(asking: Asking, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
+    logits, there = asking(batch), batch["targets"] != IGNORED
+    targets, kinds = batch["targets"][there], batch["kinds"][there]
+    right = (logits.argmax(-1) == targets).float()
+    report = {name: right[kinds == i].mean().item() for i, name in enumerate(NAMES)}
+    return F.cross_entropy(logits, targets), report
+
+
+def learn(settings: dict[str, Any], folder: Path) -> None:
+    own, words, model = settings["clips"]["language"], vocabulary(), build(settings)
+    asking = Asking(model, tower.Siglip(model.model.vision_tower), words)
+
+    def batches(number: int, stage: Stage, first: int) -> DataLoader[dict[str, Tensor]]:
+        steps = From(first, stage.steps)
+        clips = Clips(settings, number, stage, words)
+        return DataLoader(clips, batch_size=None, sampler=steps, num_workers=1, prefetch_factor=4)
+
+    run = train.start(folder, train.parts(model), own)
+    run.stages(train.stages(own), batches, lambda _, batch: loss(asking, batch))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", choices=("train",))
+    parser.add_argument(
+        "--folder", type=Path, default=Path("build/train/clips-language"), help="for checkpoint and log"
+    )
+    options = parser.parse_args()
+    settings = tomllib.loads(train.SETTINGS.read_text())
+    learn(settings, options.folder)
+
+
+if __name__ == "__main__":
+    main()
