@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from clustrs.ops import diversity, greedy
+from clustrs.ops import diversity
 from clustrs.ops.diversity import cosines, fixed_point, paired_cosines
+from clustrs.pruners import scope, vispruner
 
 sizes = st.integers(1, 30)
 
@@ -100,8 +101,8 @@ def tokens(kind: str, n: int, width: int) -> Tensor:
 def test_diversity_with_bounds_is_diversity_by_exact_cosines(kind: str, n: int, width: int) -> None:
     rows = tokens(kind, n, width)[None]
     assert rows[0].numel() > diversity.SMALL
-    expected = greedy.max_min(cosines(rows), 60)
-    assert torch.equal(greedy.most_diverse(rows, 60), expected)
+    expected = diversity.max_min(cosines(rows), 60)
+    assert torch.equal(diversity.most_diverse(rows, 60), expected)
     assert expected.unique().numel() == 60
 
 
@@ -112,14 +113,14 @@ def test_a_bonus_with_bounds_is_the_bonus_with_exact_cosines(kind: str, weight: 
     bonus = torch.rand(1, 300, generator=torch.Generator().manual_seed(0)).mul(20).round().div(20).double() * (
         1 - weight
     )
-    expected = greedy.max_min(cosines(rows), 60, bonus, weight)
-    assert torch.equal(greedy.most_diverse(rows, 60, bonus, weight), expected)
+    expected = diversity.max_min(cosines(rows), 60, bonus, weight)
+    assert torch.equal(diversity.most_diverse(rows, 60, bonus, weight), expected)
     assert expected.unique().numel() == 60
 
 
 @pytest.mark.parametrize("kind", ["noise", "clumps", "tight", "duplicates"])
 @pytest.mark.parametrize("attended", [1.0, 0.5, 0.0])
-@pytest.mark.parametrize("k", [300 // greedy.FEW, 80])
+@pytest.mark.parametrize("k", [300 // scope.FEW, 80])
 def test_coverage_with_bounds_is_coverage_by_exact_cosines(
     kind: str, attended: float, k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,10 +131,10 @@ def test_coverage_with_bounds_is_coverage_by_exact_cosines(
     )
     assert rows[0].numel() > diversity.SMALL
     if kind == "noise" and attended:
-        assert len(greedy._certain_coverage(rows[0], weight[0], k)) == k
-    result = greedy.best_covering(rows, weight, k)
-    monkeypatch.setattr(greedy, "SMALL", 10**9)
-    assert torch.equal(result, greedy.best_covering(rows, weight, k))
+        assert len(scope._certain_coverage(rows[0], weight[0], k)) == k
+    result = scope.best_covering(rows, weight, k)
+    monkeypatch.setattr(scope, "SMALL", 10**9)
+    assert torch.equal(result, scope.best_covering(rows, weight, k))
     assert all(image.unique().numel() == k for image in result)
 
 
@@ -168,8 +169,8 @@ def test_most_choices_need_no_exact_cosines_of_everything(monkeypatch: pytest.Mo
     def refuse(*args: Tensor) -> Tensor:
         raise AssertionError("all cosines were computed exactly")
 
-    monkeypatch.setattr(greedy, "cosines", refuse)
-    assert greedy.most_diverse(tokens("clumps", 576, 256)[None], 50).unique().numel() == 50
+    monkeypatch.setattr(diversity, "cosines", refuse)
+    assert diversity.most_diverse(tokens("clumps", 576, 256)[None], 50).unique().numel() == 50
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -177,22 +178,22 @@ def test_most_choices_need_no_exact_cosines_of_everything(monkeypatch: pytest.Mo
 def test_diversity_never_repeats_a_token(value: float, n: int) -> None:
     rows = torch.randn(1, n, 100, generator=torch.Generator().manual_seed(0))
     rows[0, [3, 5, 6], 2] = value
-    assert greedy.most_diverse(rows, n - 2).unique().numel() == n - 2
-    assert greedy.most_diverse(torch.full_like(rows, value), n - 2).unique().numel() == n - 2
+    assert diversity.most_diverse(rows, n - 2).unique().numel() == n - 2
+    assert diversity.most_diverse(torch.full_like(rows, value), n - 2).unique().numel() == n - 2
 
 
 @pytest.mark.parametrize("kind", ["noise", "tight", "duplicates"])
-@pytest.mark.parametrize("window", [3, diversity.WINDOW])
+@pytest.mark.parametrize("window", [3, vispruner.WINDOW])
 def test_thinning_by_neighbors_is_thinning(kind: str, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     features = tokens(kind, 201, 20)[None]
     order = torch.randperm(201, generator=torch.Generator().manual_seed(1))[None, 4:]
-    expected = diversity.thin(features, order, 9)
-    monkeypatch.setattr(diversity, "DIRECT", 10)
-    monkeypatch.setattr(diversity, "WINDOW", window)
-    monkeypatch.setattr(diversity, "STRIP", 64)
-    assert torch.equal(diversity.thin(features, order, 9), expected)
-    monkeypatch.setattr(diversity, "HELD", 10)
-    assert torch.equal(diversity.thin(features, order, 9), expected)
+    expected = vispruner.thin(features, order, 9)
+    monkeypatch.setattr(vispruner, "DIRECT", 10)
+    monkeypatch.setattr(vispruner, "WINDOW", window)
+    monkeypatch.setattr(vispruner, "STRIP", 64)
+    assert torch.equal(vispruner.thin(features, order, 9), expected)
+    monkeypatch.setattr(vispruner, "HELD", 10)
+    assert torch.equal(vispruner.thin(features, order, 9), expected)
 
 
 @pytest.mark.parametrize("kind", ["noise", "clumps", "tight", "duplicates"])
@@ -205,11 +206,11 @@ def test_diversity_of_many_tokens_is_diversity_by_exact_cosines(
     if weight is not None:
         draws = torch.rand(1, 300, generator=torch.Generator().manual_seed(0))
         bonus = draws.mul(20).round().div(20).double() * (1 - weight)
-    expected = greedy.max_min(cosines(rows), 60, bonus, weight or 1.0)
-    monkeypatch.setattr(greedy, "MANY", 10)
-    monkeypatch.setattr(greedy, "STRIP", 64)
-    monkeypatch.setattr(greedy, "LEADERS", 2)
-    assert torch.equal(greedy.most_diverse(rows, 60, bonus, weight or 1.0), expected)
+    expected = diversity.max_min(cosines(rows), 60, bonus, weight or 1.0)
+    monkeypatch.setattr(diversity, "MANY", 10)
+    monkeypatch.setattr(diversity, "STRIP", 64)
+    monkeypatch.setattr(diversity, "LEADERS", 2)
+    assert torch.equal(diversity.most_diverse(rows, 60, bonus, weight or 1.0), expected)
 
 
 @pytest.mark.parametrize("kind", ["noise", "clumps", "tight", "duplicates"])
@@ -220,12 +221,12 @@ def test_coverage_of_many_tokens_is_coverage_by_exact_cosines(
     rows = tokens(kind, 300, 200)[None]
     weight = torch.rand(1, 300, generator=torch.Generator().manual_seed(3)).double()
     weight = weight * (torch.arange(300) < 300 * attended)
-    expected = greedy.best_covering(rows, weight, 80)
-    monkeypatch.setattr(greedy, "MANY", 10)
-    monkeypatch.setattr(greedy, "STRIP", 64)
-    monkeypatch.setattr(greedy, "LARGE", 128)
+    expected = scope.best_covering(rows, weight, 80)
+    monkeypatch.setattr(scope, "MANY", 10)
+    monkeypatch.setattr(scope, "STRIP", 64)
+    monkeypatch.setattr(scope, "LARGE", 128)
     monkeypatch.setattr(diversity, "STORED", 0 if attended < 1 else 10**9)
-    assert torch.equal(greedy.best_covering(rows, weight, 80), expected)
+    assert torch.equal(scope.best_covering(rows, weight, 80), expected)
 
 
 def test_most_diverse_of_many_tokens_without_exact_cosines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,9 +234,9 @@ def test_most_diverse_of_many_tokens_without_exact_cosines(monkeypatch: pytest.M
         raise AssertionError("all cosines were computed exactly")
 
     rows = tokens("noise", 2100, 40)[None]
-    expected = greedy.max_min(cosines(rows), 50)
-    monkeypatch.setattr(greedy, "ExactCosines", refuse)
-    assert torch.equal(greedy.most_diverse(rows, 50), expected)
+    expected = diversity.max_min(cosines(rows), 50)
+    monkeypatch.setattr(diversity, "ExactCosines", refuse)
+    assert torch.equal(diversity.most_diverse(rows, 50), expected)
 
 
 def test_nearest_cosines_in_strips(monkeypatch: pytest.MonkeyPatch) -> None:

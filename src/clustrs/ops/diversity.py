@@ -1,10 +1,12 @@
-"""Exact cosines, and choices that are made by them: nearest neighbors and thinning (VisPruner).
+"""Exact cosines, and choices that are made by them: nearest neighbors, and max-min diversity (DivPrune, MMR).
 
 A near-tie of cosines decides which token survives. Here they are the same to the last bit for every batch, thread
 count, memory layout, compiler and device, because they come from integers: each row is scaled by a power of two and
 split into a `high` part of 26 bits and a `low` part of 20 more. By Cauchy and Schwarz every sum of products of these
 stays below 2^53, so float64 adds them without any rounding, in any order. What is left out (the product of two low
 parts, and bits below the 46th) is below float64's own rounding for float32 input of usual range.
+
+Rough cosines, whose error is bounded, rule most tokens out; float64 and then exact cosines decide between the others.
 """
 
 from collections.abc import Callable
@@ -18,7 +20,6 @@ from clustrs.ops.distances import (
     can_read_without_sync,
     edges,
     exporting,
-    gather_tokens,
     map_images,
     stable_topk,
     upcast_half,
@@ -32,13 +33,13 @@ ROUGH_BLOCK = 96  # rows of a rough product that are computed together
 USUAL = 1e15  # rows with norms between 1 / USUAL and this are multiplied as they are
 NEAR = 1e-11  # cosines in float64 differ by less from the exact ones
 SMALL = 128 * 256  # up to this many numbers an image has, exact cosines of everything are quicker
-AT_ONCE = 8  # tokens that one round drops at most
-WINDOW = 48  # nearest neighbors that are remembered of each token
 MANY = 2048  # tokens from which on cosines are computed only of those that may be chosen
-HELD = 8192  # tokens whose cosines are held in float64 at most
 STORED = 2**24  # numbers that are held as integers
 STRIP = 512  # rows of cosines that are computed at a time then
-DIRECT = 1024  # up to this many tokens each round looks at all cosines; beyond, remembering neighbors is quicker
+DIRECT = 1024  # up to this many tokens all cosines are looked at at once
+NOT_A_NUMBER = 2.0  # stands for a cosine that is NaN: more than any other, so that its tokens come last
+LARGEST_SIMILARITY = 2.0**127  # stands for an infinite one: less than that to itself, and every exporter can write it
+LEADERS = 32  # tokens that are compared with newly chosen ones at first; four times as many each time
 
 FixedPoint = tuple[Tensor, Tensor]
 
@@ -241,61 +242,172 @@ def rough_rows(tokens: Tensor, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
     return (rows / torch.where(norms > 0, norms, 1)).float(), torch.ones_like(norms).float()
 
 
-def thin(features: Tensor, tokens: Tensor, k: int) -> Tensor:
-    """Drop tokens from the lists [B, R] until k remain, by the cosines of their features [B, N, H].
-
-    A round splits a list into even and odd positions, scores each even token by its largest similarity to an odd one
-    and drops the most similar even ones, at most 8; the list continues with the other even ones, by descending score,
-    and then the odd ones.
-    """
-    readable = can_read_without_sync(features)
-    if tokens.shape[1] > HELD and readable:
-        return map_images(lambda rows, image: _thin_by_neighbors(ExactCosines(rows), image, k), features, tokens)
-    similarity = cosines(features)
-    if tokens.shape[1] > DIRECT and readable:
-
-        def by_matrix(matrix: Tensor, image: Tensor) -> Tensor:
-            alike = lambda left, right: matrix.index_select(0, left).index_select(1, right)  # noqa: E731
-            return _thin_by_neighbors(alike, image, k)
-
-        return map_images(by_matrix, similarity, tokens)
-
-    def largest(matrix: Tensor, even: Tensor, odd: Tensor) -> Tensor:
-        if exporting():
-            rows = gather_tokens(matrix, even)
-            return rows.gather(-1, odd[:, None].expand(-1, even.shape[1], -1)).amax(-1)
-        return matrix.index_select(0, even).index_select(1, odd).amax(-1)
-
-    while tokens.shape[1] > k:
-        even, odd = tokens[:, ::2], tokens[:, 1::2]
-        tokens = _next_list(even, odd, map_images(largest, similarity, even, odd), k)
-    return tokens
+def most_diverse(tokens: Tensor, k: int, bonus: Tensor | None = None, weight: float = 1.0) -> Tensor:
+    """Choose k tokens of [B, N, D] one by one, each with the least `weight` times largest cosine to the chosen ones,
+    minus its `bonus` [B, N]: [B, k]. The first has the largest bonus; without one, the smallest cosine to its nearest
+    neighbor."""
+    if tokens[0].numel() <= SMALL or not can_read_without_sync(tokens):
+        return max_min(cosines(tokens), k, bonus, weight)
+    choose = _lazy_max_min if tokens.shape[1] >= MANY else _certain_max_min
+    if bonus is None:
+        return map_images(lambda image: choose(image, k, None, weight), tokens)
+    return map_images(lambda image, own: choose(image, k, own, weight), tokens, bonus)
 
 
-def _next_list(even: Tensor, odd: Tensor, score: Tensor, k: int) -> Tensor:
-    """Return the next list: even tokens [..., E] by descending score without the first ones, then the odd ones."""
-    surplus = even.shape[-1] + odd.shape[-1] - k
-    order = even.gather(-1, score.sort(dim=-1, descending=True, stable=True).indices)
-    return torch.cat([order[..., min(AT_ONCE, surplus, even.shape[-1]) :], odd], -1)
+def max_min(similarity: Tensor, k: int, bonus: Tensor | None = None, weight: float = 1.0) -> Tensor:
+    """Choose by similarities [B, N, N], which are overwritten: [B, k], distinct whatever the numbers are."""
+    batch, n, _ = similarity.shape
+    offset = torch.arange(batch, device=similarity.device) * n
+    itself = torch.eye(n, dtype=torch.bool, device=similarity.device)
+    similarity.nan_to_num_(NOT_A_NUMBER, LARGEST_SIMILARITY, -LARGEST_SIMILARITY).masked_fill_(itself, -torch.inf)
+    chosen = [similarity.amax(-1).argmin(-1) if bonus is None else bonus.argmax(-1)]
+    if bonus is not None:
+        similarity.mul_(weight)
+    similarity.masked_fill_(itself, torch.inf)
+    rows = similarity.view(-1, n)
+    closeness = similarity.new_full((batch, n), -torch.inf)
+    for _ in range(k - 1):
+        closeness = torch.maximum(closeness, rows.index_select(0, chosen[-1] + offset))
+        chosen.append((closeness if bonus is None else closeness - bonus).argmin(-1))
+    return torch.stack(chosen, -1)
 
 
-def _thin_by_neighbors(alike: Callable[[Tensor, Tensor], Tensor], tokens: Tensor, k: int) -> Tensor:
-    """Do `thin` for one image: the best odd token is the first one in a token's list of nearest neighbors. The lists
-    are renewed when half of the tokens are gone; a token without an odd one in its list is compared with all."""
-    while (count := len(tokens)) > k:
-        near = []
-        for part in torch.arange(count).split(STRIP):
-            strip = alike(tokens[part], tokens).scatter_(-1, part[:, None], -torch.inf)
-            near.append(strip.topk(min(WINDOW, count)))
-        values, neighbors = (torch.cat(parts) for parts in zip(*near, strict=True))
-        left = torch.arange(count)
-        while len(left) > max(k, count // 2):
-            even, odd = left[::2], left[1::2]
-            hits = torch.zeros(count, dtype=torch.bool).index_fill_(0, odd, True)[neighbors[even]]
-            score = values[even].gather(-1, hits.byte().argmax(-1, keepdim=True))[:, 0]
-            missed = (~hits.any(-1)).nonzero()[:, 0]
-            if len(missed):
-                score[missed] = alike(tokens[even[missed]], tokens[odd]).amax(-1)
-            left = _next_list(even, odd, score, k)
-        tokens = tokens[left]
-    return tokens
+def _certain_max_min(tokens: Tensor, k: int, bonus: Tensor | None, weight: float) -> Tensor:
+    """Choose for one image [N, D] as exact cosines do: by rough ones, whose error is bounded, where they leave one
+    candidate, by float64 where they leave several, and by exact cosines where that leaves several, too."""
+    n = len(tokens)
+    rough, error = rough_cosines(tokens)
+    pairs_left = 2 * n
+    chosen = torch.empty(k, dtype=torch.long)
+    closeness = rough.fill_diagonal_(-torch.inf).amax(-1)
+    for step in range(k):
+        if step == 0 and bonus is not None:
+            pick = bonus.argmax()
+        else:
+            cost = closeness if bonus is None else closeness * weight - bonus
+            least, pick = cost.topk(2, largest=False)
+            low, high = least.tolist()
+            pick = pick[0]
+            if not high - low > 2 * error * weight:
+                likely = (cost <= low + 2 * error * weight).nonzero()[:, 0]
+                others = chosen[:step] if step else torch.arange(n)
+                near = rough[likely][:, others]
+                candidate, other = (near >= near.amax(-1, keepdim=True) - 2 * error).nonzero().unbind(-1)
+                pairs_left -= len(candidate)
+                if pairs_left < 0 or not len(likely):  # too many near-ties, or NaN
+                    return max_min(cosines(tokens[None]), k, None if bonus is None else bonus[None], weight)[0]
+                pick = _settle(tokens, likely, others, candidate, other, bonus, weight)
+        chosen[step] = pick
+        row = rough[pick]
+        closeness = torch.maximum(closeness, row) if step else row.clone()
+        closeness[pick] = torch.inf
+    return chosen
+
+
+def _settle(
+    tokens: Tensor,
+    likely: Tensor,
+    others: Tensor,
+    candidate: Tensor,
+    other: Tensor,
+    bonus: Tensor | None,
+    weight: float,
+) -> Tensor:
+    """Return the one of the `likely` tokens that max-min chooses: by float64, or by exact cosines if that leaves
+    several. The pairs `candidate`, `other` (places in `likely` and `others`) have the largest cosine of each."""
+    for compare in (double_cosines, paired_cosines):
+        alike = compare(tokens[likely[candidate]], tokens[others[other]])
+        largest = alike.new_full((len(likely),), -torch.inf).scatter_reduce_(0, candidate, alike, "amax")
+        value = largest if bonus is None else largest * weight - bonus[likely]
+        pick = likely[value.argmin()]
+        if (value <= value.amin() + NEAR).sum() == 1:
+            break
+    return pick
+
+
+def _lazy_max_min(tokens: Tensor, k: int, bonus: Tensor | None, weight: float) -> Tensor:
+    """Do `_certain_max_min` for many tokens, without their N x N cosines. The largest cosine of a token to the chosen
+    ones only grows: tokens are compared with new ones only while they lead by an old value."""
+    n, (rows, norms), error = len(tokens), rough_rows(tokens), rounding(tokens.shape[-1])
+
+    def rough(left: Tensor, right: Tensor | slice) -> Tensor:
+        return rough_products(rows[left], rows[right]).div_(norms[left]).div_(norms[right].T)
+
+    everything = torch.arange(n)
+    closeness, compared = torch.full((n,), -torch.inf), torch.zeros(n, dtype=torch.long)
+    chosen, pairs_left = everything[:0], 2 * n
+    for step in range(k):
+        if step == 0 and bonus is not None:
+            likely = bonus.argmax(keepdim=True)
+        elif step == 0:
+            likely = _least_alike(rough, n, error)
+        else:
+            count = LEADERS
+            while True:
+                cost = closeness if bonus is None else closeness * weight - bonus
+                low = cost.amin()
+                likely = (cost <= low + 2 * error * weight).nonzero()[:, 0]
+                stale = likely[compared[likely] < step]
+                if not len(stale):
+                    break
+                if compared[cost.argmin()] < step:
+                    stale = cost.topk(min(count, n), largest=False).indices
+                    stale = stale[compared[stale] < step]
+                stale, count = stale[:STRIP], min(STRIP, 4 * count)
+                new = rough(stale, chosen[int(compared[stale].amin()) :]).amax(-1)
+                closeness[stale] = torch.maximum(closeness[stale], new)
+                compared[stale] = step
+        if len(likely) != 1:
+            others = chosen if step else everything
+            near = rough(likely, others) if len(likely) <= STRIP else None
+            if near is not None and not step:
+                near[torch.arange(len(likely)), likely] = -torch.inf
+            if near is not None:
+                candidate, other = (near >= near.amax(-1, keepdim=True) - 2 * error).nonzero().unbind(-1)
+                pairs_left -= len(candidate)
+            if near is None or pairs_left < 0 or not len(likely):  # too many near-ties, or NaN
+                return _exact_max_min(tokens, k, bonus, weight)
+            likely = _settle(tokens, likely, others, candidate, other, bonus, weight)[None]
+        chosen = torch.cat([chosen, likely])
+        closeness[likely] = torch.inf
+        compared[likely] = k
+    return chosen
+
+
+def _least_alike(rough: Callable[..., Tensor], n: int, error: float) -> Tensor:
+    """Return the tokens whose largest cosine to another one may be the smallest. Tokens are compared with some others
+    at a time, and dropped once one is more like them than any is like the best candidate."""
+    closeness, bound, left = torch.full((n,), -torch.inf), torch.inf, torch.arange(n)
+    for start in range(0, n, STRIP):
+        for part in left.split(STRIP):
+            alike = rough(part, slice(start, start + STRIP))
+            itself = (part >= start) & (part < start + STRIP)
+            alike[itself.nonzero()[:, 0], part[itself] - start] = -torch.inf
+            closeness[part] = torch.maximum(closeness[part], alike.amax(-1))
+        best = left[closeness[left].argmin()][None]
+        row = rough(best, slice(None))[0]
+        row[best] = -torch.inf
+        bound = min(bound, row.amax().item())
+        left = left[~(closeness[left] > bound + 2 * error)]
+    return left[~(closeness[left] > closeness[left].amin() + 2 * error)]
+
+
+def _exact_max_min(tokens: Tensor, k: int, bonus: Tensor | None, weight: float) -> Tensor:
+    """Do `max_min` for many tokens of one image, some rows of the cosines at a time."""
+    exact, everything = ExactCosines(tokens), torch.arange(len(tokens))
+
+    def rows(left: Tensor, itself: float) -> Tensor:
+        alike = exact(left, everything).nan_to_num_(NOT_A_NUMBER, LARGEST_SIMILARITY, -LARGEST_SIMILARITY)
+        return alike.scatter_(-1, left[:, None], itself)
+
+    if bonus is None:
+        pick = torch.cat([rows(part, -torch.inf).amax(-1) for part in everything.split(STRIP)]).argmin()
+    else:
+        pick = bonus.argmax()
+    chosen = [pick]
+    closeness = torch.full_like(everything, -torch.inf, dtype=torch.float64)
+    for _ in range(k - 1):
+        row = rows(chosen[-1][None], torch.inf)[0]
+        closeness = torch.maximum(closeness, row if bonus is None else row * weight)
+        chosen.append((closeness if bonus is None else closeness - bonus).argmin())
+    return torch.stack(chosen)

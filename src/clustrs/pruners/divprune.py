@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from clustrs.ops.greedy import most_diverse
+from clustrs.ops.diversity import most_diverse
 from clustrs.pruners.base import Pruner
 from clustrs.pruners.inputs import PrunerInputs
 from clustrs.pruners.registry import register

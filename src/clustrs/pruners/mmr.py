@@ -7,7 +7,7 @@ from torch import Tensor
 
 from clustrs import validation
 from clustrs.ops.distances import stable_topk
-from clustrs.ops.greedy import most_diverse
+from clustrs.ops.diversity import most_diverse
 from clustrs.pruners.base import Pruner, accepts
 from clustrs.pruners.inputs import PrunerInputs
 from clustrs.pruners.registry import register
