@@ -8,23 +8,32 @@ Settings are in `recipes/settings.toml`. No visual token is dropped, merged or m
 """
 
 import argparse
+import json
 import tomllib
+from collections import Counter, defaultdict
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
+from tqdm import tqdm
 
+from clustrs import NoPruning
+from clustrs.models import ask as asking
 from clustrs.models.load import load_model
-from clustrs_models.clips import KINDS, Clip, draw, every, sample
+from clustrs_models.clips import KINDS, Clip, draw, every, load, sample
 from clustrs_models.photographs import Question, generator_for
-from recipes import language, models, tower, train
+from recipes import language, models, storage, tower, train
 from recipes.data import IGNORED, From, Stage, blocks, corrupted, pad, some
 
 NAME = "mini-onevision-clips"
+RESULTS = Path(__file__).with_name("results")
+LOG = train.SETTINGS.parents[1] / "docs" / "training" / "clips-language.jsonl"
 ORDER = ("first", "second", "third", "fourth")
 WORDS = (
     *ORDER,
@@ -116,8 +125,14 @@ def build(settings: dict[str, Any]) -> Any:
     return model
 
 
-def loss(asking: Asking, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
-    logits, there = asking(batch), batch["targets"] != IGNORED
+def make_processor(settings: dict[str, Any]) -> Any:
+    processor = models.onevision_processor(settings["clips"])
+    processor.tokenizer = models.tokenizer(vocabulary())
+    return processor
+
+
+def loss(asker: Asking, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
+    logits, there = asker(batch), batch["targets"] != IGNORED
     targets, kinds = batch["targets"][there], batch["kinds"][there]
     right = (logits.argmax(-1) == targets).float()
     report = {name: right[kinds == i].mean().item() for i, name in enumerate(NAMES)}
@@ -126,7 +141,7 @@ def loss(asking: Asking, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, fl
 
 def learn(settings: dict[str, Any], folder: Path) -> None:
     own, words, model = settings["clips"]["language"], vocabulary(), build(settings)
-    asking = Asking(model, tower.Siglip(model.model.vision_tower), words)
+    asker = Asking(model, tower.Siglip(model.model.vision_tower), words)
 
     def batches(number: int, stage: Stage, first: int) -> DataLoader[dict[str, Tensor]]:
         steps = From(first, stage.steps)
@@ -134,18 +149,57 @@ def learn(settings: dict[str, Any], folder: Path) -> None:
         return DataLoader(clips, batch_size=None, sampler=steps, num_workers=1, prefetch_factor=4)
 
     run = train.start(folder, train.parts(model), own)
-    run.stages(train.stages(own), batches, lambda _, batch: loss(asking, batch))
+    run.stages(train.stages(own), batches, lambda _, batch: loss(asker, batch))
+
+
+def export(settings: dict[str, Any], folder: Path) -> None:
+    model = build(settings)
+    for name, part in train.parts(model).items():
+        train.trained(part, folder / "checkpoint.safetensors", name)
+    models.save(model, make_processor(settings), folder / NAME)
+    storage.store(folder / NAME, train.SHIPPED / NAME)
+    LOG.write_text((folder / "log.jsonl").read_text())
+
+
+def measure() -> dict[str, Any]:
+    """Right answers in per cent, over all and by kind: of the model, of it without sight, and of a constant answer."""
+    task, (model, processor) = load(), load_model(NAME)
+    answers: dict[str, Counter[str]] = defaultdict(Counter)
+    right: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in ("clean", "gray frames")}
+    for image, group in groupby(tqdm(task.items), key=lambda item: item.image):
+        items, frames = list(group), task.frames(image)
+        gray = [Image.new("RGB", frame.size, (128, 128, 128)) for frame in frames]
+        prompts = [(0, asking.chat_prompt(processor, item.question, images=len(frames))) for item in items]
+        for name, shown in (("clean", frames), ("gray frames", gray)):
+            batch = asking.encode(model, processor, [shown], prompts, records=())
+            for item, reply in zip(items, asking.reply(model, processor, batch, NoPruning(), 4), strict=True):
+                right[name][item.kinds[0]].append(task.score(item, reply.text) or 0.0)
+        for item in items:
+            answers[item.question if item.kinds[0] == "second" else item.kinds[0]][item.answer] += 1
+    found: dict[str, Any] = {"model": NAME, "questions": len(task.items)}
+    for name, kinds in right.items():
+        every_score = [score for scores in kinds.values() for score in scores]
+        by_kind = {kind: 100 * sum(scores) / len(scores) for kind, scores in sorted(kinds.items())}
+        found[name] = {"right": 100 * sum(every_score) / len(every_score), "by kind": by_kind}
+    constant = {form: 100 * max(counts.values()) / counts.total() for form, counts in sorted(answers.items())}
+    total = 100 * sum(max(counts.values()) for counts in answers.values()) / len(task.items)
+    return {**found, "most frequent answer": {"right": total, "by question": constant}}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=("train",))
+    parser.add_argument("step", choices=("train", "export", "measure"))
     parser.add_argument(
         "--folder", type=Path, default=Path("build/train/clips-language"), help="for checkpoint and log"
     )
     options = parser.parse_args()
     settings = tomllib.loads(train.SETTINGS.read_text())
-    learn(settings, options.folder)
+    if options.step == "measure":
+        text = json.dumps(measure(), indent=2) + "\n"
+        (RESULTS / f"{NAME}.json").write_text(text)
+        print(text)
+    else:
+        (learn if options.step == "train" else export)(settings, options.folder)
 
 
 if __name__ == "__main__":

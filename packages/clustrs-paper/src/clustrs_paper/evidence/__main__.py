@@ -11,7 +11,7 @@ import yaml
 from clustrs.cli import main as clustrs
 from clustrs.evaluation.report.leaderboard import read_entries
 from clustrs.evaluation.results import load_run
-from clustrs_paper.evidence import leaderboard, place_and_weight
+from clustrs_paper.evidence import clips, leaderboard, place_and_weight
 from clustrs_paper.evidence.page import (
     DETAILS_PAGE,
     MODELS,
@@ -111,7 +111,7 @@ def store(model: str, folder: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m clustrs_paper.evidence", description=__doc__)
-    parser.add_argument("command", choices=("run", "store", "leaderboard", "costs", "tuning", "page"))
+    parser.add_argument("command", choices=("run", "store", "clips", "leaderboard", "costs", "tuning", "page"))
     parser.add_argument("model", choices=tuple(MODELS), nargs="?")
     parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS[:-1], help="some parts; overhead needs quiet")
     parser.add_argument("--questions", type=int, help="of the grid and of the parameters (default: 300)")
@@ -135,6 +135,8 @@ def main() -> int:
         for path, page in {leaderboard.PAGE: text, **leaderboard.pages(board)}.items():
             path.write_text(page, encoding="utf-8")
         return 0
+    if given.command == "clips":
+        return clips.run(given.folder / "clips", extra)
     if given.command == "tuning":  # of `clustrs study tuning --model M --output FOLDER/M`
         for model in MODELS:
             for name in ("tuning", "candidates"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from clustrs.evaluation.metrics import Estimate
 from clustrs.evaluation.results import Condition
-from clustrs_paper.evidence import place_and_weight
+from clustrs_paper.evidence import clips, place_and_weight
 from clustrs_paper.evidence.checks import HOLDS, MISSING, OPEN, SAME, TOO_SMALL, Check, Claim, Verdict, combine, judge
 from clustrs_paper.evidence.claims import CLAIMS
 from clustrs_paper.evidence.results import BLIND, LABELS, UNPRUNED, Answers, Stored, load, table
@@ -72,7 +72,8 @@ All numbers behind the [evidence page](../../evidence.md), written by `make evid
 def build(models: Sequence[Stored]) -> str:
     """Build docs/evidence.md: the rules, every verdict, and the key claims in full."""
     key = [section(CLAIMS[number - 1], models) for number in KEY_CLAIMS]
-    return "\n".join([HEAD, overview(models), changed_verdicts(models), *key, questions(models), again()])
+    parts = [HEAD, overview(models), changed_verdicts(models), *key, clips.section(), questions(models), again()]
+    return "\n".join(part for part in parts if part)
 
 
 def build_details(models: Sequence[Stored]) -> str:

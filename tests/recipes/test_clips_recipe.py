@@ -1,0 +1,56 @@
+"""The recipe for clips: training sees what inference sees, and only what may be trained changes."""
+
+import tomllib
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from clustrs.models.ask import chat_prompt, prepare
+from clustrs.models.load import load_model
+from clustrs_models.clips import draw, every, sample
+from clustrs_models.photographs import generator_for
+from recipes import clips, data, models, tower, train
+
+
+@pytest.fixture(scope="module")
+def settings() -> dict[str, Any]:
+    return tomllib.loads(train.SETTINGS.read_text())
+
+
+def test_training_sees_what_inference_sees(settings: dict[str, Any]) -> None:
+    model = clips.build(settings).eval()
+    processor = clips.make_processor(settings)
+    generator = generator_for(3)
+    clip = sample(generator, 8)
+    frames, asked = draw(clip, generator), every(clip) + clips.hints(clip)[:2]
+    words = clips.vocabulary()
+    blocks = {key: torch.from_numpy(value)[None] for key, value in data.blocks(asked, words, clips.NAMES).items()}
+    asker = clips.Asking(model, tower.Siglip(model.model.vision_tower), words)
+    with torch.no_grad():
+        logits = asker({"pixels": torch.from_numpy(np.stack(frames))[None], **blocks})
+    images = [Image.fromarray(frame) for frame in frames]
+    for number, question in enumerate(asked):
+        text = chat_prompt(processor, question.text, images=len(images)) + " " + question.answer
+        inputs = prepare(model, processor, images, text)
+        assert words["<unk>"] not in inputs["input_ids"]
+        with torch.no_grad():
+            expected = model(**inputs).logits[0, -2:]
+        torch.testing.assert_close(logits[2 * number : 2 * number + 2], expected, rtol=1e-3, atol=1e-4)
+    assert len(logits) == 2 * len(asked)
+
+
+def test_the_tower_is_mini_onevisions_and_stays(settings: dict[str, Any]) -> None:
+    model, old = clips.build(settings), load_model("mini-onevision")[0]
+    ours, theirs = model.model.vision_tower.state_dict(), old.model.vision_tower.state_dict()
+    for name, tensor in ours.items():
+        if not name.endswith("position_embedding.weight"):
+            assert torch.equal(tensor, theirs[name]), name
+    assert not any(parameter.requires_grad for parameter in model.model.vision_tower.parameters())
+    known = len(models.vocabulary())
+    assert torch.equal(model.lm_head.weight[:known], old.lm_head.weight)
+    step = clips.Clips(settings, 0, train.stages(settings["clips"]["language"])[0], clips.vocabulary())
+    assert torch.equal(step[3]["pixels"], step[3]["pixels"])
+    assert step[2]["pixels"].shape == (2, 16, 56, 56, 3)
