@@ -21,13 +21,13 @@ from clustrs.corruptions.images import open_image
 from clustrs.embedded import image_path, model_folder
 from clustrs.models.ask import ask
 from clustrs.models.load import load_model
-from clustrs.serving import embeddings, server
+from clustrs.serving import embeddings, plugin, server
 
 Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
     """What would have been started, with a vLLM that is tested and has the plugin."""
     commands: list[list[str]] = []
     monkeypatch.setattr(server, "vllm_version", lambda: "0.32.0")
@@ -36,7 +36,20 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     monkeypatch.setattr(server, "entry_points", lambda group: [type("Entry", (), {"name": "clustrs"})])
     monkeypatch.setattr(os, "execv", lambda path, arguments: commands.append(arguments))
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    monkeypatch.setenv(server.METRICS_FOLDER, str(tmp_path))
     return commands
+
+
+def test_a_folder_of_metrics_that_serve_made_goes_with_its_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    removed: list[Any] = []
+    monkeypatch.setattr(plugin.atexit, "register", lambda remove, folder, **options: removed.append(folder))
+    names = [plugin.metrics_prefix() + "x", "clustrs-metrics-1-x", "given by the user"]
+    for name in names:
+        monkeypatch.setenv(server.METRICS_FOLDER, str(tmp_path / name))
+        plugin.remove_metrics_at_exit()
+    assert removed == [tmp_path / names[0]]
 
 
 def overrides(command: list[str]) -> Any:

@@ -65,6 +65,10 @@ def test_positions_are_those_of_the_family_unless_given() -> None:
     assert plugin.read_positions(llava(clustrs={"positions": "compact"})) == "compact"
     with pytest.raises(ValueError, match="positions must be 'auto' or 'original' for a Qwen model"):
         plugin.read_positions(llava(**qwen, clustrs={"positions": "compact"}))
+    gemma = {"architectures": [plugin.GEMMA4], "model_type": "gemma4"}
+    assert plugin.read_positions(llava(**gemma, clustrs={})) == "compact"
+    with pytest.raises(ValueError, match="positions must be 'auto' or 'compact' for Gemma 4"):
+        plugin.read_positions(llava(**gemma, clustrs={"positions": "original"}))
     with pytest.raises(ValueError, match="positions must be one of 'auto', 'compact', 'original', got 'orginal'"):
         plugin.read_positions(llava(clustrs={"positions": "orginal"}))
 
@@ -85,6 +89,9 @@ def test_every_method_is_served_or_says_what_it_needs() -> None:
     assert set(SERVED) <= served
 
 
+CAUSAL, BOTH_WAYS = (SimpleNamespace(use_bidirectional_attention=one) for one in (None, "vision"))
+
+
 def test_models_that_can_be_served() -> None:
     name, dinov2 = "LlavaForConditionalGeneration", SimpleNamespace(model_type="dinov2")
     other = {"architectures": ["InternVLForConditionalGeneration"]}
@@ -95,6 +102,7 @@ def test_models_that_can_be_served() -> None:
     assert plugin.choose_implementation(llava(vision_config=dinov2)) == (name, "transformers")
     assert plugin.choose_implementation(llava(vision_feature_layer=[-2, -5])) == (name, "transformers")
     assert plugin.choose_implementation(llava(**other))[1] == "transformers"
+    assert plugin.choose_implementation(llava(architectures=[plugin.GEMMA4], text_config=CAUSAL))[1] == "vllm"
 
 
 @pytest.mark.parametrize(
@@ -103,6 +111,12 @@ def test_models_that_can_be_served() -> None:
         ({"architectures": ["GPT2LMHeadModel"]}, "auto", "architecture GPT2LMHeadModel cannot be served pruned"),
         ({"architectures": None}, "auto", "architecture none cannot be served"),
         ({"architectures": ["Gemma3ForConditionalGeneration"]}, "auto", "served pruned: an image's tokens attend to"),
+        (
+            {"architectures": [plugin.GEMMA4], "text_config": BOTH_WAYS},
+            "auto",
+            "served pruned: an image's tokens attend",
+        ),
+        ({"architectures": [plugin.GEMMA4], "text_config": CAUSAL}, "transformers", "does not pass on token ids"),
         ({"architectures": ["Qwen3VLForConditionalGeneration"]}, "transformers", "does not pass on deepstack"),
         ({"architectures": ["InternVLForConditionalGeneration"]}, "vllm", "has no pruned class of its own"),
         ({"vision_config": SimpleNamespace(model_type="pixtral")}, "auto", "'pixtral' cannot be served pruned"),

@@ -7,6 +7,7 @@ import os
 import re
 import struct
 import subprocess
+import tempfile
 import time
 import urllib.request
 import zlib
@@ -310,11 +311,14 @@ def rotated(path: Path, angle: int) -> dict[str, Any]:
 
 
 def test_a_killed_worker_ends_the_server(server: Server) -> None:
-    """As vLLM's own: requests get an error, and the process ends by itself. The last test: nothing is served after."""
+    """As vLLM's own: requests get an error, and the process ends by itself, with exit code 0. Its folder of metrics is
+    gone then. The last test: nothing is served after."""
+    (folder,) = Path(tempfile.gettempdir()).glob(f"clustrs-metrics-{server.process.pid}-*")
     worker = [one for one in psutil.Process(server.process.pid).children(recursive=True) if "EngineCore" in one.name()]
     assert len(worker) == 1
     scene, text = QUESTIONS[0]
     worker[0].kill()
     (reply,) = server.ask_all([(text, [rotated(scene.path, 45)])])
     assert isinstance(reply, openai.APIError)
-    server.process.wait(120)
+    assert server.process.wait(120) == 0
+    assert not folder.exists()

@@ -16,7 +16,7 @@ from clustrs.models.processors import Gemma4Processor
 from clustrs.pruners.inputs import Layout
 from tiny_models import TEMPLATE, asked, byte_tokenizer, make_image
 
-PATCH, KERNEL = 2, 3
+PATCH, KERNEL, MOST = 2, 3, 70
 QUESTION = "what is this?"
 SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<image>", "<boi>", "<eoi>", "<audio>", "<boa>", "<eoa>", "<|video|>"]
 IMAGE, VIDEO = SPECIAL.index("<image>"), SPECIAL.index("<|video|>")
@@ -53,7 +53,7 @@ def tokenizer() -> Any:
     return byte_tokenizer(SPECIAL, names, **basic)
 
 
-def configure(variant: str, words: int, audio: bool = False) -> Any:
+def configure(variant: str, words: int, audio: bool = False, **more: Any) -> Any:
     text = {
         "vocab_size": words,
         "vocab_size_per_layer_input": words,
@@ -67,6 +67,7 @@ def configure(variant: str, words: int, audio: bool = False) -> Any:
         "sliding_window": 12,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
         **VARIANTS[variant],
+        **more,
     }
     vision = {
         "hidden_size": 32,
@@ -78,6 +79,7 @@ def configure(variant: str, words: int, audio: bool = False) -> Any:
         "patch_size": PATCH,
         "pooling_kernel_size": KERNEL,
         "position_embedding_size": 256,
+        "default_output_length": MOST,
         "standardize": variant == "large",
         "use_clipped_linears": variant == "small",
     }
@@ -97,10 +99,32 @@ def configure(variant: str, words: int, audio: bool = False) -> Any:
 
 
 def build(variant: str, folder: Path, audio: bool = False) -> None:
-    """Save a model and its processor. The weights are large, so that outputs depend on the images."""
+    """Save a model and its processor."""
     words = tokenizer()
+    save_model(configure(variant, len(words), audio), folder)
+    images = tf.Gemma4ImageProcessorPil(patch_size=PATCH, max_soft_tokens=MOST, pooling_kernel_size=KERNEL)
+    sounds = tf.Gemma4AudioFeatureExtractor()
+    Gemma4Processor(sounds, images, words, chat_template=TEMPLATE).save_pretrained(folder)
+
+
+def build_served(variant: str, folder: Path) -> None:
+    """Save a model with its whole processor, and heads as wide as vLLM's kernels take; needs torchvision."""
+    words = tokenizer()
+    save_model(configure(variant, len(words), hidden_size=64, head_dim=32, global_head_dim=64), folder)
+    shape = {"patch_size": PATCH, "max_soft_tokens": MOST, "pooling_kernel_size": KERNEL}
+    parts = (
+        tf.Gemma4AudioFeatureExtractor(),
+        tf.Gemma4ImageProcessor(**shape),
+        words,
+        tf.Gemma4VideoProcessor(**shape),
+    )
+    tf.Gemma4Processor(*parts, chat_template=TEMPLATE).save_pretrained(folder)
+
+
+def save_model(config: Any, folder: Path) -> None:
+    """Save a model whose weights are large, so that outputs depend on the images."""
     torch.manual_seed(0)
-    model = tf.Gemma4ForConditionalGeneration(configure(variant, len(words), audio))
+    model = tf.Gemma4ForConditionalGeneration(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("position_embedding_table"):
@@ -113,9 +137,6 @@ def build(variant: str, folder: Path, audio: bool = False) -> None:
             elif name.endswith("std_scale"):
                 buffer.uniform_(0.5, 2)
     model.save_pretrained(folder)
-    images = tf.Gemma4ImageProcessorPil(patch_size=PATCH, max_soft_tokens=70, pooling_kernel_size=KERNEL)
-    sounds = tf.Gemma4AudioFeatureExtractor()
-    Gemma4Processor(sounds, images, words, chat_template=TEMPLATE).save_pretrained(folder)
 
 
 def prepare(processor: Any, texts: list[str], images: list[list[Image.Image]]) -> dict[str, Any]:

@@ -90,6 +90,14 @@ INTERFACES: dict[str, tuple[str, ...]] = {
         "Qwen3VLDummyInputsBuilder",
         "Qwen3VLForConditionalGeneration._process_image_input(image_input)",
     ),
+    "model_executor.models.qwen3_vl_moe": ("Qwen3VLMoeProcessingInfo", "Qwen3VLMoeForConditionalGeneration"),
+    "model_executor.models.gemma4_mm": (
+        "_get_max_soft_tokens(merged_kwargs)",
+        "Gemma4ProcessingInfo._compute_num_soft_tokens(image_width, image_height, max_soft_tokens)",
+        "Gemma4MultiModalProcessor",
+        "Gemma4DummyInputsBuilder",
+        "Gemma4ForConditionalGeneration._process_image_input(image_input)",
+    ),
     BACKEND: (
         "MultiModalProcessingInfo._get_num_image_tokens(size)",
         "MultiModalProcessingInfo.get_max_image_tokens()",

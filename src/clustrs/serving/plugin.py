@@ -1,9 +1,13 @@
 """Register the pruned models with vLLM, and check what can be served."""
 
+import atexit
 import functools
 import logging
+import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from clustrs import validation
@@ -23,7 +27,9 @@ ARCHITECTURES = {  # those with a pruned class of their own, and where vLLM find
     "Qwen3VLMoeForConditionalGeneration": "clustrs.serving.qwen_vl:PrunedQwen3VLMoe",
     "Qwen3_5ForConditionalGeneration": "clustrs.serving.qwen_vl:PrunedQwen35",
     "Qwen3_5MoeForConditionalGeneration": "clustrs.serving.qwen_vl:PrunedQwen35Moe",
+    "Gemma4ForConditionalGeneration": "clustrs.serving.gemma4:PrunedGemma4",
 }
+GEMMA4 = "Gemma4ForConditionalGeneration"
 BACKEND = (  # those that vLLM's Transformers backend runs, pruned
     *LLAVA,
     "LlavaNextForConditionalGeneration",
@@ -39,11 +45,11 @@ BOTH_WAYS = "an image's tokens attend to each other both ways, which vLLM's CPU 
 NOT_SERVED = {
     "Gemma3ForConditionalGeneration": BOTH_WAYS,
     "PaliGemmaForConditionalGeneration": BOTH_WAYS,
-    "Gemma4ForConditionalGeneration": "its layers read token ids, which vLLM's Transformers backend does not pass on",
 }
 Implementation = Literal["vllm", "transformers"]
 # Vision towers of LLaVA that have scores, and the `vision_feature_select_strategy` that suits them.
 TOWERS = {"clip_vision_model": "default", "siglip_vision_model": "full"}
+METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 MARK = "_clustrs"  # on a function of vLLM's that is wrapped already
 
 
@@ -85,6 +91,8 @@ def read_positions(config: Any) -> Literal["compact", "original"]:
     validation.choice("positions", positions, get_args(validation.Positions))
     if positions == "compact" and check_architectures(config.architectures).startswith("Qwen"):
         raise ValueError("positions must be 'auto' or 'original' for a Qwen model, which has M-RoPE, got 'compact'")
+    if positions == "original" and check_architectures(config.architectures) == GEMMA4:
+        raise ValueError("positions must be 'auto' or 'compact' for Gemma 4 in vLLM, got 'original'")
     chosen: Literal["compact", "original"] = positions
     return adapter_class(config.model_type).auto_positions if positions == "auto" else chosen
 
@@ -142,6 +150,8 @@ def native_obstacle(config: Any, architecture: str) -> str:
     """Return why no class of our own can serve a model, "" if one can."""
     if architecture not in ARCHITECTURES:
         return f"{architecture} has no pruned class of its own"
+    if architecture == GEMMA4 and config.text_config.use_bidirectional_attention == "vision":
+        return f"this {architecture} cannot be served pruned: {BOTH_WAYS}"
     if architecture not in LLAVA:
         return ""
     tower, strategy = config.vision_config.model_type, config.vision_feature_select_strategy
@@ -158,7 +168,10 @@ def native_obstacle(config: Any, architecture: str) -> str:
 def backend_obstacle(config: Any, architecture: str) -> str:
     """Return why vLLM's Transformers backend cannot serve a model, "" if it can."""
     if architecture not in BACKEND:
+        if reason := native_obstacle(config, architecture):
+            return reason
         what = "pass on deepstack features" if "VL" in architecture else "run linear attention"
+        what = "pass on token ids, which its layers read" if architecture == GEMMA4 else what
         return f"{architecture} cannot be served by vLLM's Transformers backend, which does not {what}"
     if not architecture.startswith("Llava"):
         return ""
@@ -241,11 +254,23 @@ def redirect(model_config: Any) -> None:
     if read_positions(config) == "original" and not architecture.startswith("Qwen"):
         # vLLM's runner then asks the model for positions in three rows. The language model keeps its own rotary layer.
         config.mrope_section = [1, 1, 1]
+    remove_metrics_at_exit()
     announce(f"clustrs: ready: {describe(config, read_method(settings))}, {read_positions(config)} positions")
     name = pruned_name(architecture, implementation)
     if architecture in MODELS_CONFIG_MAP:  # what vLLM changes in its config for this architecture
         MODELS_CONFIG_MAP[name] = MODELS_CONFIG_MAP[architecture]
     config.architectures, model_config.model_impl = [name], "auto"
+
+
+def metrics_prefix() -> str:
+    """How the name of this process's own temporary folder of metrics begins; `clustrs serve` becomes the server."""
+    return f"clustrs-metrics-{os.getpid()}-"
+
+
+def remove_metrics_at_exit() -> None:
+    folder = Path(os.environ.get(METRICS_FOLDER, ""))
+    if folder.name.startswith(metrics_prefix()):
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
 def announce(line: str) -> None:

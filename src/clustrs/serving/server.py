@@ -15,6 +15,7 @@ from clustrs.models.load import ADVICE
 from clustrs.plugins import install_hint
 from clustrs.serving import plugin
 from clustrs.serving.interfaces import TESTED, check_interfaces
+from clustrs.serving.plugin import METRICS_FOLDER
 
 OVERRIDES = "--hf-overrides"
 SERVED_NAME = "--served-model-name"
@@ -63,7 +64,8 @@ def serve(model_id: str, settings: dict[str, Any], options: Sequence[str] = ()) 
         reason = plugin.native_obstacle(config, architecture) or "--model-impl asks for it"
         print(f"clustrs: runs in vLLM's Transformers backend: {reason}", flush=True)
     # The encoder runs in a process of its own: its seconds reach /metrics by files.
-    os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", tempfile.mkdtemp(prefix="clustrs-metrics-"))
+    if METRICS_FOLDER not in os.environ:
+        os.environ[METRICS_FOLDER] = tempfile.mkdtemp(prefix=plugin.metrics_prefix())
     os.execv(arguments[0], arguments)
 
 
