@@ -23,6 +23,7 @@ from clustrs.cli import base, main
 from clustrs.corruptions import Corruption
 from clustrs.corruptions.images import open_image
 from clustrs.embedded import DEFAULT, EMBEDDED
+from clustrs.models import draw
 from clustrs.models.adapters.base import adapter_class, list_model_types
 from clustrs.models.ask import as_seen, chat_prompt
 from clustrs.models.ask import ask as ask_model
@@ -531,8 +532,16 @@ def test_a_video(run: Run, folder: Path, tmp_path: Path) -> None:
         assert (tmp_path / name).stat().st_size > 500
     with av.open(str(tmp_path / "kept.mp4")) as drawn:
         assert sum(1 for _ in drawn.decode(video=0)) == 3
-    code, _, err = run("compare", *words[1:], "--show", tmp_path / "kept.png")
-    assert (code, "--show draws images in compare" in err) == (2, True)
+    for name in ("both.png", "both.gif", "both.mp4"):
+        compared = (*words[1:], "--methods", "clustrs", "evs", "--json", "--show", tmp_path / name)
+        code, out, err = run("compare", *compared)
+        assert code == 0, err
+        assert [sum(map(len, one["kept"])) for one in json.loads(out)["results"]] == [5, 5]
+    with Image.open(tmp_path / "kept.gif") as alone, Image.open(tmp_path / "both.gif") as both:
+        assert (alone.n_frames, both.n_frames) == (3, 3)
+        assert both.size == (2 * alone.width, alone.height + draw.LINE)
+    with av.open(str(tmp_path / "both.mp4")) as drawn:
+        assert sum(1 for _ in drawn.decode(video=0)) == 3
     clip.write_bytes(b"nothing")
     code, _, err = run(*words)
     assert (code, err.count("\n")) == (2, 1)

@@ -285,3 +285,23 @@ def logits(model: Any, ids: Tensor, rows: Tensor, positions: Tensor | None = Non
     scores: Tensor = linear(out.last_hidden_state, model.lm_head.weight)
     cap = text.final_logit_softcapping
     return scores if cap is None else (scores / cap).tanh() * cap
+
+
+def video_inputs(processor: Any, frames: list[list[Image.Image]]) -> dict[str, Any]:
+    """Videos as the video processor (which needs torchvision) makes them, one prompt for each."""
+    rows, pixels, positions = [], [], []
+    for video in frames:
+        images = processor.image_processor(video, return_tensors="pt")
+        text = "".join(
+            f"00:0{i} <boi>{'<|video|>' * int(n)}<eoi> " for i, n in enumerate(images["num_soft_tokens_per_image"])
+        )
+        rows.append(f"<bos>{text}what?")
+        pixels.append(images["pixel_values"])
+        positions.append(images["image_position_ids"])
+    inputs = dict(processor.tokenizer(rows, padding=True, return_tensors="pt"))
+    inputs["mm_token_type_ids"] = 2 * (inputs["input_ids"] == VIDEO).long()
+    return inputs | {
+        "pixel_values_videos": torch.cat(pixels),
+        "video_position_ids": torch.cat(positions),
+        "num_frames_per_video": torch.tensor([len(video) for video in frames]),
+    }

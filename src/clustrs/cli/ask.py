@@ -40,6 +40,7 @@ examples (M stands for a folder or a Hugging Face id):
   clustrs compare cat.jpg "What is this?" --model M --methods none,clustrs,fastervlm --corrupt salt_pepper:0.2
   clustrs compare cat.jpg "What is this?" --model M --methods none "clustrs clip=0,0.5" clustermeans --keep 16 64
   clustrs compare cat.jpg "What is this?" --model M --show kept.png
+  clustrs compare clip.mp4 "What happens?" --model M --keep 64 --methods clustrs evs --show kept.gif
 separate the values of a list by spaces or commas: --keep 16 64 is --keep 16,64
 """
 
@@ -110,8 +111,6 @@ def compare(ctx: typer.Context, methods: o.Methods = None, **given: Any) -> None
     time to the whole answer. With --pruning, the configured method and the unpruned model.
     """
     asked = Question(given)
-    if asked.video and given["show"]:
-        raise ValueError("--show draws images in compare, got a video (clustrs ask draws one)")
     if config := o.read_pruning(ctx, given["pruning"]):
         given |= config.options()
         pruners = [make_method("none", None, None), config.method]
@@ -128,7 +127,10 @@ def compare(ctx: typer.Context, methods: o.Methods = None, **given: Any) -> None
     from clustrs.pruners import variant_labels
 
     named = zip(variant_labels(pruners, with_keep=True), answers, strict=True)
-    asked.finish({f"{label}: {shorten(one.text, 32, placeholder=' ...')}": one.image for label, one in named})
+    kept = {
+        f"{label}: {shorten(one.text, 32, placeholder=' ...')}": list(one.frames) or one.image for label, one in named
+    }
+    asked.finish(kept)
 
 
 def make_method(name: str, keep: float | None, settings: Mapping[str, Any] | None) -> "Pruner":

@@ -6,7 +6,7 @@ and have k rows per image (`mm_encoder_outputs`), and the prompt is compacted to
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy, deepcopy
 from dataclasses import replace
@@ -22,7 +22,7 @@ from clustrs.models import prompt as prompts
 from clustrs.models.adapters.base import Adapter, Modality, VisualTokens, get_adapter
 from clustrs.models.inside import InsideCall
 from clustrs.models.prompt import CallerPrompt, PrunedImage, checked_ids, compact, compact_arguments
-from clustrs.models.select import ImageSelection, prune_images, survivors
+from clustrs.models.select import ImageSelection, encode_chunks, prune_images, survivors
 from clustrs.models.turns import Turn
 from clustrs.pruners.base import Pruner
 from clustrs.validation import Attention, Crops, Deepstack, Positions, Scope
@@ -111,6 +111,7 @@ class Handle:
         positions: "compact" counts positions without gaps, "original" keeps each survivor's own, "auto" as it fits.
         attention: "proportional" lets a survivor count as the tokens it stands for, "auto" where that is possible.
         deepstack: "shrunk" shrinks further feature planes as the tokens are, where a family has them.
+        chunk: Frames of a video that are encoded and selected from at a time.
         processor: The model's processor, for methods that read the question; by default its own is loaded.
         question: A question for these methods in place of those in the prompts.
 
@@ -141,6 +142,7 @@ class Handle:
         positions: Positions,
         attention: Attention,
         deepstack: Deepstack,
+        chunk: int | None = None,
         processor: Any = None,
         question: Any = None,
     ) -> None:
@@ -149,7 +151,9 @@ class Handle:
         validation.choice("positions", positions, get_args(Positions))
         validation.choice("attention", attention, get_args(Attention))
         validation.choice("deepstack", deepstack, get_args(Deepstack))
-        self.method, self.scope, self.crops, self.deepstack = method, scope, crops, deepstack
+        if chunk is not None:
+            validation.integer("chunk", chunk, 1)
+        self.method, self.scope, self.crops, self.deepstack, self.chunk = method, scope, crops, deepstack, chunk
         self.model = unwrap(model)
         self.adapter = get_adapter(self.model)
         self.inner: Any = self.adapter.inner
@@ -373,16 +377,24 @@ class Handle:
         cache = arguments.get("past_key_values")
         if cache is not None and cache.get_seq_length() > 0:
             raise ValueError("past_key_values: images can't be added to a cache that holds a prompt; leave it out")
-        timer = scoring.StageTimer(prompt.device)
-        if encoded is None:
+        timer, sizes = scoring.StageTimer(prompt.device), self.attention == "proportional"
+
+        def read(images: Sequence[Any]) -> list[Tensor] | None:
+            if self._reader is None:
+                return None
+            if compiling:
+                raise ValueError(f"torch.compile: {self.method.name} reads the question in a prompt's ids")
+            return self._reader.read(self.adapter, prompt, arguments.get("attention_mask"), images)
+
+        if self.chunk is not None and (compiling or encoded is not None):
+            raise ValueError("chunk must be None in a compiled model, and for images that are encoded already")
+        if encoded is None and self.chunk is None:
             encoded = self.adapter.encode(arguments, timer, self.crops)
+        elif encoded is None:
+            how: dict[str, Any] = {name: getattr(self, name) for name in ("chunk", "scope", "crops", "deepstack")}
+            encoded = encode_chunks(self._encoder_method, self.adapter, arguments, timer, read, **how, sizes=sizes)
         with timer.time("selection"):
-            sizes, questions = self.attention == "proportional", None
-            if self._reader is not None:
-                if compiling:
-                    raise ValueError(f"torch.compile: {self.method.name} reads the question in a prompt's ids")
-                questions = self._reader.read(self.adapter, prompt, arguments.get("attention_mask"), encoded)
-            rows = None
+            questions, rows = read(encoded), None
             if self.scope == "video":
                 if compiling:
                     raise ValueError("torch.compile: scope must not be 'video', which reads a prompt's ids")

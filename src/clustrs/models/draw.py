@@ -2,7 +2,8 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ DEFAULT_SIZE = 640
 CELL = 16  # pixels of a token's cell that drawings have room for, unless told otherwise
 SMALLEST_CELL = 8  # smaller cells are drawn larger and then reduced: an outline needs room
 GAP = 8  # pixels between the drawings of an image in several tiles
+STRIP = 8  # frames of a video in a line
+LINE = 18  # pixels of a line of text above a frame
 DPI = 110
 
 
@@ -64,7 +67,9 @@ def overlay_kept(
     for grid, members, y, x in views:
         places = zip(y.tolist(), x.tolist(), strict=True)
         cells = dict(zip(places, members.nonzero()[:, 0].tolist(), strict=True))
-        drawings.append(_draw_view(image, grid, cells, kept, labels, size))
+        if members is base:  # tokens that a chunk of a video dropped are not in the layout
+            cells = dict.fromkeys(product(range(grid[0]), range(grid[1])), len(labels)) | cells
+        drawings.append(_draw_view(image, grid, cells, kept, [*labels, -1], size))
     if len(drawings) == 1:
         return drawings[0]
     width, height = drawings[0].size
@@ -91,20 +96,47 @@ def check_path(path: str | os.PathLike[str], video: bool = False) -> None:
 
 
 def draw_frames(
-    frames: Sequence[Image.Image], results: "Sequence[ImageSelection]", path: str | os.PathLike[str], title: str = ""
+    frames: Sequence[Image.Image],
+    results: "Sequence[ImageSelection] | Mapping[str, Sequence[ImageSelection]]",
+    path: str | os.PathLike[str],
+    title: str = "",
 ) -> None:
-    """Draw the kept tokens of the frames of a video: as a strip, or to a .gif or .mp4 file one after the other."""
-    size = _panel_size(frames[0], 240)
-    drawn = [overlay_kept(frame, result, size=size) for frame, result in zip(frames, results, strict=True)]
-    moving = Path(path).suffix.lower()
-    if moving == ".gif":
-        drawn[0].save(path, save_all=True, append_images=drawn[1:], duration=500, loop=0)
-    elif moving == ".mp4":
-        _write_mp4(drawn, path)
-    else:
-        labels = [f"frame {number + 1}: {result.kept}" for number, result in enumerate(results)]
-        fig, _ = _panels(dict(zip(labels, drawn, strict=True)), min(8, len(drawn)), title, "")
-        _save(fig, path)
+    """Draw the kept tokens of the frames of a video: as a strip, or to a .gif or .mp4 file one after the other. With
+    `results` of several methods by name, a strip each of at most 8 frames, or side by side."""
+    size, moving = _panel_size(frames[0], 240), Path(path).suffix.lower()
+    rows = results if isinstance(results, Mapping) else {"": results}
+    if moving in (".gif", ".mp4"):
+        pictures = []
+        for number, frame in enumerate(frames):
+            views = {name: overlay_kept(frame, row[number], size=size) for name, row in rows.items()}
+            pictures.append(_side_by_side(views) if isinstance(results, Mapping) else views[""])
+        if moving == ".mp4":
+            _write_mp4(pictures, path)
+        else:
+            pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=500, loop=0)
+        return
+    shown = list(range(len(frames)))
+    if len(rows) > 1 and len(frames) > STRIP:
+        shown = [round(i * (len(frames) - 1) / (STRIP - 1)) for i in range(STRIP)]
+    panels = {
+        f"{name}\nframe {i + 1}: {row[i].kept}".strip(): overlay_kept(frames[i], row[i], size=size)
+        for name, row in rows.items()
+        for i in shown
+    }
+    fig, _ = _panels(panels, min(STRIP, len(shown)), title, "")
+    _save(fig, path)
+
+
+def _side_by_side(views: Mapping[str, Image.Image]) -> Image.Image:
+    """Return pictures of one size next to each other, each with its name above it."""
+    width, height = next(iter(views.values())).size
+    sheet = Image.new("RGB", (len(views) * width, height + LINE), "white")
+    pen = ImageDraw.Draw(sheet)
+    for i, (name, view) in enumerate(views.items()):
+        words = next(cut for n in range(len(name), -1, -1) if pen.textlength(cut := name[:n]) <= width - 8)
+        pen.text((i * width + 4, 3), words, fill="black")
+        sheet.paste(view, (i * width, LINE))
+    return sheet
 
 
 def _write_mp4(pictures: Sequence[Image.Image], path: str | os.PathLike[str]) -> None:

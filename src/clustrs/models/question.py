@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clustrs.models.adapters.base import Adapter, VisualTokens
+from clustrs.models.adapters.base import Adapter, Source, VisualTokens
 from clustrs.models.load import load_processor
 from clustrs.models.prompt import mismatch
 
@@ -131,15 +131,15 @@ class QuestionReader:
         return kept
 
     def read(
-        self, adapter: Adapter, prompt: Tensor, mask: Tensor | None, encoded: Sequence[VisualTokens]
+        self, adapter: Adapter, prompt: Tensor, mask: Tensor | None, encoded: Sequence[VisualTokens | Source]
     ) -> list[Tensor]:
         """Return the embeddings [T, D] of each image's question, by the model's own table."""
         table = adapter.inner.get_input_embeddings()
         embedded: dict[tuple[int, ...], Tensor] = {}
 
-        def embed(ids: Sequence[int], like: Tensor) -> Tensor:
+        def embed(ids: Sequence[int]) -> Tensor:
             if tuple(ids) not in embedded:  # the same question is the same tensor: an image shares its selection
-                embedded[tuple(ids)] = table(torch.tensor(ids, device=prompt.device)).detach().to(like.device)
+                embedded[tuple(ids)] = table(torch.tensor(ids, device=prompt.device)).detach()
             return embedded[tuple(ids)]
 
         if self.given is not None:
@@ -154,10 +154,10 @@ class QuestionReader:
                 "the turn that holds the image has no text, so there is no question: ask one in it, or write "
                 "attach(model, question=...)"
             )
-        return [embed(ids, image.features) for ids, image in zip(asked, encoded, strict=True)]
+        return [embed(ids) for ids in asked]
 
     def _found(
-        self, adapter: Adapter, prompt: Tensor, mask: Tensor | None, encoded: Sequence[VisualTokens]
+        self, adapter: Adapter, prompt: Tensor, mask: Tensor | None, encoded: Sequence[VisualTokens | Source]
     ) -> list[list[int]]:
         rows = prompt.tolist()
         reals = (torch.ones_like(prompt) if mask is None else mask).bool().tolist()

@@ -1,22 +1,25 @@
-"""Select the tokens of a call's images: one budget for each image or crop, batched where sizes agree."""
+"""Select the tokens of a call's images: one budget for each image or crop, batched where sizes agree. Long videos: in
+chunks of frames, then once more from what those have left."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from clustrs.models.adapters.base import Modality, VisualTokens
-from clustrs.models.prompt import PrunedImage, take_slots
-from clustrs.pruners.base import Pruner
+from clustrs.models.adapters.base import Adapter, Modality, Source, VisualTokens
+from clustrs.models.prompt import PrunedImage, rows_of_images, take_slots
+from clustrs.models.scoring import StageTimer
+from clustrs.pruners.base import Pruner, count_sizes
 from clustrs.pruners.inputs import FURTHER, Layout, PrunerInputs, Selection
-from clustrs.validation import Deepstack, Scope
+from clustrs.validation import Crops, Deepstack, Scope
 
 
 @dataclass(frozen=True)
 class ImageSelection:
-    """Kept tokens of one image or video, and where they lie. N is the number of tokens that could be kept.
+    """Kept tokens of one image or video, and where they lie. N is the number of tokens that could be kept; of a video
+    in chunks, those that the chunks have left.
 
     Attributes:
         selection: Tokens [k, D] and indices [k] of the survivors, labels and centroids where a method has clusters.
@@ -72,14 +75,14 @@ def prune_images(
         selections = select_frames(method, different, rows, sizes, given)
     for key, image, (selection, everything) in zip(pairs, different, selections, strict=True):
         if everything:
-            slots = image.first_slot + torch.arange(len(image.features), device=image.features.device)
-            pruned = PrunedImage(image.features, slots, slots, image.slots, image.planes)
+            counts = None if image.sizes is None else selection.sizes
+            pruned = PrunedImage(image.features, image.places, image.places, image.slots, image.planes, counts)
         else:
             tokens, indices, counts = selection.tokens, selection.indices, selection.sizes
             if image.runs is not None:
                 order = image.runs[indices].argsort(stable=True)
                 tokens, indices, counts = tokens[order], indices[order], None if counts is None else counts[order]
-            slots, own = take_slots(indices, image.candidates + image.first_slot, image.slots)
+            slots, own = take_slots(indices, image.places[image.candidates], image.slots)
             planes = image.planes
             if planes is not None:
                 planes = plane_rows(planes[:, image.candidates], selection, deepstack)
@@ -96,7 +99,7 @@ def survivors(
 ) -> ImageSelection:
     """Narrow what was kept of an image to the tokens `left` of those that the language model read first."""
     candidate = torch.full((image.slots,), -1, device=left.device)
-    candidate[image.candidates + image.first_slot] = torch.arange(len(image.candidates), device=left.device)
+    candidate[image.places[image.candidates]] = torch.arange(len(image.candidates), device=left.device)
     indices = candidate[pruned.own[left]]
     known = indices >= 0  # the others end lines, or stand for the whole image
     selection = Selection(pruned.features[left[known]].detach(), indices[known])
@@ -120,7 +123,7 @@ def select_tokens(
                     f"{method.name} needs the {words} of the vision tower's tokens: {image.missing_states_reason}"
                 )
     groups: list[tuple[int, Tensor | None, int]] = []  # image, its candidates in the group (None: all), tile
-    alike: dict[tuple[int, bool], list[int]] = {}  # groups of one size are selected from together; videos have frames
+    alike: dict[tuple[int, bool, bool], list[int]] = {}  # groups of one size are selected from together
     for i, image in enumerate(images):
         if scope != ("frame" if image.modality == "video" else "crop") or len(image.grids) == 1:
             groups.append((i, None, 0))
@@ -130,21 +133,25 @@ def select_tokens(
             groups += [(i, (tile == t).nonzero()[:, 0], t) for t in tiles]
     for g, (i, members, _) in enumerate(groups):
         size = len(images[i].candidates if members is None else members)
-        alike.setdefault((size, images[i].layout.frame is None), []).append(g)
+        alike.setdefault((size, images[i].layout.frame is None, images[i].sizes is None), []).append(g)
     selected: dict[int, Selection] = {}
     for batch in alike.values():
         parts = [_inputs(images[groups[g][0]], *groups[g][1:]) for g in batch]
         inputs: dict[str, Any] = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
-        n = inputs["tokens"].shape[1]
+        n, before, chosen = inputs["tokens"].shape[1], inputs.pop("sizes", None), method
+        if before is not None and (scope == "frame" or isinstance(method.keep, float)):
+            chosen = replace(method, keep=1.0)  # the chunks have dropped what had to go
         inputs["cls"] = any(inputs[name].shape[1] > n for name in ("hidden", "keys") if name in inputs)
         inputs["layout"] = Layout(**{name: inputs.pop(name) for name in ("tile", "y", "x", "frame") if name in inputs})
         if questions is not None:
-            asked = [questions[groups[g][0]] for g in batch]
+            asked = [questions[groups[g][0]].to(inputs["tokens"].device) for g in batch]
             inputs["question"] = nn.utils.rnn.pad_sequence(asked, batch_first=True)
             real = [torch.ones_like(one[:, 0], dtype=torch.bool) for one in asked]
             inputs["question_mask"] = nn.utils.rnn.pad_sequence(real, True)
         project = images[groups[batch[0]][0]].project
-        selection = method.select(PrunerInputs(**inputs, projector=project), sizes=sizes, check=check)
+        selection = chosen.select(PrunerInputs(**inputs, projector=project), sizes=sizes, check=check)
+        if sizes and before is not None:
+            selection = replace(selection, sizes=count_sizes(selection, inputs["tokens"], before))
         selected.update({g: selection.image(b) for b, g in enumerate(batch)})
     results = []
     for i, image in enumerate(images):
@@ -193,11 +200,15 @@ def select_frames(
 
 
 def join_frames(images: Sequence[VisualTokens]) -> VisualTokens:
-    """Return several images as one video: the candidates of all, in order."""
-    first, tiles, frames = images[0], [], []
+    """Return several images, or chunks of a video, as one video: the candidates of all, in order. A newline at the end
+    of the last chunk stays if nothing was dropped."""
+    first, last, tiles, frames, places, start = images[0], images[-1], [], [], [], 0
     for number, image in enumerate(images):
         tiles.append(image.layout.tile + sum(len(before.grids) for before in images[:number]))
-        frames.append(torch.full_like(image.layout.tile, number))
+        chunk = image.modality == "video"
+        frames.append(tiles[-1] if chunk else torch.full_like(image.layout.tile, number))
+        places.append(start + image.places[image.candidates])
+        start += sum(height * width for height, width in image.grids)
     y, x = (torch.cat([getattr(image.layout, name) for image in images]) for name in ("y", "x"))
 
     def together(name: str) -> Any:
@@ -206,12 +217,23 @@ def join_frames(images: Sequence[VisualTokens]) -> VisualTokens:
 
     states = {name: together(name) for name in ("hidden", "keys", "cls_hidden", "cls_keys", "scores")}
     features = torch.cat([image.tokens for image in images])
+    planes = None if first.planes is None else torch.cat([image.planes[:, image.candidates] for image in images], 1)
+    n, sizes = len(features), None
+    if any(image.sizes is not None for image in images):
+        sizes = torch.cat([torch.ones_like(i.candidates) if i.sizes is None else i.sizes for i in images])
+    elif last.modality == "video" and len(last.features) > len(last.candidates):
+        rest = slice(len(last.candidates), None)
+        features = torch.cat([features, last.features[rest]])
+        places.append(start + last.places[rest] - len(last.candidates))
     return VisualTokens(
         features=features,
-        candidates=torch.arange(len(features), device=features.device),
+        candidates=torch.arange(n, device=features.device),
         layout=Layout(torch.cat(tiles), y, x, torch.cat(frames)),
         grids=[grid for image in images for grid in image.grids],
-        slots=len(features),
+        slots=start + last.slots - sum(height * width for height, width in last.grids),
+        places=torch.cat(places),
+        planes=planes,
+        sizes=sizes,
         more={name: torch.cat([image.more[name] for image in images]) for name in first.more},
         project=first.project,
         modality="video",
@@ -220,10 +242,87 @@ def join_frames(images: Sequence[VisualTokens]) -> VisualTokens:
     )
 
 
+def narrow(image: VisualTokens, selection: Selection, deepstack: Deepstack) -> VisualTokens:
+    """Return the tokens that a selection has left of an image, as it returned them, for a further selection: scores,
+    states and place are those of the token that each stands for. CLS tokens are not among them."""
+    order = selection.indices.argsort(stable=True)
+    order = order[selection.indices[order] >= 0]
+    rows = selection.indices[order]
+    states = {name: getattr(image, name) for name in ("scores", "hidden", "keys", "runs")}
+    planes, cls = image.planes, {name: getattr(image, name) for name in ("cls_hidden", "cls_keys")}
+    return replace(
+        image,
+        features=selection.tokens[order],
+        candidates=torch.arange(len(rows), device=rows.device),
+        places=image.places[image.candidates[rows]],
+        layout=Layout(**{name: part if part is None else part[rows] for name, part in vars(image.layout).items()}),
+        more={name: part[rows] for name, part in image.more.items()},
+        planes=planes if planes is None else plane_rows(planes[:, image.candidates], selection, deepstack)[:, order],
+        sizes=torch.ones_like(rows) if selection.sizes is None else selection.sizes[order],
+        **{name: part if part is None else part[rows] for name, part in states.items()},
+        **{name: part if part is None else part.clone() for name, part in cls.items()},  # not a view of all tokens
+    )
+
+
+def encode_chunks(
+    method: Pruner,
+    adapter: Adapter,
+    inputs: dict[str, Any],
+    timer: StageTimer,
+    read: Callable[[Sequence[VisualTokens | Source]], Sequence[Tensor] | None],
+    *,
+    chunk: int,
+    scope: Scope,
+    crops: Crops,
+    deepstack: Deepstack,
+    sizes: bool,
+) -> list[VisualTokens]:
+    """Encode images and videos, videos `chunk` frames at a time: of each chunk only what the method keeps stays. Those
+    of one chunk are encoded as ever, and images, unless scope="video" makes them frames. `read` returns questions."""
+    stills = {name: part for name, part in inputs.items() if name != "pixel_values_videos"}
+    moving = {name: part for name, part in inputs.items() if name != "pixel_values"}
+    sources: list[Any] = []
+    if inputs.get("pixel_values") is not None:
+        sources += adapter.image_sources(stills) if scope == "video" else adapter.encode(stills, timer, crops)
+    images = len(sources)
+    sources += adapter.video_sources(moving)
+    questions, encoded = read(sources), list(sources)
+
+    def encode(given: dict[str, Any], owners: Sequence[int], whole: bool) -> list[VisualTokens]:
+        parts = adapter.encode(given, timer, crops)
+        if whole:
+            return parts
+        with timer.time("selection"):
+            asked = None if questions is None else [questions[i] for i in owners]
+            if scope == "video":
+                selected = select_frames(method, parts, [0] * len(parts), sizes, asked)
+            else:
+                selected = select_tokens(method, parts, scope, sizes, asked)
+            pairs = zip(parts, selected, strict=True)
+            return [part if everything else narrow(part, kept, deepstack) for part, (kept, everything) in pairs]
+
+    if scope == "video":
+        prompts: dict[int, list[int]] = {}
+        for i, row in enumerate(rows_of_images(inputs["input_ids"], adapter.placeholder("image"), sources[:images])):
+            prompts.setdefault(row, []).append(i)
+        for frames in prompts.values():
+            for start in range(0, len(frames), chunk):
+                some = frames[start : start + chunk]
+                parts = encode({**stills, **adapter.take_images(stills, some)}, some, len(some) == len(frames))
+                for i, part in zip(some, parts, strict=True):
+                    encoded[i] = part
+    for i, video in enumerate(sources[images:]):
+        starts = range(0, video.frames, chunk)
+        some = [adapter.take_frames(moving, i, slice(start, start + chunk)) for start in starts]
+        parts = [encode({**moving, **one}, [images + i], len(some) == 1)[0] for one in some]
+        encoded[images + i] = parts[0] if len(parts) == 1 else join_frames(parts)
+    return encoded
+
+
 def _inputs(image: VisualTokens, members: Tensor | None, tile: int) -> dict[str, Tensor]:
     """Return inputs of some candidates by name; hidden states and keys have the CLS token of one tile in front."""
     parts = dict(vars(image.layout))
-    parts |= {name: getattr(image, name) for name in ("tokens", "scores", "hidden", "keys")} | image.more
+    parts |= {name: getattr(image, name) for name in ("tokens", "scores", "hidden", "keys", "sizes")} | image.more
     given = {name: part if members is None else part[members] for name, part in parts.items() if part is not None}
     for name, cls in (("hidden", image.cls_hidden), ("keys", image.cls_keys)):
         if name in given and cls is not None:

@@ -194,6 +194,7 @@ class Pruner:
         positions: Positions = "auto",
         attention: Attention = "auto",
         deepstack: Deepstack = "raw",
+        chunk: int | None = None,
         processor: Any = None,
         question: Any = None,
     ) -> "Handle":
@@ -207,6 +208,8 @@ class Pruner:
             positions: "compact" (without gaps), "original" (each keeps its own), or "auto": `Adapter.auto_positions`.
             attention: "plain", "proportional" (a survivor of n tokens counts as n keys), or "auto": if possible.
             deepstack: Features that a family feeds into later layers: "raw", or "shrunk" as the tokens are.
+            chunk: Frames of a video that are encoded at a time, for long videos: the method keeps its budget of each
+                chunk, then of what the chunks have left. None: all at once.
             processor: The model's processor, for methods that read the question: by its chat template they find it in
                 a prompt. By default it is loaded from where the model was, without downloads.
             question: For these methods, what they read in place of the text of an image's turn: a text or token ids
@@ -221,7 +224,8 @@ class Pruner:
         from clustrs.models.attach import Handle
 
         options: dict[str, Any] = {"scope": scope, "crops": crops, "positions": positions, "attention": attention}
-        return Handle(self, model, **options, deepstack=deepstack, processor=processor, question=question)
+        options |= {"deepstack": deepstack, "chunk": chunk, "processor": processor, "question": question}
+        return Handle(self, model, **options)
 
     def __call__(self, model: Any, **options: Any) -> "Handle":
         """Attach to a model for a `with` block; see `attach`."""
@@ -252,10 +256,14 @@ class Pruner:
 
 
 @torch.no_grad()
-def count_sizes(selection: Selection, tokens: Tensor) -> Tensor:
-    """Count the tokens of [B, N, D] that each kept one stands for, [B, k], as `Selection.sizes` says."""
+def count_sizes(selection: Selection, tokens: Tensor, before: Tensor | None = None) -> Tensor:
+    """Count the tokens of [B, N, D] that each kept one stands for, [B, k], as `Selection.sizes` says; `before` [B, N]
+    is what each of them stood for."""
     labels, k = selection.labels, selection.indices.shape[-1]
     if labels is None:
         labels = assign_to_kept(upcast_half(tokens), selection.indices)
-    counted = torch.zeros_like(selection.indices).scatter_add_(-1, labels.clamp(min=0), (labels >= 0).long())
-    return counted.clamp_(min=1) if k < tokens.shape[1] else torch.ones_like(counted)
+    each = torch.ones_like(labels) if before is None else before
+    if k == tokens.shape[1]:
+        return each
+    counted = torch.zeros_like(selection.indices)
+    return counted.scatter_add_(-1, labels.clamp(min=0), each * (labels >= 0)).clamp_(min=1)

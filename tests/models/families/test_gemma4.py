@@ -348,31 +348,11 @@ def test_the_bare_model(load: Load) -> None:
     torch.testing.assert_close(ours, expected)
 
 
-def video_inputs(processor: Any, frames: list[list[Image.Image]]) -> dict[str, Any]:
-    """Videos as the video processor (which needs torchvision) makes them, one prompt for each."""
-    rows, pixels, positions = [], [], []
-    for video in frames:
-        images = processor.image_processor(video, return_tensors="pt")
-        text = "".join(
-            f"00:0{i} <boi>{'<|video|>' * int(n)}<eoi> " for i, n in enumerate(images["num_soft_tokens_per_image"])
-        )
-        rows.append(f"<bos>{text}what?")
-        pixels.append(images["pixel_values"])
-        positions.append(images["image_position_ids"])
-    inputs = dict(processor.tokenizer(rows, padding=True, return_tensors="pt"))
-    inputs["mm_token_type_ids"] = 2 * (inputs["input_ids"] == gemma4.VIDEO).long()
-    return inputs | {
-        "pixel_values_videos": torch.cat(pixels),
-        "video_position_ids": torch.cat(positions),
-        "num_frames_per_video": torch.tensor([len(video) for video in frames]),
-    }
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_video_has_one_budget_for_all_frames(load: Load, variant: str) -> None:
     model, processor = load(variant)
     frames = [make_image(40, 60, seed) for seed in range(3)]
-    inputs = video_inputs(processor, [frames])
+    inputs = gemma4.video_inputs(processor, [frames])
     ids = inputs["input_ids"][0]
     images = {"pixel_values": inputs["pixel_values_videos"], "image_position_ids": inputs["video_position_ids"]}
     seen = [gemma4.look(model, *gemma4.patches(images, i)) for i in range(3)]
@@ -396,12 +376,12 @@ def test_a_video_has_one_budget_for_all_frames(load: Load, variant: str) -> None
 def test_videos_of_different_lengths_and_stacked_ones(load: Load) -> None:
     model, processor = load()
     videos = [[make_image(40, 60, seed) for seed in range(n)] for n in (3, 1)]
-    inputs = video_inputs(processor, videos)
+    inputs = gemma4.video_inputs(processor, videos)
     with ClustRS(keep=KEEP)(model) as handle:
         batch = new_tokens(model, inputs)
         assert [len(last.grids) for last in handle.last] == [3, 1]
         for i in range(2):
-            alone = video_inputs(processor, [videos[i]])
+            alone = gemma4.video_inputs(processor, [videos[i]])
             expected = new_tokens(model, alone)
             assert batch[i].tolist() == expected[0].tolist()
             del alone["num_frames_per_video"]
@@ -412,7 +392,7 @@ def test_videos_of_different_lengths_and_stacked_ones(load: Load) -> None:
 def test_an_image_and_a_video_in_one_prompt(load: Load) -> None:
     model, processor = load()
     image = gemma4.ask(processor, "<bos><image> then ")
-    video = video_inputs(processor, [[make_image(40, 60, seed) for seed in range(2)]])
+    video = gemma4.video_inputs(processor, [[make_image(40, 60, seed) for seed in range(2)]])
     together = {**video, **{name: image[name] for name in ("pixel_values", "image_position_ids")}}
     for name in ("input_ids", "attention_mask", "mm_token_type_ids"):
         together[name] = torch.cat([image[name], video[name]], 1)
@@ -452,7 +432,7 @@ def test_sound_is_left_alone(load: Load) -> None:
 )
 def test_missing_arguments(load: Load, missing: str, partner: str) -> None:
     model, processor = load()
-    inputs = gemma4.ask(processor) if partner == "pixel_values" else video_inputs(processor, [[make_image()]])
+    inputs = gemma4.ask(processor) if partner == "pixel_values" else gemma4.video_inputs(processor, [[make_image()]])
     del inputs[missing]
     with (
         ClustRS(keep=KEEP)(model),
@@ -463,7 +443,7 @@ def test_missing_arguments(load: Load, missing: str, partner: str) -> None:
 
 def test_wrong_arguments(load: Load) -> None:
     model, processor = load()
-    video = video_inputs(processor, [[make_image()]])
+    video = gemma4.video_inputs(processor, [[make_image()]])
     image = gemma4.ask(processor)
     torn = image["image_position_ids"].clone()
     torn[0, :9] = -1

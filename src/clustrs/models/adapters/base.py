@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from clustrs import validation
-from clustrs.models.prompt import Compaction, PrunedImage
+from clustrs.models.prompt import Compaction, PrunedImage, mismatch
 from clustrs.models.scoring import Reduction, ScoreRecorder, StageTimer, record_scores
 from clustrs.plugins import load_plugins
 from clustrs.pruners.inputs import Layout
@@ -41,10 +41,11 @@ class VisualTokens:
         cls_keys: [tiles, 1 or 0, K], their keys. Without both, the tower counts as one without CLS tokens.
         project: Maps hidden states [..., H] to features [..., D].
         planes: [L, M, D], features that later layers of the language model add (Qwen3-VL's deepstack features).
-        first_slot: The placeholder that the first row of `features` takes, counted within the image.
+        places: [M], the placeholder that each row of `features` takes, counted within the image; by default in order.
         runs: [N], the run of placeholders of each candidate, where the prompt has text between tiles: none leaves it.
         modality: "image" or "video".
         columns: How many of the tiles after the first lie side by side, where the image's shape does not say it.
+        sizes: [N], how many tokens each candidate stands for, where a selection was made before; None: itself.
         missing_states_reason: Why `hidden` or `keys` is None, for the error of a method that needs them.
     """
 
@@ -61,13 +62,16 @@ class VisualTokens:
     cls_keys: Tensor | None = None
     project: Callable[[Tensor], Tensor] | None = None
     planes: Tensor | None = None
-    first_slot: int = 0
+    places: Tensor = None  # type: ignore[assignment]
     runs: Tensor | None = None
     modality: Modality = "image"
     columns: int | None = None
+    sizes: Tensor | None = None
     missing_states_reason: str = "the adapter of this family does not return them"
 
     def __post_init__(self) -> None:
+        if self.places is None:
+            object.__setattr__(self, "places", torch.arange(len(self.features), device=self.features.device))
         if self.modality == "video" and self.layout.frame is None:  # a tile of a video is a frame
             object.__setattr__(self, "layout", replace(self.layout, frame=self.layout.tile))
 
@@ -95,6 +99,15 @@ class VisualTokens:
             "slots": len(features),
         }
         return cls(features=features, scores=scores, **{**derived, **others})
+
+
+@dataclass(frozen=True)
+class Source:
+    """An image or video that is not encoded yet: its placeholders in the prompt, and its frames."""
+
+    modality: Modality
+    slots: int
+    frames: int = 1
 
 
 @dataclass(frozen=True)
@@ -266,6 +279,21 @@ class Adapter:
         """Return the arguments that hold images, for some of the images alone."""
         names = (*self.pixel_arguments, *self.vision_kwargs)
         return {name: inputs[name][list(indices)] for name in names if isinstance(inputs.get(name), Tensor)}
+
+    def image_sources(self, inputs: dict[str, Any]) -> list[Source]:
+        """Return the images of a call, for `chunk` with scope="video"; here each has equally many placeholders."""
+        slots, images = int((inputs["input_ids"] == self.placeholder("image")).sum()), len(inputs["pixel_values"])
+        if slots % images:
+            raise mismatch(slots, images)
+        return [Source("image", slots // images)] * images
+
+    def video_sources(self, inputs: dict[str, Any]) -> list[Source]:
+        """Return the videos of a call, for `chunk`."""
+        return []
+
+    def take_frames(self, inputs: dict[str, Any], video: int, frames: slice) -> dict[str, Any]:
+        """Return the arguments that hold videos, for some frames of one video alone."""
+        raise NotImplementedError(f"{type(self).__name__} must define take_frames")
 
     def batch_images(self, images: Sequence[Any]) -> list[Any]:
         """Arrange the images of prompts with one image each as the family's processor takes them."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from clustrs.models.adapters import base
-from clustrs.models.adapters.base import Adapter, Modality, PatchGrid, VisualTokens, register_adapter, required
+from clustrs.models.adapters.base import Adapter, Modality, PatchGrid, Source, VisualTokens, register_adapter, required
 from clustrs.models.scoring import StageTimer
 from clustrs.pruners.inputs import Layout
 from clustrs.validation import Crops
@@ -49,15 +49,43 @@ class Gemma4Adapter(Adapter):
             encoded += self.encode_frames(pixels, positions, [1] * len(pixels), "image", timer)
         if videos is not None:
             positions = required(inputs, "video_position_ids", "pixel_values_videos")
+            counts = self.frame_counts(inputs)
             if videos.dim() == 4:
-                counts = [videos.shape[1]] * len(videos)
                 videos, positions = videos.flatten(0, 1), positions.flatten(0, 1)
-            else:
-                counts = [int(n) for n in required(inputs, "num_frames_per_video", "pixel_values_videos")]
-            if sum(counts) != len(videos):
-                raise ValueError(f"num_frames_per_video={counts}: pixel_values_videos has {len(videos)} frames")
             encoded += self.encode_frames(videos, positions, counts, "video", timer)
         return encoded
+
+    def frame_counts(self, inputs: dict[str, Any]) -> list[int]:
+        """Return the number of frames of each video."""
+        videos = inputs["pixel_values_videos"]
+        if videos.dim() == 4:
+            return [videos.shape[1]] * len(videos)
+        counts = [int(n) for n in required(inputs, "num_frames_per_video", "pixel_values_videos")]
+        if sum(counts) != len(videos):
+            raise ValueError(f"num_frames_per_video={counts}: pixel_values_videos has {len(videos)} frames")
+        return counts
+
+    def image_sources(self, inputs: dict[str, Any]) -> list[Source]:
+        positions = required(inputs, "image_position_ids", "pixel_values")
+        return [Source("image", slots) for slots in self.pooled_counts(positions)]
+
+    def video_sources(self, inputs: dict[str, Any]) -> list[Source]:
+        if inputs.get("pixel_values_videos") is None:
+            return []
+        positions = required(inputs, "video_position_ids", "pixel_values_videos").flatten(0, -3)
+        counts, slots = self.frame_counts(inputs), self.pooled_counts(positions)
+        starts = [sum(counts[:i]) for i in range(len(counts))]
+        return [Source("video", sum(slots[i : i + n]), n) for i, n in zip(starts, counts, strict=True)]
+
+    def pooled_counts(self, positions: Tensor) -> list[int]:
+        """Return the number of tokens of each frame with patches at positions [F, P, 2]."""
+        patches = (positions != -1).all(-1).sum(-1)
+        return [int(n) // self.config.vision_config.pooling_kernel_size**2 for n in patches]
+
+    def take_frames(self, inputs: dict[str, Any], video: int, frames: slice) -> dict[str, Any]:
+        names, counts = ("pixel_values_videos", "video_position_ids"), self.frame_counts(inputs)
+        parts = {name: inputs[name].flatten(0, -3).split(counts)[video][frames] for name in names}
+        return {**parts, "num_frames_per_video": [len(parts[names[0]])]}
 
     def encode_frames(
         self, pixels: Tensor, positions: Tensor, counts: list[int], modality: Modality, timer: StageTimer

@@ -12,7 +12,17 @@ from torch import Tensor
 
 from clustrs import validation
 from clustrs.models.adapters import base
-from clustrs.models.adapters.base import Adapter, Chosen, Modality, PatchGrid, VisualTokens, has_cls, register_adapter
+from clustrs.models.adapters.base import (
+    Adapter,
+    Chosen,
+    Modality,
+    PatchGrid,
+    Source,
+    VisualTokens,
+    has_cls,
+    register_adapter,
+)
+from clustrs.models.prompt import mismatch
 from clustrs.models.scoring import Reduction, ScoreRecorder, StageTimer
 from clustrs.pruners.inputs import Layout
 from clustrs.validation import Crops
@@ -168,6 +178,9 @@ class LlavaNextAdapter(LlavaAdapter):
         option = {name: inputs.get(name) or getattr(self.config, name)}
         return self.inner.pack_image_features(crops, inputs["image_sizes"], image_newline=row, **option)[0]
 
+    def image_sources(self, inputs: dict[str, Any]) -> list[Source]:
+        raise ValueError(f"chunk must be None for frames as images of a {self.config.model_type} model, with crops")
+
     def crop_grids(self, inputs: dict[str, Any]) -> list[tuple[int, int]]:
         """Return for each image the number of crops, and how many of those after the base lie side by side."""
         from transformers.models.llava_next.modeling_llava_next import get_anyres_image_grid_shape
@@ -215,6 +228,18 @@ class LlavaOnevisionAdapter(LlavaNextAdapter):
                 others = {"scores": flat[:, SCORE], "grid": (side, side), **encoded.states(i * frames, frames, flat)}
                 images.append(self.image(features, encoded, i * frames, modality="video", **others))
             return images
+
+    def video_sources(self, inputs: dict[str, Any]) -> list[Source]:
+        pixels = inputs.get("pixel_values_videos")
+        if pixels is None:
+            return []
+        slots = int((inputs["input_ids"] == self.placeholder("video")).sum())
+        if slots % len(pixels):
+            raise mismatch(slots, len(pixels))
+        return [Source("video", slots // len(pixels), pixels.shape[1])] * len(pixels)
+
+    def take_frames(self, inputs: dict[str, Any], video: int, frames: slice) -> dict[str, Any]:
+        return {"pixel_values_videos": inputs["pixel_values_videos"][video : video + 1, frames]}
 
     def outputs(self, kept: Any, modality: Modality) -> Any:
         out = super().outputs(kept, modality)

@@ -12,7 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from clustrs import validation
-from clustrs.models.adapters.base import Adapter, Modality, PatchGrid, VisualTokens, present, register_adapter, required
+from clustrs.models.adapters.base import (
+    Adapter,
+    Modality,
+    PatchGrid,
+    Source,
+    VisualTokens,
+    present,
+    register_adapter,
+    required,
+)
 from clustrs.models.prompt import Compaction, PrunedImage, wrong_shape
 from clustrs.models.scoring import StageTimer
 from clustrs.validation import Crops
@@ -129,9 +138,27 @@ class Qwen2VLAdapter(Adapter):
             arguments["position_ids"] = torch.cat([counted[None].to(positions), positions])
 
     def take_images(self, inputs: dict[str, Any], indices: Sequence[int]) -> dict[str, Any]:
-        grids = inputs["image_grid_thw"]
+        grids = required(inputs, "image_grid_thw", "pixel_values")
         patches = inputs["pixel_values"].split(grids.prod(-1).tolist())
         return {"pixel_values": torch.cat([patches[i] for i in indices]), "image_grid_thw": grids[list(indices)]}
+
+    def image_sources(self, inputs: dict[str, Any]) -> list[Source]:
+        return self._sources(inputs, "image")
+
+    def video_sources(self, inputs: dict[str, Any]) -> list[Source]:
+        return self._sources(inputs, "video")
+
+    def _sources(self, inputs: dict[str, Any], wanted: Modality) -> list[Source]:
+        given = (grids.tolist() for modality, _, grids in self.given(inputs) if modality == wanted)
+        return [Source(wanted, t * height * width // self.unit, t) for sizes in given for t, height, width in sizes]
+
+    def take_frames(self, inputs: dict[str, Any], video: int, frames: slice) -> dict[str, Any]:
+        grids = inputs["video_grid_thw"]
+        own = (
+            inputs["pixel_values_videos"].split(grids.prod(-1).tolist())[video].unflatten(0, (int(grids[video, 0]), -1))
+        )
+        grid = torch.tensor([[len(own[frames]), *grids[video, 1:]]], device=grids.device)
+        return {"pixel_values_videos": own[frames].flatten(0, 1), "video_grid_thw": grid}
 
 
 @register_adapter

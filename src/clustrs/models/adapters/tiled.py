@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from clustrs import validation
 from clustrs.models.adapters import base
-from clustrs.models.adapters.base import Adapter, Chosen, PatchGrid, VisualTokens, attention_layer, register_adapter
+from clustrs.models.adapters.base import Chosen, PatchGrid, Source, VisualTokens, attention_layer, register_adapter
 from clustrs.models.prompt import mismatch
 from clustrs.models.scoring import Reduction, StageTimer
 from clustrs.pruners.inputs import FURTHER, Layout
@@ -23,7 +23,7 @@ VISION_TYPE = "internvl_vision"
 
 
 @register_adapter
-class InternVLAdapter(Adapter):
+class InternVLAdapter(base.Adapter):
     """InternVL 2.5, 3 and 3.5, in the `-hf` form of their checkpoints. The last of several tiles is the whole image."""
 
     model_types: ClassVar[tuple[str, ...]] = ("internvl",)
@@ -101,15 +101,18 @@ class InternVLAdapter(Adapter):
             return encoded | {name: self.shuffle(part) for name, part in base.recorded_more(recorder).items()}
 
     def encode(self, inputs: dict[str, Any], timer: StageTimer, crops: Crops = "all") -> list[VisualTokens]:
-        tiles, ids = self.tile_pixels(inputs), inputs["input_ids"]
+        tiles, ids = self.tile_pixels(inputs), inputs.get("input_ids")
         total, _, height, width = tiles["pixel_values"].shape
         if height != width:
             raise ValueError(f"pixel_values has tiles of {height} x {width} pixels: square ones are needed")
         side = self.tile_side(tiles["pixel_values"])
-        slots = int((ids == self.placeholder("image")).sum())
-        if slots != total * side**2:
-            raise mismatch(slots, total * side**2)
-        counts = used = self.tile_counts(ids, side**2)
+        counts = inputs.get("tile_counts")
+        if counts is None:
+            slots = int((ids == self.placeholder("image")).sum())
+            if slots != total * side**2:
+                raise mismatch(slots, total * side**2)
+            counts = self.tile_counts(ids, side**2)
+        used = counts
         if crops == "base":
             last = (torch.tensor(counts).cumsum(0) - 1).to(tiles["pixel_values"].device)
             tiles, used = {name: part[last] for name, part in tiles.items()}, [1] * len(counts)
@@ -126,7 +129,7 @@ class InternVLAdapter(Adapter):
                 others = {
                     "layout": Layout((run + 1) % n, cell // side, cell % side),
                     "slots": count * side**2,
-                    "first_slot": (count - n) * side**2,
+                    "places": row + (count - n) * side**2,
                     "runs": run if self.text_between else None,
                     "project": self.projectors()[0],
                 }
@@ -134,10 +137,14 @@ class InternVLAdapter(Adapter):
             return images
 
     def take_images(self, inputs: dict[str, Any], indices: Sequence[int]) -> dict[str, Any]:
-        ids, pixels = inputs["input_ids"], inputs["pixel_values"]
-        counts = self.tile_counts(ids, self.tile_side(pixels) ** 2)
-        tiles = [sum(counts[:i]) + tile for i in indices for tile in range(counts[i])]
-        return {"pixel_values": pixels[tiles], "input_ids": ids[list(indices)]}
+        tiles = self.tile_pixels(inputs)
+        counts = self.tile_counts(inputs["input_ids"], self.tile_side(tiles["pixel_values"]) ** 2)
+        some = [sum(counts[:i]) + tile for i in indices for tile in range(counts[i])]
+        return {**{name: part[some] for name, part in tiles.items()}, "tile_counts": [counts[i] for i in indices]}
+
+    def image_sources(self, inputs: dict[str, Any]) -> list[Source]:
+        tokens = self.tile_side(inputs["pixel_values"]) ** 2
+        return [Source("image", count * tokens) for count in self.tile_counts(inputs["input_ids"], tokens)]
 
 
 @register_adapter
@@ -208,4 +215,5 @@ class Idefics3Adapter(InternVLAdapter):
         self.inner.connector(out.last_hidden_state)
 
     def take_images(self, inputs: dict[str, Any], indices: Sequence[int]) -> dict[str, Any]:
-        return {**Adapter.take_images(self, inputs, indices), "input_ids": inputs["input_ids"][list(indices)]}
+        taken = super().take_images(inputs, indices)
+        return {name: part if name == "tile_counts" else part[None] for name, part in taken.items()}
