@@ -217,7 +217,7 @@ def join_frames(images: Sequence[VisualTokens]) -> VisualTokens:
 
     states = {name: together(name) for name in ("hidden", "keys", "cls_hidden", "cls_keys", "scores")}
     features = torch.cat([image.tokens for image in images])
-    planes = None if first.planes is None else torch.cat([image.planes[:, image.candidates] for image in images], 1)
+    planes = [image.planes[:, image.candidates] for image in images if image.planes is not None]
     n, sizes = len(features), None
     if any(image.sizes is not None for image in images):
         sizes = torch.cat([torch.ones_like(i.candidates) if i.sizes is None else i.sizes for i in images])
@@ -232,7 +232,7 @@ def join_frames(images: Sequence[VisualTokens]) -> VisualTokens:
         grids=[grid for image in images for grid in image.grids],
         slots=start + last.slots - sum(height * width for height, width in last.grids),
         places=torch.cat(places),
-        planes=planes,
+        planes=torch.cat(planes, 1) if planes else None,
         sizes=sizes,
         more={name: torch.cat([image.more[name] for image in images]) for name in first.more},
         project=first.project,
@@ -249,18 +249,21 @@ def narrow(image: VisualTokens, selection: Selection, deepstack: Deepstack) -> V
     order = order[selection.indices[order] >= 0]
     rows = selection.indices[order]
     states = {name: getattr(image, name) for name in ("scores", "hidden", "keys", "runs")}
-    planes, cls = image.planes, {name: getattr(image, name) for name in ("cls_hidden", "cls_keys")}
+    own: dict[str, Any] = {name: part[rows] for name, part in states.items() if part is not None}
+    for name in ("cls_hidden", "cls_keys"):  # not as a view that holds all tokens
+        own[name] = None if getattr(image, name) is None else getattr(image, name).clone()
+    layout: dict[str, Any] = {name: part if part is None else part[rows] for name, part in vars(image.layout).items()}
+    planes = image.planes
     return replace(
         image,
         features=selection.tokens[order],
         candidates=torch.arange(len(rows), device=rows.device),
         places=image.places[image.candidates[rows]],
-        layout=Layout(**{name: part if part is None else part[rows] for name, part in vars(image.layout).items()}),
+        layout=Layout(**layout),
         more={name: part[rows] for name, part in image.more.items()},
         planes=planes if planes is None else plane_rows(planes[:, image.candidates], selection, deepstack)[:, order],
         sizes=torch.ones_like(rows) if selection.sizes is None else selection.sizes[order],
-        **{name: part if part is None else part[rows] for name, part in states.items()},
-        **{name: part if part is None else part.clone() for name, part in cls.items()},  # not a view of all tokens
+        **own,
     )
 
 
@@ -313,8 +316,8 @@ def encode_chunks(
                     encoded[i] = part
     for i, video in enumerate(sources[images:]):
         starts = range(0, video.frames, chunk)
-        some = [adapter.take_frames(moving, i, slice(start, start + chunk)) for start in starts]
-        parts = [encode({**moving, **one}, [images + i], len(some) == 1)[0] for one in some]
+        taken = [adapter.take_frames(moving, i, slice(start, start + chunk)) for start in starts]
+        parts = [encode({**moving, **one}, [images + i], len(taken) == 1)[0] for one in taken]
         encoded[images + i] = parts[0] if len(parts) == 1 else join_frames(parts)
     return encoded
 

@@ -8,7 +8,17 @@ from torch import Tensor
 
 from clustrs import validation
 from clustrs.ops.distances import can_read_without_sync, exporting, gather_tokens, map_images, stable_topk
-from clustrs.ops.diversity import STRIP, ExactCosines, cosines
+from clustrs.ops.diversity import (
+    NEAR,
+    STRIP,
+    ExactCosines,
+    cosines,
+    double_cosines,
+    paired_cosines,
+    rough_products,
+    rough_rows,
+    rounding,
+)
 from clustrs.pruners.base import Pruner, accepts
 from clustrs.pruners.inputs import PrunerInputs
 from clustrs.pruners.registry import register
@@ -60,7 +70,7 @@ def thin(features: Tensor, tokens: Tensor, k: int) -> Tensor:
     """
     readable = can_read_without_sync(features)
     if tokens.shape[1] > HELD and readable:
-        return map_images(lambda rows, image: _thin_by_neighbors(ExactCosines(rows), image, k), features, tokens)
+        return map_images(lambda rows, image: _certain_thin(rows, image, k), features, tokens)
     similarity = cosines(features)
     if tokens.shape[1] > DIRECT and readable:
 
@@ -87,6 +97,57 @@ def _next_list(even: Tensor, odd: Tensor, score: Tensor, k: int) -> Tensor:
     surplus = even.shape[-1] + odd.shape[-1] - k
     order = even.gather(-1, score.sort(dim=-1, descending=True, stable=True).indices)
     return torch.cat([order[..., min(AT_ONCE, surplus, even.shape[-1]) :], odd], -1)
+
+
+def _in_parts(compare: Callable[[Tensor, Tensor], Tensor], features: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Compare the rows of [N, D] at indices [P] and [P], some at a time; a row of zeros is like nothing."""
+    pairs = zip(left.split(DIRECT), right.split(DIRECT), strict=True)
+    return torch.cat([compare(features[one], features[other]) for one, other in pairs]).nan_to_num_(0)
+
+
+def _certain_thin(features: Tensor, tokens: Tensor, k: int) -> Tensor:
+    """Do `thin` for many tokens of one image: rough cosines, whose error is bounded, find the neighbors of each token,
+    float64 decides between those, and exact cosines where that leaves several or a round's scores are too close."""
+    (rows, norms), error, width = rough_rows(features), rounding(features.shape[-1]), WINDOW
+    while (count := len(tokens)) > k:
+        own, length, near = rows[tokens], norms[tokens], []
+        for part in torch.arange(count).split(STRIP):
+            strip = rough_products(own[part], own).div_(length[part]).div_(length.T)
+            near.append(strip.scatter_(-1, part[:, None], -torch.inf).topk(min(width, count)))
+        values, neighbors = (torch.cat(parts) for parts in zip(*near, strict=True))
+        fine = torch.full_like(values, torch.nan, dtype=torch.float64)
+        exact = torch.zeros_like(neighbors, dtype=torch.bool)
+        left, searches = torch.arange(count), 2 * count
+        while len(left) > max(k, count // 2):
+            even, odd = left[::2], left[1::2]
+            hits = torch.zeros(count, dtype=torch.bool).index_fill_(0, odd, True)[neighbors[even]]
+            rough = values[even].masked_fill_(~hits, -torch.inf)
+            edge = rough.amax(-1, keepdim=True) - 2 * error
+            likely = rough >= edge
+            row, column = (likely & fine[even].isnan()).nonzero().unbind(-1)
+            row = even[row]
+            fine[row, column] = _in_parts(double_cosines, features, tokens[row], tokens[neighbors[row, column]])
+            missed = (~(edge > values[even, -1:])).nonzero()[:, 0] if count > width else even[:0]
+            searches -= len(missed)
+            if searches < 0:  # too many near-ties
+                return _thin_by_neighbors(ExactCosines(features), tokens[left], k)
+            score = torch.where(likely, fine[even], -torch.inf).amax(-1)
+            if len(missed):
+                score[missed] = ExactCosines(features)(tokens[even[missed]], tokens[odd]).amax(-1)
+            ordered, order = score.sort()
+            close = ordered.diff() <= NEAR
+            unsure = order[torch.nn.functional.pad(close, (0, 1)) | torch.nn.functional.pad(close, (1, 0))]
+            likely[missed] = False  # their scores are exact
+            best = likely[unsure] & (fine[even[unsure]] >= score[unsure, None] - NEAR)
+            row, column = (best & ~exact[even[unsure]]).nonzero().unbind(-1)
+            row = even[unsure[row]]
+            fine[row, column] = _in_parts(paired_cosines, features, tokens[row], tokens[neighbors[row, column]])
+            exact[row, column] = True
+            settled = torch.where(best, fine[even[unsure]], -torch.inf).amax(-1)
+            score[unsure] = torch.where(best.any(-1), settled, score[unsure])
+            left = _next_list(even, odd, score, k)
+        tokens = tokens[left]
+    return tokens
 
 
 def _thin_by_neighbors(alike: Callable[[Tensor, Tensor], Tensor], tokens: Tensor, k: int) -> Tensor:
