@@ -9,7 +9,7 @@ from typing import Any
 import oracle
 import pytest
 import torch
-from ops.test_memory import Peak
+from peak_memory import Peak
 from tiny_models import FAMILIES, PATCHES, Load, make_image, prepare
 from torch import Tensor
 from transformers import modeling_utils, pipeline

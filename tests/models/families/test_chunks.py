@@ -57,7 +57,7 @@ class Fixed(Pruner):
 
 def inputs_of(video: VisualTokens, rows: Tensor, tokens: Tensor) -> PrunerInputs:
     layout = Layout(**{name: part[rows] for name, part in vars(video.layout).items()})
-    states: dict[str, Tensor] = {name: getattr(video, name)[rows] for name in ("scores", "hidden", "keys")}
+    states: dict[str, Any] = {name: getattr(video, name)[rows] for name in ("scores", "hidden", "keys")}
     first, cls = int(video.layout.tile[rows[0]]), False
     for name, own in (("hidden", video.cls_hidden), ("keys", video.cls_keys)):
         if own is not None and own.shape[1]:
@@ -78,7 +78,8 @@ def by_hand(method: Pruner, video: VisualTokens, chunk: int, again: bool = True)
     """Select from each chunk of frames, then from all that is left; what a token stands for is followed through."""
     n, frame = len(video.candidates), video.layout.frame
     assert frame is not None
-    tokens, indices, mixed, belongs, shares = [], [], [], torch.full((n,), -1), torch.ones(n)
+    tokens, mixed, belongs, shares = [], [], torch.full((n,), -1), torch.ones(n)
+    indices: list[Tensor] = []
     for start in range(0, int(frame.max()) + 1, chunk):
         rows = ((frame >= start) & (frame < start + chunk)).nonzero()[:, 0]
         own = video.tokens[rows]
@@ -103,13 +104,20 @@ def by_hand(method: Pruner, video: VisualTokens, chunk: int, again: bool = True)
 def joined(images: list[VisualTokens]) -> VisualTokens:
     """Return images as frames of one video, by hand."""
     names = ("features", "scores", "hidden", "keys", "cls_hidden", "cls_keys")
-    parts = {n: torch.cat([getattr(i, n) for i in images]) for n in names if getattr(images[0], n) is not None}
+    parts: dict[str, Any] = {
+        n: torch.cat([getattr(i, n) for i in images]) for n in names if getattr(images[0], n) is not None
+    }
     count = len(images[0].scores)
     cells = {name: torch.cat([getattr(i.layout, name) for i in images]) for name in ("y", "x")}
     frame = torch.arange(len(images)).repeat_interleave(count)
     grids = [grid for image in images for grid in image.grids]
     rows = torch.arange(len(frame))
-    video = {"candidates": rows, "layout": Layout(frame, **cells, frame=frame), "grids": grids, "modality": "video"}
+    video: dict[str, Any] = {
+        "candidates": rows,
+        "layout": Layout(frame, **cells, frame=frame),
+        "grids": grids,
+        "modality": "video",
+    }
     return VisualTokens(**parts, **video, slots=len(rows))
 
 
@@ -231,11 +239,13 @@ def test_an_image_and_two_videos(load_family: LoadFamily) -> None:
 @pytest.mark.parametrize("family", ["llava_onevision", "qwen2_5_vl", "gemma4", "internvl"])
 def test_memory_does_not_grow_with_the_frames(load_family: LoadFamily, family: str) -> None:
     model, processor = load_family(family)
-    make = frame_inputs if family == "internvl" else video_inputs
     options: dict[str, Any] = {"scope": "video" if family == "internvl" else "image"}
     most: dict[tuple[int, int | None], int] = {}
     for frames in (32, 128):
-        inputs = make(family, model, processor, (frames,) if family == "internvl" else frames)  # type: ignore[operator]
+        if family == "internvl":
+            inputs = frame_inputs(family, model, processor, (frames,))
+        else:
+            inputs = video_inputs(family, model, processor, frames)
         for chunk in (8, None):
             with ClustRS(keep=4)(model, chunk=chunk, **options), Peak() as peak:
                 logits(model, inputs)

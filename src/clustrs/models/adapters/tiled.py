@@ -101,13 +101,14 @@ class InternVLAdapter(base.Adapter):
             return encoded | {name: self.shuffle(part) for name, part in base.recorded_more(recorder).items()}
 
     def encode(self, inputs: dict[str, Any], timer: StageTimer, crops: Crops = "all") -> list[VisualTokens]:
-        tiles, ids = self.tile_pixels(inputs), inputs.get("input_ids")
+        tiles = self.tile_pixels(inputs)
         total, _, height, width = tiles["pixel_values"].shape
         if height != width:
             raise ValueError(f"pixel_values has tiles of {height} x {width} pixels: square ones are needed")
         side = self.tile_side(tiles["pixel_values"])
         counts = inputs.get("tile_counts")
         if counts is None:
+            ids = inputs["input_ids"]
             slots = int((ids == self.placeholder("image")).sum())
             if slots != total * side**2:
                 raise mismatch(slots, total * side**2)
