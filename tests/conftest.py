@@ -80,6 +80,28 @@ def load_family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tup
     return fresh
 
 
+@pytest.fixture(autouse=True)
+def quick_pdfs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures of reports are made, but saved as a few bytes: rendering takes longer than the rest of a report. Tests
+    marked `figures` get real ones."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:  # the environments of vLLM and lmms-eval may be without
+        return
+    if request.node.get_closest_marker("figures"):
+        return
+    render = Figure.savefig
+
+    def savefig(figure: Figure, to: Any, **options: Any) -> None:
+        if options.get("format") != "pdf":
+            render(figure, to, **options)
+            return
+        assert figure.get_axes()
+        to.write(b"%PDF")
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+
+
 @pytest.fixture
 def as_published(monkeypatch: pytest.MonkeyPatch) -> None:
     """Methods attach as they were published unless a test says otherwise: what pruning by hand is compared with."""

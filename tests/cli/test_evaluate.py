@@ -34,6 +34,7 @@ def options(root: Path) -> list[Any]:
     return ["--task", "custom", "--data", root, "--model", root / "model", "--quiet", "--max-new-tokens", 2, *grid]
 
 
+@pytest.mark.figures
 def test_eval_writes_a_record_and_a_report(run: Run, root: Path, tmp_path: Path) -> None:
     code, out, err = run("eval", *options(root), "-o", tmp_path / "run")
     assert code == 3  # complete, but for the answers about the broken image

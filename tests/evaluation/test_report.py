@@ -59,6 +59,7 @@ def test_a_single_seed_and_several(tmp_path: Path) -> None:
     assert "averaged over 2 seeds" in (folder / "report.md").read_text()
 
 
+@pytest.mark.figures
 def test_the_same_record_gives_the_same_bytes(tmp_path: Path) -> None:
     first, second = write_run(tmp_path / "a"), write_run(tmp_path / "b", lambda rows: rows[::-1])
     assert write_report(first) == first / "report.html"
@@ -181,6 +182,7 @@ def test_an_incomplete_run_says_so(tmp_path: Path) -> None:
     assert [cell[name] for name in ("n", "missing", "mean", "low", "high")] == ["0", "12", "", "", ""]
 
 
+@pytest.mark.figures
 @pytest.mark.parametrize(
     "change",
     [
@@ -461,6 +463,7 @@ def test_nothing_is_marked_as_best_where_best_means_nothing(tmp_path: Path) -> N
         assert "**" not in table
 
 
+@pytest.mark.figures
 def test_tables_for_papers(tmp_path: Path) -> None:
     write_report(write_run(tmp_path))
     tex = (tmp_path / "report.tex").read_text()

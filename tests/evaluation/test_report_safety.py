@@ -128,6 +128,7 @@ def test_huge_numbers_are_one_line(settings: Row, message: str, tmp_path: Path) 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.figures
 def test_huge_seeds_and_parameters_do_no_harm(tmp_path: Path) -> None:
     methods = [{"name": "clustrs", "keep": 4, "tau": 10**400}, {"name": "clustrs", "keep": 4, "tau": 1e300}]
     folder = write_run(tmp_path, methods=methods, seeds=[0, 10**400], corruptions=["clean", "gaussian:1e300"])
@@ -193,6 +194,7 @@ def test_memory_of_a_judged_report(tmp_path: Path) -> None:
 HOSTILE = "</pre><script>alert('x')</script>&\\end{document}$x_1^2%#~{}|`**[a](javascript:b)\n\x1b[31m\u202e\ud800"
 
 
+@pytest.mark.figures
 def test_strings_of_the_record_do_no_harm(tmp_path: Path) -> None:
     methods = [METHODS[0], *({"name": HOSTILE, "keep": 4, HOSTILE: value} for value in (HOSTILE, "b")), METHODS[3]]
 
@@ -240,6 +242,7 @@ def test_escaping() -> None:
     assert for_tex("[*]~^") == r"{[}{*}{]}\textasciitilde{}\textasciicircum{}"
 
 
+@pytest.mark.figures
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="LaTeX is not installed")
 @pytest.mark.parametrize("hostile", [False, True])
