@@ -191,8 +191,10 @@ RULES: dict[str, Rule] = {
 """By our name of the method. They take tokens [N, D], N a square and a multiple of 16, and what the method needs."""
 
 
+@torch.no_grad()
 def compare(keeps: list[int], repeats: int = 9) -> str:
-    """Return a table of our time over theirs, N = 576, D = 4096, the least of some repetitions in turns.
+    """Return a table of our time over theirs, N = 576, D = 4096, the least of some repetitions in turns, without
+    gradients, as in `generate`.
 
     Both get the tensors that the rule reads, as a model would record them for the method. Processor time in one thread,
     so that other work on the machine counts as little as possible; ours without the checks of values, which the rules

@@ -244,7 +244,7 @@ class Pruner:
         """Select k < N tokens of [B, N, D]; `check` their values: only those of what the method `needs` are checked."""
         if check:
             checks.check_finite("tokens", inputs.tokens)
-        with torch.no_grad():
+        with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
             indices = self._choose(inputs, k).sort(-1).values
         if check:
             checks.check_indices(self.name, indices, inputs.tokens.shape[1], k)

@@ -1,12 +1,13 @@
 """HiPrune: objects and their surroundings by a middle layer, the rest by a deep one."""
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from clustrs import validation
-from clustrs.ops.distances import stable_topk, top_set
+from clustrs.ops.distances import is_ordinary, stable_topk, top_set
 from clustrs.pruners.base import Pruner, accepts
 from clustrs.pruners.inputs import PrunerInputs, grid_side
 from clustrs.pruners.registry import register
@@ -59,7 +60,14 @@ def grid_places(inputs: PrunerInputs) -> tuple[Tensor, Tensor | int]:
     for those in a column; lines and tiles are further apart than that."""
     layout, (batch, n, _) = inputs.layout, inputs.tokens.shape
     if layout is None:
-        cell = torch.arange(n, device=inputs.tokens.device)
-        return (cell + cell // grid_side(n)).expand(batch, -1), grid_side(n) + 1
+        make = square_places if is_ordinary(inputs.tokens) else square_places.__wrapped__
+        return make(n, inputs.tokens.device).expand(batch, -1), grid_side(n) + 1
     lines, line = (axis.amax() - axis.amin() + 2 for axis in (layout.y, layout.x))
     return (layout.tile * lines + layout.y) * line + layout.x, line
+
+
+@lru_cache(maxsize=8)
+def square_places(n: int, device: torch.device) -> Tensor:
+    """Return the numbers [1, N] of places on a square, or else in one line."""
+    cell = torch.arange(n, device=device)
+    return (cell + cell // grid_side(n))[None]
