@@ -94,15 +94,24 @@ class Clips(Dataset[dict[str, Tensor]]):
 
 
 class Asking(language.Asking):
-    """All questions about a clip in one pass; the frames are images of one prompt, each with its newline."""
+    """All questions about a clip in one pass; the frames are images of one prompt, each with its number before it and
+    its newline after it."""
+
+    def __init__(self, model: Any, encoder: Any, words: dict[str, int]) -> None:
+        super().__init__(model, encoder, words)
+        self.words = words
 
     def image(self, batch: dict[str, Tensor]) -> Tensor:
+        clips, length = batch["pixels"].shape[:2]
         pixels = batch["pixels"].flatten(0, 1)
         with torch.no_grad():
             features = self.encoder[0].features(pixels, torch.zeros(len(pixels), 2, dtype=torch.long))
-        visual = self.projector(features)
-        frames = torch.cat([visual, self.newline.expand(len(visual), 1, -1)], 1)
-        return frames.unflatten(0, batch["pixels"].shape[:2]).flatten(1, 2)
+        visual = self.projector(features).unflatten(0, (clips, length))
+        newline, parts = self.newline.expand(clips, 1, -1), []
+        for number in range(length):
+            digits = torch.tensor([self.words[digit] for digit in str(number + 1)])
+            parts += [self.language.embed_tokens(digits).expand(clips, -1, -1), visual[:, number], newline]
+        return torch.cat(parts, 1)
 
 
 def build(settings: dict[str, Any]) -> Any:
@@ -128,6 +137,7 @@ def build(settings: dict[str, Any]) -> Any:
 def make_processor(settings: dict[str, Any]) -> Any:
     processor = models.onevision_processor(settings["clips"])
     processor.tokenizer = models.tokenizer(vocabulary())
+    processor.chat_template = models.TEMPLATE.replace("<image>", "{{ loop.index }} <image>")
     return processor
 
 

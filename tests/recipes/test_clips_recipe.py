@@ -53,4 +53,4 @@ def test_the_tower_is_mini_onevisions_and_stays(settings: dict[str, Any]) -> Non
     assert torch.equal(model.lm_head.weight[:known], old.lm_head.weight)
     step = clips.Clips(settings, 0, train.stages(settings["clips"]["language"])[0], clips.vocabulary())
     assert torch.equal(step[3]["pixels"], step[3]["pixels"])
-    assert step[2]["pixels"].shape == (2, 16, 56, 56, 3)
+    assert step[2]["pixels"].shape == (4, 8, 56, 56, 3)

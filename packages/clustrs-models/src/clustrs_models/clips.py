@@ -82,7 +82,9 @@ def sample(generator: Generator, length: int, held_out: bool = False) -> Clip:
     count = int(generator.integers(FEWEST, MOST + 1))
     while True:
         pairs = names(count + 2, generator)
-        if len(pairs) == count + 2 and is_held_out([" ".join(pair) for pair in pairs[:count]]) == held_out:
+        if len(pairs) < count + 2 or any(a == b for a, b in zip(*pairs[-2:], strict=True)):
+            continue  # what stands at the end must have another color and another shape
+        if is_held_out([" ".join(pair) for pair in pairs[:count]]) == held_out:
             break
     looks = [
         Thing(color, shape, 0.0, 0.0, float(generator.uniform(*AREA)), float(generator.uniform(-0.35, 0.35)), None)
