@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
@@ -26,7 +27,8 @@ from tqdm import tqdm
 from clustrs import NoPruning
 from clustrs.models import ask as asking
 from clustrs.models.load import load_model
-from clustrs_models.clips import KINDS, Clip, draw, every, load, sample
+from clustrs_models.clips import DIRECTIONS, KINDS, MOST, SIDE, Clip, draw, every, load, sample
+from clustrs_models.drawing import PATCH, Thing
 from clustrs_models.photographs import Question, generator_for
 from recipes import language, models, storage, tower, train
 from recipes.data import IGNORED, From, Stage, blocks, corrupted, pad, some
@@ -73,6 +75,33 @@ def hints(clip: Clip) -> list[Question]:
     return found
 
 
+TRACES = {"order": MOST, "way": len(DIRECTIONS), "swap": 2}
+"""Classes of a visual token: its object's place in the order, its direction, and whether what stands was exchanged."""
+DEPTH = 4
+"""Layers of the language model before the states that are classified."""
+
+
+def traces(clip: Clip) -> dict[str, NDArray[np.int64]]:
+    """Labels (frames, tokens) of the tokens on objects, as far as the frames until then can tell."""
+    side = SIDE // PATCH
+    y, x = (PATCH * axis.reshape(-1) + PATCH / 2 for axis in np.mgrid[:side, :side])
+    labels = {name: np.full((clip.length, side * side), IGNORED) for name in TRACES}
+
+    def on(thing: Thing) -> NDArray[np.bool_]:
+        return np.asarray(np.hypot(x - thing.x, y - thing.y) < 9)
+
+    for frame in range(clip.length):
+        for number, one in enumerate(clip.passing):
+            if frame in one.frames:
+                there = on(one.at(frame)) & ~on(clip.standing)
+                labels["order"][frame, there] = number
+                if frame > one.frames.start:
+                    labels["way"][frame, there] = list(DIRECTIONS).index(one.direction)
+        if frame >= clip.until:
+            labels["swap"][frame, on(clip.after)] = int(clip.changed)
+    return labels
+
+
 class Clips(Dataset[dict[str, Tensor]]):
     """Item n is the whole batch of step n."""
 
@@ -81,13 +110,13 @@ class Clips(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, step: int) -> dict[str, Tensor]:
         turn = step % len(self.plan.sides)
-        rows = []
+        rows: list[dict[str, Any]] = []
         for number in range(self.plan.images[turn]):
             generator = generator_for(self.settings["seed"], 3, self.stage, step, number)
             clip = sample(generator, self.plan.sides[turn])
             frames = [corrupted(frame, self.settings["photometry"], generator) for frame in draw(clip, generator)]
             asked = every(clip) + some(hints(clip), self.settings["clips"]["hints"], generator)
-            rows.append({"pixels": np.stack(frames)} | blocks(asked, self.words, NAMES))
+            rows.append({"pixels": np.stack(frames), **traces(clip)} | blocks(asked, self.words, NAMES))
         for key, value in {"ids": 0, "segments": -1, "positions": 0, "targets": IGNORED, "kinds": -1}.items():
             pad(rows, key, value)
         return {key: torch.from_numpy(np.stack([row[key] for row in rows])) for key in rows[0]}
@@ -100,6 +129,28 @@ class Asking(language.Asking):
     def __init__(self, model: Any, encoder: Any, words: dict[str, int]) -> None:
         super().__init__(model, encoder, words)
         self.words = words
+        self.heads = nn.ModuleDict({name: nn.Linear(model.lm_head.in_features, n) for name, n in TRACES.items()})
+        self.states: list[Tensor] = []
+        self.language.layers[DEPTH].input_layernorm.register_forward_hook(lambda *given: self.states.append(given[2]))
+
+    def traced(self, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
+        """Loss of classifiers of the visual tokens, which are thrown away later, and how much they have right."""
+        length = batch["pixels"].shape[1]
+        ahead, start = self.states[-2], len(self.prefix)
+        columns: list[int] = []
+        for number in range(length):
+            start += len(str(number + 1))
+            columns += range(start, start + batch["order"].shape[2])
+            start += batch["order"].shape[2] + 1
+        total, report = torch.zeros(()), {}
+        for name, head in self.heads.items():
+            labels = batch[name].flatten()
+            if (labels != IGNORED).any():
+                logits = head(ahead[:, columns]).flatten(0, 1)
+                total = total + F.cross_entropy(logits, labels, ignore_index=IGNORED)
+                there = labels != IGNORED
+                report[name] = (logits.argmax(-1)[there] == labels[there]).float().mean().item()
+        return total, report
 
     def image(self, batch: dict[str, Tensor]) -> Tensor:
         clips, length = batch["pixels"].shape[:2]
@@ -107,6 +158,7 @@ class Asking(language.Asking):
         with torch.no_grad():
             features = self.encoder[0].features(pixels, torch.zeros(len(pixels), 2, dtype=torch.long))
         visual = self.projector(features).unflatten(0, (clips, length))
+        assert self.newline is not None
         newline, parts = self.newline.expand(clips, 1, -1), []
         for number in range(length):
             digits = torch.tensor([self.words[digit] for digit in str(number + 1)])
@@ -141,12 +193,17 @@ def make_processor(settings: dict[str, Any]) -> Any:
     return processor
 
 
-def loss(asker: Asking, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
+def loss(asker: Asking, batch: dict[str, Tensor], traced: bool = False) -> tuple[Tensor, dict[str, float]]:
+    asker.states.clear()
     logits, there = asker(batch), batch["targets"] != IGNORED
     targets, kinds = batch["targets"][there], batch["kinds"][there]
     right = (logits.argmax(-1) == targets).float()
     report = {name: right[kinds == i].mean().item() for i, name in enumerate(NAMES)}
-    return F.cross_entropy(logits, targets), report
+    total = F.cross_entropy(logits, targets)
+    if traced:
+        further, shares = asker.traced(batch)
+        total, report = total + 0.3 * further, report | shares
+    return total, report
 
 
 def learn(settings: dict[str, Any], folder: Path) -> None:
@@ -158,8 +215,8 @@ def learn(settings: dict[str, Any], folder: Path) -> None:
         clips = Clips(settings, number, stage, words)
         return DataLoader(clips, batch_size=None, sampler=steps, num_workers=1, prefetch_factor=4)
 
-    run = train.start(folder, train.parts(model), own)
-    run.stages(train.stages(own), batches, lambda _, batch: loss(asker, batch))
+    run = train.start(folder, train.parts(model) | {"heads": asker.heads}, own)
+    run.stages(train.stages(own), batches, lambda stage, batch: loss(asker, batch, stage.traces))
 
 
 def export(settings: dict[str, Any], folder: Path) -> None:

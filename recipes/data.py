@@ -53,6 +53,8 @@ class Stage:
     """Further questions for the number of objects of a color or of a shape, per image."""
     spreading: bool = False
     """Hold the encoder's classifiers to unit weights, see `tower.spread`."""
+    traces: bool = False
+    """Of clips: let the language model's states of visual tokens tell what their objects do, see `clips.traced`."""
     even: bool = False
     """Make the area of all objects independent of their number in small images, too."""
 

@@ -74,6 +74,8 @@ class Run:
             self.step, self.seconds = int(stored.metadata()["step"]), float(stored.metadata()["seconds"])
             names = set(stored.keys())
             for name, parameter in self.parameters.items():
+                if name not in names:  # of a part that a later stage adds
+                    continue
                 parameter.data.copy_(stored.get_tensor(name))
                 if f"{name}|exp_avg" in names:
                     moments = {key: stored.get_tensor(f"{name}|{key}") for key in ("exp_avg", "exp_avg_sq")}

@@ -30,7 +30,7 @@ from clustrs.embedded import (
     model_folder,
     samples,
 )
-from clustrs.evaluation.tasks import Task, get_task
+from clustrs.evaluation.tasks import get_task
 from clustrs.models import ask as sharing
 from clustrs.models.ask import ask, chat_prompt
 from clustrs.models.load import load_model
@@ -41,7 +41,7 @@ from recipes.photo.models import vocabulary as photo_vocabulary
 Run = Callable[..., tuple[int, str, str]]
 QUESTION = "How many objects are there?"
 CLASSES = {"llava": "LlavaForConditionalGeneration", "llava_onevision": "LlavaOnevisionForConditionalGeneration"}
-STORED = {"photo-llava": torch.float16}
+STORED = {"photo-llava": torch.float16, "mini-onevision-clips": torch.float16}
 """Other models are stored in float32."""
 SIZES = {"photo-llava": 40e6}
 """The largest that a folder may be, in bytes; others 20 million."""
@@ -106,19 +106,27 @@ def test_loads_as_any_checkpoint_does(name: str) -> None:
 
 
 def test_tokens_a_crop(name: str, loaded: tuple[Any, Any]) -> None:
+    if default_task(name) == "clips":
+        task: Any = get_task("clips", limit=1)
+        answer = ask(*loaded, task.frames("clip-0000"), task.items[0].question, NoPruning(), 2)
+        assert answer.unknown_words == ()
+        assert [frame.grids for frame in answer.frames] == [[(7, 7)]] * 8
+        assert answer.visual_tokens == 8 * 50
+        return
     sample = samples(default_task(name))[0]
     answer = ask(*loaded, open_image(sample.path), sample.questions[0][0], NoPruning(), 2)
     assert answer.unknown_words == ()
     assert answer.image.grids == TOKENS[name]
 
 
-def right(loaded: tuple[Any, Any], methods: Sequence[Any], task: Task) -> list[float]:
+def right(loaded: tuple[Any, Any], methods: Sequence[Any], task: Any) -> list[float]:
     """The share of right answers with each method; an image is encoded once for all."""
     good: list[list[float]] = [[] for _ in methods]
     for image, group in groupby(task.items, key=lambda item: item.image):
         items = list(group)
-        prompts = [(0, chat_prompt(loaded[1], item.question)) for item in items]
-        encoded = sharing.encode(*loaded, [task.open(image)], prompts)
+        shown = task.frames(image) if hasattr(task, "frames") else [task.open(image)]
+        prompts = [(0, chat_prompt(loaded[1], item.question, images=len(shown))) for item in items]
+        encoded = sharing.encode(*loaded, [shown if len(shown) > 1 else shown[0]], prompts)
         for scores, method in zip(good, methods, strict=True):
             replies = sharing.reply(*loaded, encoded, method, 3)
             scores += [task.score(item, reply.text) or 0.0 for item, reply in zip(items, replies, strict=True)]

@@ -25,8 +25,10 @@ LMMS = ROOT / "packages" / "clustrs-lmms"
 RAY = ROOT / "packages" / "clustrs-ray"
 LARGEST_CODE, LARGEST_DATA = 2e6, 100e6
 """Bytes. The package index takes no file over 100 MB."""
-CODE = ("__init__", "drawing", "scenes", "clips", "photographs", "sentences", "smol", "smol_build", "weight_files")
-CODE += ("imagenet_c",)
+CODE = (
+    *("__init__", "drawing", "scenes", "clips", "photographs", "sentences", "smol", "smol_build", "weight_files"),
+    "imagenet_c",
+)
 """Modules of clustrs-models: its tasks, their drawings, the model that is fetched, and corruptions."""
 
 

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from clustrs.embedded import EMBEDDED, embedded_model, model_folder
 from clustrs.models.ask import name_unknown_words, unknown_words
+from clustrs_models import clips
 from clustrs_models.photographs import KINDS
 from clustrs_models.photographs import every as photo_questions
 from clustrs_models.scenes import examples
@@ -59,6 +60,8 @@ def test_embedded_models_know_the_questions_of_their_task(name: str) -> None:
     asked = [model.question]
     if model.task == "scenes":
         asked += [question.text for example in examples(10) for question in example.questions]
+    elif model.task == "clips":
+        asked += [question.text for example in clips.examples(10) for question in example.questions]
     else:
         asked += [question.text for kinds in (KINDS[:1], KINDS[:4]) for question in photo_questions(kinds)]
     assert not [words for question in asked if (words := unknown_words(stored, question))]

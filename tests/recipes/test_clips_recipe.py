@@ -10,7 +10,7 @@ from PIL import Image
 
 from clustrs.models.ask import chat_prompt, prepare
 from clustrs.models.load import load_model
-from clustrs_models.clips import draw, every, sample
+from clustrs_models.clips import DIRECTIONS, draw, every, sample
 from clustrs_models.photographs import generator_for
 from recipes import clips, data, models, tower, train
 
@@ -54,3 +54,19 @@ def test_the_tower_is_mini_onevisions_and_stays(settings: dict[str, Any]) -> Non
     step = clips.Clips(settings, 0, train.stages(settings["clips"]["language"])[0], clips.vocabulary())
     assert torch.equal(step[3]["pixels"], step[3]["pixels"])
     assert step[2]["pixels"].shape == (4, 8, 56, 56, 3)
+
+
+def test_traces_say_what_the_frames_so_far_show() -> None:
+    generator = generator_for(4)
+    for _ in range(30):
+        clip = sample(generator, 16)
+        labels = clips.traces(clip)
+        for frame in range(clip.length):
+            there = [number for number, one in enumerate(clip.passing) if frame in one.frames]
+            assert set(labels["order"][frame]) <= {data.IGNORED, *there}
+            moving = [clip.passing[n].direction for n in there if frame > clip.passing[n].frames.start]
+            ways = {list(DIRECTIONS).index(direction) for direction in moving}
+            assert set(labels["way"][frame]) <= {data.IGNORED, *ways}
+            late = {int(clip.changed)} if frame >= clip.until else set()
+            assert set(labels["swap"][frame]) - {data.IGNORED} == late
+        assert {n for n in set(labels["order"].flatten()) if n >= 0} == set(range(len(clip.passing)))

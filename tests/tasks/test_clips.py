@@ -147,7 +147,7 @@ def test_the_task() -> None:
 
 
 def test_noise_is_fresh_in_each_frame_and_seeded() -> None:
-    worker = Worker(Config(task="clips", model="mini-onevision", methods=expand_methods(["none"], [16]), limit=1))
+    worker: Any = Worker(Config(task="clips", model="mini-onevision", methods=expand_methods(["none"], [16]), limit=1))
     clean, noisy, again, other = (
         [np.asarray(frame).astype(int) for frame in worker.show("clip-0000", corruption, seed)]
         for corruption, seed in (("clean", 0), ("gaussian:0.1", 0), ("gaussian:0.1", 0), ("gaussian:0.1", 1))

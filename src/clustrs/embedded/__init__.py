@@ -32,6 +32,7 @@ EMBEDDED = (  # a line per folder of `clustrs-models`; command line, web page an
     EmbeddedModel("photo-llava", "llava", "photographs of 48 kinds of things", "photos", "What is this?"),
     EmbeddedModel("mini-llava", "llava", "drawn scenes", "scenes", "How many objects are there?"),
     EmbeddedModel("mini-onevision", "llava_onevision", "drawn scenes", "scenes", "How many objects are there?"),
+    EmbeddedModel("mini-onevision-clips", "llava_onevision", "drawn clips", "clips", "How many objects pass?"),
     EmbeddedModel("smol-llava", "llava", "photographs", "photos-sentences", "What is this?", True),
 )
 MODELS = tuple(model.name for model in EMBEDDED)

@@ -280,8 +280,8 @@ class Worker:
 
     def show(self, name: str, corruption: str = "clean", seed: int = 0) -> Shown:
         """Open an image, or the frames of a clip, as a corruption leaves them: each frame has its own noise."""
-        clip = hasattr(self.task, "frames")
-        images = list(self.task.frames(name)) if clip else [self.task.open(name)]
+        clip = getattr(self.task, "frames", None)
+        images = list(clip(name)) if clip else [self.task.open(name)]
         names = [f"{name} frame {number}" for number in range(len(images))] if clip else [name]
         for image in images:
             check_size(f"image {name!r}", image.size)

@@ -296,7 +296,7 @@ def encode(
     with torch.inference_mode():
         own = process([prompts[row] for row in rows]) if any(clips) else adapter.take_images(inputs, rows)
         encoded = iter(adapter.encode(own, StageTimer(model.device), crops))
-    by_row = {row: [next(encoded) for _ in clips[prompts[row][0]] or [None]] for row in rows}
+    by_row = {row: [next(encoded) for _ in range(len(clips[prompts[row][0]]) or 1)] for row in rows}
     shared = [image for index, _ in prompts for image in by_row[first[index]]]
     frames = tuple(len(by_row[first[index]]) for index, _ in prompts) if any(clips) else ()
     return Batch({name: inputs[name] for name in PER_TOKEN if name in inputs}, shared, frames)
