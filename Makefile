@@ -32,7 +32,7 @@ WORKERS ?= auto
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs test test-fast test-graphs test-oldest test-app test-vllm test-lmms environments lint count format graph evidence matrix bench bench-serving train wheels clean
+.PHONY: help setup demo docs test test-fast test-graphs test-docs test-oldest test-app test-vllm test-lmms environments lint count format graph evidence matrix bench bench-serving train wheels clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
@@ -59,14 +59,17 @@ demo: setup ## Measure what pruning costs with and without place and weight: a t
 		--methods none clustermeans clustrs fastervlm --show out/demo/kept.png
 	@echo 'report: out/demo/report.html'
 
-test: setup ## Run all tests but those of test-graphs and test-app, in parallel.
-	$(PYTEST) -m 'not graphs' --ignore tests/app
+test: setup ## Run all tests but those of test-graphs, test-docs and test-app, in parallel.
+	$(PYTEST) -m 'not graphs and not docs' --ignore tests/app
 
 test-fast: setup ## Run the tests that are not marked slow, in parallel.
-	$(PYTEST) -m 'not slow and not graphs'
+	$(PYTEST) -m 'not slow and not graphs and not docs'
 
 test-graphs: setup ## Run the tests that compile selections or export ONNX graphs, in parallel.
 	$(PYTEST) -m graphs
+
+test-docs: setup ## Run the commands and notebooks of the documentation, and build its site, in parallel.
+	$(PYTEST) -m docs
 
 $(OLDEST_STAMP): $(DEPENDENCIES)
 	$(PYTHON) -m venv .venv-oldest

@@ -274,7 +274,7 @@ def runnable(page: Path) -> list[str]:
     return [line for line in commands(page) if not any(re.search(pattern, line) for pattern in NOT_RUN)]
 
 
-@pytest.mark.slow
+@pytest.mark.docs
 @pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)], ids=lambda page: page.name)
 def test_commands_run(
     page: Path, run: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -296,7 +296,7 @@ def test_exceptions_are_those_of_commands_that_are_there() -> None:
         assert any(re.search(pattern, line) for line in lines), pattern
 
 
-@pytest.mark.slow
+@pytest.mark.docs
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_a_notebook_prints_what_is_stored_in_it(path: Path) -> None:
     nbformat = pytest.importorskip("nbformat")
@@ -318,7 +318,7 @@ def test_a_notebook_prints_what_is_stored_in_it(path: Path) -> None:
     assert shown() == stored
 
 
-@pytest.mark.slow
+@pytest.mark.docs
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     """Links, anchors and references to the API are right; nothing on a page is fetched from elsewhere."""
     pytest.importorskip("mkdocs", reason="make docs installs mkdocs")
