@@ -122,7 +122,7 @@ test-lmms: $(LMMS_STAMP) ## Run the tests of the lmms-eval plugin and of clustrs
 
 environments: $(VLLM_STAMP) $(LMMS_STAMP) ## Create the environments of test-vllm and test-lmms.
 
-bench-serving: $(VLLM_STAMP) ## Measure servers with and without pruning, about 25 minutes.
+bench-serving: $(VLLM_STAMP) ## Measure servers with and without pruning, about 20 minutes on idle cores.
 	PYTHONPATH=. $(VLLM)/python benchmarks/serving.py
 
 lint: setup ## Check style, formatting, the order of imports between rooms, and types.

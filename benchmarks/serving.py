@@ -1,16 +1,18 @@
 """Measure the throughput and latency of a server, with and without pruning.
 
-The same requests go to vLLM's own server and to pruned ones (`clustrs serve`), one server after the other on
-127.0.0.1: a drawn image each, questions and answers of mixed lengths, first 8 and then 32 at once. vLLM's caches of
-prompts and images are off, so every request pays for its image. A run that takes too long stops sending (--seconds),
-and its rates are those of the requests that were answered.
+The same requests go in turn to vLLM's own server and, with several budgets, to a pruned one (`clustrs serve`) on
+127.0.0.1: a drawn image each, questions and answers of mixed lengths, 8 and 32 at once. vLLM's caches of prompts and
+images are off, so every request pays for its image. A run that takes too long stops sending (--seconds), and its rates
+are those of the requests that were answered.
 
 Models: the embedded mini-llava, whose tower is a large part of the work; one with random weights whose language model
 costs about 20 times its tower until the first token, as in LLaVA-1.5-7B; and one with random weights, the widths of
-LLaVA-OneVision-0.5B and a third of its layers. Answers of the latter two mean nothing. --memory N sends N requests to a
-pruned server instead, and fails if its memory grows by more than 5 per cent after the first 200 of them.
-Needs the environment of `make test-vllm`. Writes serving.json, serving.md and serving.png to the output folder;
---render writes the last two again from the first.
+LLaVA-OneVision-0.5B and an eighth of its layers. Answers of the latter two mean nothing.
+
+--memory N sends N requests to vLLM's own server and to a pruned one instead, and fails if the second half of them adds
+more than 5 per cent to the memory of the latter.
+Needs the environment of `make test-vllm`. Writes serving.json, serving.md and serving.png to the output folder, with
+what serving.json has of other models; --render writes the last two again from the first.
 """
 
 import argparse
@@ -33,6 +35,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +118,7 @@ def proportional_config() -> Any:
 
 
 def build_onevision(folder: Path) -> None:
-    """A LLaVA-OneVision with random weights and the widths of the 0.5B model, with a third of its layers."""
+    """A LLaVA-OneVision with random weights and the widths of the 0.5B model, with an eighth of its layers."""
     import torch
     from transformers import AutoConfig, AutoModelForImageTextToText, SiglipVisionConfig
 
@@ -125,11 +128,11 @@ def build_onevision(folder: Path) -> None:
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     config = AutoConfig.from_pretrained(source)
     side = config.vision_config.image_size
-    shape = {"hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16, "num_hidden_layers": 9}
+    shape = {"hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16, "num_hidden_layers": 3}
     config.vision_config = SiglipVisionConfig(**shape, image_size=side, patch_size=config.vision_config.patch_size)
     text = {"hidden_size": 896, "intermediate_size": 4864, "num_attention_heads": 14, "num_key_value_heads": 2}
-    text |= {"num_hidden_layers": 8, "max_position_embeddings": 8192}
-    for name, value in {**text, "layer_types": ["full_attention"] * 8}.items():
+    text |= {"num_hidden_layers": 3, "max_position_embeddings": 8192}
+    for name, value in {**text, "layer_types": ["full_attention"] * 3}.items():
         setattr(config.text_config, name, value)
     torch.manual_seed(0)
     AutoModelForImageTextToText.from_config(config).save_pretrained(folder)
@@ -141,7 +144,7 @@ def server(model: str, keep: int | float | None, log: Path) -> Iterator[str]:
     """A server of its own on a free port, until the block ends; its address."""
     command = list(server_words(model))
     if keep is not None:
-        command = ["clustrs.cli", "serve", model, "--keep", str(keep)]
+        command = ["clustrs.cli", "serve", model, "--keep", str(keep), *ANY_BUDGET * (keep == EVERYTHING)]
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")}
     arguments = [*command, *SERVER_OPTIONS, "--served-model-name", "served"]
     if "onevision" in model:  # several crops
@@ -283,45 +286,66 @@ async def run(
 
 
 BUILDERS = {"proportional": build_proportional, "onevision-0.5b": build_onevision}
+REQUESTS = {"mini-llava": 96, "proportional": 64, "onevision-0.5b": 16}
+"""Per run, unless --requests is given; at least as many as are sent at once."""
+EVERYTHING = 10_000
+"""A budget that no image has so many tokens for."""
+ANY_BUDGET = ("--keep-range", "1", str(EVERYTHING))
 
 
 def check_memory(options: argparse.Namespace) -> None:
-    """Send many requests with four budgets, and compare the server's memory after a tenth of them with the end."""
-    import psutil  # type: ignore[import-untyped]
-
-    requests, used = make_requests(min(options.memory, 200)), list[tuple[int, float]]()
-    arguments = ["clustrs.cli", "serve", str(model_folder("mini-llava")), "--keep", "64", "--keep-range", "16", "256"]
-    arguments += [*SERVER_OPTIONS, "--served-model-name", "served"]
-    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
-    with running(arguments, options.out / "memory.log", environment, START_SECONDS) as (address, process):
-        for done in range(0, options.memory, len(requests)):
-            asyncio.run(run(address, requests, 32, 3600, budgets=(16, 64, 144, 256)))
-            whole = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
-            used.append((done + len(requests), sum(psutil.Process(pid).memory_info().rss for pid in whole) / 2**20))
-            print(f"{used[-1][0]} requests: {used[-1][1]:.0f} MB", flush=True)
-    growth = used[-1][1] / used[0][1] - 1
-    print(f"memory grew by {growth:.1%} from {used[0][0]} to {used[-1][0]} requests")
-    if growth > 0.05:
+    """Send many requests to vLLM's own server and to a pruned one with four budgets; compare their memory."""
+    words = ["clustrs.cli", "serve", str(model_folder("mini-llava")), "--keep", "64", "--keep-range", "16", "256"]
+    pruned = memory_used(words, options, "pruned", (16, 64, 144, 256))
+    plain = memory_used([*server_words(str(model_folder("mini-llava")))], options, "plain", (None,))
+    result = {"pruned": pruned, "plain": plain}
+    (options.out / "memory.json").write_text(json.dumps(result, indent=1) + "\n")
+    growth = {name: rows[-1]["MB"] / rows[len(rows) // 2 - 1]["MB"] - 1 for name, rows in result.items()}
+    print(f"the second half of {options.memory} requests added {growth['pruned']:.1%}, plain {growth['plain']:.1%}")
+    if growth["pruned"] > 0.05:
         raise SystemExit("more than 5 %")
+
+
+def memory_used(words: list[str], options: argparse.Namespace, name: str, budgets: Sequence[int | None]) -> list[Row]:
+    """The memory of a server's processes after every 200 requests. A page that n of them share counts 1/n in each."""
+    import psutil
+
+    requests, rows = make_requests(min(options.memory, 200)), list[Row]()
+    arguments = [*words, *SERVER_OPTIONS, "--served-model-name", "served"]
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
+    with running(arguments, options.out / f"memory-{name}.log", environment, START_SECONDS) as (address, process):
+        for done in range(0, options.memory, len(requests)):
+            asyncio.run(run(address, requests, 32, 3600, budgets))
+            server = psutil.Process(process.pid)
+            each = [(one.name(), one.memory_full_info().pss) for one in (server, *server.children(recursive=True))]
+            rows.append({"requests": done + len(requests), "MB": round(sum(used for _, used in each) / 2**20)})
+            rows[-1]["processes"] = [(part, round(used / 2**20)) for part, used in each]
+            print(f"{name}: {rows[-1]}", flush=True)
+    return rows
 
 
 def measure(options: argparse.Namespace) -> list[Row]:
     """All models, budgets and numbers of requests at once."""
-    requests = make_requests(options.requests)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as scratch:
         for name in options.models:
             model = str(model_folder(name)) if name == "mini-llava" else str(Path(scratch) / name)
             if name in BUILDERS:
                 BUILDERS[name](Path(model))
-            for keep in options.keep:
-                started = time.perf_counter()
-                with server(model, keep, options.out / f"serving-{name}-{label(keep)}.log") as address:
-                    ready = round(time.perf_counter() - started, 1)
+            requests = make_requests(max(options.requests or REQUESTS[name], *options.at_once))
+            logs = [options.out / f"serving-{name}-{kind}.log" for kind in ("plain", "pruned")]
+            with server(model, None, logs[0]) as plain, server(model, EVERYTHING, logs[1]) as pruned:
+                for address in (plain, pruned):
                     asyncio.run(run(address, requests[:4], 4, options.seconds))  # not counted
-                    for at_once in options.at_once:
-                        row = asyncio.run(run(address, requests, at_once, options.seconds))
-                        rows.append({"model": name, "keep": keep, "ready": ready, **row})
+                for at_once in options.at_once:
+                    sent = requests[: max(options.requests or REQUESTS[name], at_once)]
+                    runs: dict[Any, list[Row]] = {keep: [] for keep in options.keep}
+                    for keep in options.keep * options.rounds:
+                        address, budget = plain if keep is None else pruned, EVERYTHING if keep == 1.0 else keep
+                        runs[keep].append(asyncio.run(run(address, sent, at_once, options.seconds, [budget])))
+                    for keep, some in runs.items():
+                        best = max(some, key=lambda row: row["requests_per_second"])
+                        rows.append({"model": name, "keep": keep, "runs": len(some), **best})
                         print(f"{name}, {label(keep)}, {at_once} at once: {rows[-1]}", flush=True)
     return rows
 
@@ -340,6 +364,30 @@ def with_ratios(rows: list[Row]) -> list[Row]:
         ratios = {} if base is None else {name: round(row[name] / base[name], 3) for name in names if base[name]}
         compared.append({**row, "ratios": ratios})
     return compared
+
+
+def break_even(rows: list[Row]) -> list[Row]:
+    """Per model and number of requests at once, the share of the visual tokens from whose removal on a pruned server
+    answers as many requests as the plain one, interpolated between the measured budgets. None: at no budget."""
+    found = []
+    for model, at_once in dict.fromkeys((row["model"], row["at_once"]) for row in rows):
+        subset = [row for row in rows if (row["model"], row["at_once"]) == (model, at_once)]
+        plain = next((row for row in subset if row["keep"] is None), None)
+        text = next((row["prompt_tokens"] - row["keep"] for row in subset if isinstance(row["keep"], int)), None)
+        if plain is None or text is None:
+            continue
+        visual = plain["prompt_tokens"] - text
+        points = sorted(
+            (1 - (row["prompt_tokens"] - text) / visual, plain["requests_per_second"] / row["requests_per_second"] - 1)
+            for row in subset
+            if row["keep"] is not None
+        )
+        share = points[0][0] if points[0][1] <= 0 else None
+        for (less, slower), (more, faster) in pairwise(points):
+            if share is None and faster <= 0:
+                share = less + (more - less) * slower / (slower - faster)
+        found.append({"model": model, "at_once": at_once, "share": share})
+    return found
 
 
 def predictions() -> list[Row]:
@@ -375,8 +423,8 @@ def predictions() -> list[Row]:
 
 def markdown(result: Row) -> str:
     """The table of what was measured, and that of what the cost model says."""
-    columns = ["model", "visual tokens", "at once", "answered", "requests/s", "first token, median", "p99", "prompt"]
-    columns += ["KV blocks, mean (peak)", "scoring, selection per step"]
+    columns = ["model", "visual tokens", "at once", "answered", "requests/s"]
+    columns += ["first token, median", "p99", "prompt", "KV blocks, mean (peak)", "scoring, selection per step"]
     lines = [", ".join(f"{k} {v}" for k, v in result["machine"].items()), ""]
     lines += [f"| {' | '.join(columns)} |", f"|:--|{'--:|' * (len(columns) - 1)}"]
     for row in result["rows"]:
@@ -411,6 +459,10 @@ def markdown(result: Row) -> str:
         lines.append(
             f"| {row['model']} | {row['keep']} | {row['gflops']:.2f} | {share:.0%} | x{ratio:.2f} | x{kv:.2f} |"
         )
+    lines += ["", "| model | at once | visual tokens to remove until pruning pays |", "|:--|--:|--:|"]
+    for row in break_even(result["rows"]):
+        share = "more than measured" if row["share"] is None else f"{row['share']:.0%}"
+        lines.append(f"| {row['model']} | {row['at_once']} | {share} |")
     return "\n".join(lines) + "\n"
 
 
@@ -470,7 +522,8 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=names, default=list(names), help="default: all")
     parser.add_argument("--keep", nargs="+", type=read_keep, default=list(KEEPS), help="plain, all, or numbers")
     parser.add_argument("--at-once", nargs="+", type=int, default=list(CONCURRENCY), help="default: 8 32")
-    parser.add_argument("--requests", type=int, default=200, help="per server and run (default: 200)")
+    parser.add_argument("--requests", type=int, help=f"per server and run (default: {REQUESTS})")
+    parser.add_argument("--rounds", type=int, default=2, help="runs, of which the fastest counts (default: 2)")
     parser.add_argument("--seconds", type=float, default=120, help="a run sends no more after this (default: 120)")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for the results")
     parser.add_argument("--memory", type=int, metavar="N", help="check memory over N requests, and nothing else")
@@ -486,8 +539,10 @@ def main() -> None:
 
         machine = {"machine": platform.machine(), "cores": os.cpu_count(), "vllm": version}
         machine["load before"] = round(os.getloadavg()[0], 1)
-        settings = {"requests": options.requests, "seconds": options.seconds, "server": SERVER_OPTIONS}
-        rows = with_ratios(measure(options))
+        settings = {"requests": options.requests or REQUESTS, "seconds": options.seconds, "server": SERVER_OPTIONS}
+        stored = json.loads(file.read_text())["rows"] if file.exists() else []
+        others = [row for row in stored if row["model"] not in options.models]
+        rows = with_ratios([*others, *measure(options)])
         result = {"machine": machine, "settings": settings, "rows": rows, "predicted": predictions()}
         file.write_text(json.dumps(result, indent=1) + "\n")
     write(json.loads(file.read_text()), options.out)

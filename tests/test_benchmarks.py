@@ -1,4 +1,4 @@
-"""benchmarks/selection.py: that it runs, and what it counts as a launch."""
+"""benchmarks/selection.py: that it runs, and what it counts as a launch; benchmarks/serving.py: where pruning pays."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import scaling, selection
+from benchmarks import scaling, selection, serving
 from clustrs import list_methods
 
 ROOT = Path(__file__).parents[1]
@@ -68,3 +68,18 @@ def test_scaling_writes_a_table_and_a_plot(tmp_path: Path) -> None:
 def test_the_memory_of_a_call_is_counted() -> None:
     _, used = scaling.cost(lambda states: torch.ones(10_000_000).sum(), {})
     assert 39e6 < used < 60e6
+
+
+def test_where_pruning_pays() -> None:
+    """Ten tokens of text and 100 of an image: a third of the way from 1.25 to 0.5 of the plain server's time."""
+
+    def pays(rate: float) -> float | None:
+        speeds = [(None, 110, 10.0), (1.0, 110, 8.0), (10, 20, rate)]
+        shared = {"model": "m", "at_once": 8}
+        rows = [{**shared, "keep": k, "prompt_tokens": n, "requests_per_second": r} for k, n, r in speeds]
+        (found,) = serving.break_even(rows)
+        share: float | None = found["share"]
+        return share
+
+    assert pays(20.0) == pytest.approx(0.3)
+    assert pays(9.0) is None
