@@ -1,24 +1,22 @@
-"""Clips: methods at three budgets for a whole clip, clean and noisy, as published and with place and weight.
+"""Clips: methods at three budgets for a whole clip, clean and noisy, as published.
 
-The level of noise and the better of the two settings are picked on every second group of six clips, and every number of
-the page is of the others: six clips have all lengths, and questions of all kinds.
+The level of noise is picked on questions that the grid does not ask.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from clustrs.cli import main as clustrs
-from clustrs.evaluation.metrics import Values
 from clustrs.evaluation.results import Condition, load_run
-from clustrs_paper.evidence import place_and_weight, results
-from clustrs_paper.evidence.place_and_weight import BOTH, CLEAN, PUBLISHED, SETTINGS, reach, run_folder
+from clustrs.evaluation.tasks import get_task
+from clustrs_paper.evidence import results
+from clustrs_paper.evidence.place_and_weight import CLEAN, reach
 from clustrs_paper.evidence.results import LABELS, UNPRUNED, Answers, compact_rows, read_answers, read_rows, table
 
 STORED = results.STORED.parent / "clips"
-MODEL, TASK, QUESTIONS = "mini-onevision-clips", "clips", 240
+MODEL, TASK, QUESTIONS = "mini-onevision-clips", "clips", 120
 ACROSS = "clustermeans across_frames=true"
 METHODS = {
     "clustermeans": "**ClusterMeans** (ours)",
@@ -30,18 +28,8 @@ METHODS = {
 }
 BUDGETS = (32, 64, 256)
 LEVELS = ("0.1", "0.15", "0.2", "0.3", "0.4", "0.5")
-GROUP = 18
-"""Questions about six clips."""
 LOSS = 0.3
 """Share of its clean score that the unpruned model loses at the level of noise, about."""
-
-
-def held_out(grid: Answers, method: str, keep: int | None, conditions: Sequence[Condition], half: int = 1) -> Values:
-    """Return the scores [items] of a half of the questions, in per cent, averaged over conditions."""
-    cells = np.stack([grid.right[method, keep, condition] for condition in conditions])
-    own = np.arange(cells.shape[1]) // GROUP % 2 == half
-    values: Values = 100 * cells[:, own].astype(np.float64).mean(axis=0)
-    return values
 
 
 def levels() -> Answers | None:
@@ -49,86 +37,78 @@ def levels() -> Answers | None:
     return read_answers(read_rows(STORED / f"{MODEL}-levels.csv"))
 
 
-def chosen_level(grid: Answers) -> str:
-    """Return the level at which the loss on the picking half is nearest to `LOSS`."""
-    clean = held_out(grid, UNPRUNED, None, [CLEAN], half=0).mean()
-    losses = {
-        text: 1 - held_out(grid, UNPRUNED, None, [Condition("gaussian", float(text))], half=0).mean() / clean
-        for text in LEVELS
+def chosen_level(curve: Answers) -> str:
+    """Return the level at which the loss on the questions after the grid's is nearest to `LOSS`, the milder of two."""
+    clean = curve.right[UNPRUNED, None, CLEAN][QUESTIONS:].mean()
+    noisy = {
+        text: curve.right[UNPRUNED, None, Condition("gaussian", float(text))][QUESTIONS:].mean() for text in LEVELS
     }
-    return min(losses, key=lambda text: abs(losses[text] - LOSS))
+    return min(noisy, key=lambda text: round(abs(1 - noisy[text] / clean - LOSS), 6))
 
 
-def eval_options(setting: str, level: str) -> list[str]:
-    """Return the options of `clustrs eval` in a setting."""
-    positions, attention = SETTINGS[setting]
+def eval_options(corruption: str) -> list[str]:
+    """Return the options of `clustrs eval` for a part of the grid."""
     options = ["--model", MODEL, "--task", TASK, "--limit", str(QUESTIONS), "--methods", *METHODS]
-    options += ["--keep", *map(str, BUDGETS), "--positions", positions, "--attention", attention]
-    return [*options, "--corrupt", "clean", f"gaussian:{level}"]
+    options += ["--keep", *map(str, BUDGETS), "--positions", "compact", "--attention", "plain"]
+    return [*options, "--corrupt", corruption]
 
 
 def run(folder: Path, extra: Sequence[str] = ()) -> int:
     """Measure, and store what is complete; stopped, the same call resumes."""
-    curve = ["--model", MODEL, "--task", TASK, "--limit", str(QUESTIONS), "--methods", UNPRUNED]
+    shared = ["--model", MODEL, "--task", TASK, "--limit", str(2 * QUESTIONS), "--methods", UNPRUNED]
+    shared += ["--batch-size", "3"]  # a clip: whole clips of different lengths would be padded
     noise = [f"gaussian:{level}" for level in LEVELS]
-    curve += ["--batch-size", "3"]  # a clip: whole clips of different lengths would be padded
-    code = clustrs(["eval", *curve, "--corrupt", "clean", *noise, "--output", str(folder / "levels"), *extra])
+    code = clustrs(["eval", *shared, "--corrupt", "clean", *noise, "--output", str(folder / "levels"), *extra])
     if code:
         return code
     results.write_rows(STORED / f"{MODEL}-levels.csv", compact_rows(load_run(folder / "levels")))
-    grid = levels()
-    assert grid is not None
+    curve = levels()
+    assert curve is not None
     rows: list[dict[str, Any]] = []
-    for setting, (positions, attention) in SETTINGS.items():
-        if setting in (PUBLISHED, BOTH):
-            options = eval_options(setting, chosen_level(grid))
-            code = clustrs(["eval", *options, "--output", str(folder / run_folder(setting)), *extra])
-            if code:
-                return code
-            own = compact_rows(load_run(folder / run_folder(setting)))
-            rows += [{"positions": positions, "attention": attention, **row} for row in own]
-            results.write_rows(STORED / f"{MODEL}.csv", rows)
+    for corruption in ("clean", f"gaussian:{chosen_level(curve)}"):
+        target = folder / f"compact-plain-{corruption}"
+        code = clustrs(["eval", *eval_options(corruption), "--output", str(target), *extra])
+        if code:
+            return code
+        rows += compact_rows(load_run(target))
+        results.write_rows(STORED / f"{MODEL}-grid.csv", rows)
     return 0
 
 
-def picked(settings: place_and_weight.Settings) -> str:
-    """Return the setting that is best on the picking half: mean over methods, budgets and conditions."""
-    return max(
-        settings,
-        key=lambda s: np.mean(
-            [held_out(settings[s], m, k, settings[s].conditions, half=0) for m in METHODS for k in BUDGETS]
-        ),
-    )
+def stored_grid() -> Answers | None:
+    return read_answers(read_rows(STORED / f"{MODEL}-grid.csv"))
 
 
-def section(folder: Path = STORED) -> str:
+def most_frequent() -> float:
+    """Return the per cent that the most frequent answer of each kind of question has right."""
+    answers: dict[str, Counter[str]] = {}
+    for item in get_task(TASK, limit=QUESTIONS).items:
+        answers.setdefault(item.question if item.kinds == ("second",) else item.kinds[0], Counter())[item.answer] += 1
+    return 100 * sum(max(counts.values()) for counts in answers.values()) / QUESTIONS
+
+
+def section() -> str:
     """Build the section of the evidence page; empty where nothing is stored."""
-    settings, curve = place_and_weight.load(MODEL, folder), levels()
-    if not settings or curve is None:
+    grid, curve = stored_grid(), levels()
+    if grid is None or curve is None:
         return ""
-    grid = settings[PUBLISHED]
-    (noise,) = place_and_weight.noise_of(grid)
-    columns = [(keep, condition) for keep in BUDGETS for condition in (CLEAN, noise)]
-    whole = {c: held_out(curve, UNPRUNED, None, [c]) for c in (CLEAN, noise)}
+    columns = [(keep, condition) for condition in grid.conditions for keep in BUDGETS]
+    whole = {c: 100.0 * curve.right[UNPRUNED, None, c][:QUESTIONS] for c in grid.conditions}
     rows = [["all tokens", *(f"{whole[condition].mean():.1f}" for _, condition in columns)]]
     halves = [reach(values) for values in whole.values()]
     for method, name in METHODS.items():
-        cells = []
-        for keep, condition in columns:
-            values = [held_out(own, method, keep, [condition]) for own in settings.values()]
-            halves += map(reach, values)
-            cells.append(" / ".join(f"{value.mean():.1f}" for value in values))
-        rows.append([name, *cells])
-    best = picked(settings)
-    both = "as published / with place and weight" if BOTH in settings else "as published"
+        cells = [100.0 * grid.right[method, keep, condition] for keep, condition in columns]
+        halves += map(reach, cells)
+        rows.append([name, *(f"{values.mean():.1f}" for values in cells)])
     text = f"""\
 ## Clips
 
-Drawn clips of 8 to 32 frames (392 to 1,568 visual tokens) with one budget for all frames: right answers of {MODEL} in
-per cent, {both}, on {len(whole[CLEAN])} questions of the task `clips` on which nothing was picked; 95 % intervals reach
-at most {max(halves):.0f} points to either side. Noise is Gaussian and fresh in each frame, at the level where the
-unpruned model loses about {LOSS:.0%} of its score on the other questions ({noise.level_text}). Picked there: {best}.
+Drawn clips of 8 to 32 frames (392 to 1,568 visual tokens), one budget for all frames of a clip: right answers of
+{MODEL} in per cent, compact positions and plain attention, on {grid.questions} questions of the task `clips`; the most
+frequent answers have {most_frequent():.1f} %. 95 % intervals reach at most {max(halves):.0f} points to either side.
+Noise is Gaussian and fresh in each frame; its level is the one at which the unpruned model loses nearest to {LOSS:.0%}
+of its score on {grid.questions} other questions.
 
 """
     repeat = "\n    python -m clustrs_paper.evidence clips    # repeats it; stopped, the same command resumes\n"
-    return text + table(["", *(f"k = {k}, {c.name}" for k, c in columns)], rows, numbers=len(columns)) + repeat
+    return text + table(["", *(f"{c}, k = {k}" for k, c in columns)], rows, numbers=len(columns)) + repeat
