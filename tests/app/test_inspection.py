@@ -5,10 +5,11 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from clustrs.app import markup
-from clustrs.app.inspection import Inspection, inspect
+from clustrs.app.inspection import Inspection, attention, inspect
 from clustrs.app.trial import LoadedModel, corrupted, run_trial, sample_sources
 from clustrs.models import ask as shared_encoding
 from clustrs.models.ask import chat_prompt
@@ -16,9 +17,9 @@ from clustrs.pruners import get_method
 
 
 @pytest.fixture(scope="module")
-def images() -> list[tuple[str, Image.Image]]:
-    source = sample_sources()[0]
-    return [("clean", source.open()), ("noisy", corrupted(source, "gaussian", 0.5, 0))]
+def images(loaded: LoadedModel) -> list[tuple[str, Image.Image]]:
+    source = sample_sources(loaded)[0]
+    return [("clean", source.open()), ("noisy", corrupted(source, "gaussian", 0.5, 0)[0])]
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +71,49 @@ def test_plane_is_that_of_the_clean_image(inspected: Inspection) -> None:
     assert not np.allclose(noisy.mean(0), 0, atol=0.1)
 
 
+def test_sizes_count_the_members_of_clusters(inspected: Inspection) -> None:
+    for view in inspected.views:
+        cluster, size, kept = (view.columns[name] for name in ("cluster", "size", "kept"))
+        assert [size[i] for i in range(576) if kept[i]] == [cluster.count(cluster[i]) for i in range(576) if kept[i]]
+        assert sum(one for one in size if one is not None) == 576
+
+
+@pytest.mark.parametrize("name", ["none", "clustrs", "divprune"])
+def test_attention_before_and_after_is_that_of_an_eager_forward(loaded: LoadedModel, name: str) -> None:
+    image, question = sample_sources(loaded)[0].open(), "How many objects are there?"
+    method = get_method(name, **({} if name == "none" else {"keep": 12}))
+    batch = loaded.encode([image], question, [method])
+    usual = loaded.model.get_decoder().config._attn_implementation
+    found = attention(loaded, batch, method)
+    assert found is not None
+    assert loaded.model.get_decoder().config._attn_implementation == usual
+    loaded.model.set_attn_implementation("eager")
+    try:
+        for shares, one in zip(found, (get_method("none"), method), strict=True):
+            with one(loaded.model, processor=loaded.processor) as handle, torch.inference_mode():
+                output = handle.forward(batch.images, **batch.inputs, output_attentions=True)
+            rows = torch.stack([layer[0, :, -1] for layer in output.attentions]).mean((0, 1))
+            start = batch.input_ids[0].tolist().index(loaded.model.config.image_token_id)
+            expected = rows[start : start + handle.last[0].kept]
+            assert len(shares) == (576 if one.name == "none" else 12)
+            assert shares == pytest.approx(expected.numpy(), abs=1e-6)
+    finally:
+        loaded.model.set_attn_implementation(usual)
+
+
+def test_attention_after_pruning_is_divided_among_the_members(inspected: Inspection, loaded: LoadedModel) -> None:
+    view = inspected.views[0]
+    assert 0 < sum(view.columns["after"]) < 1
+    assert 0 < sum(view.columns["before"]) < 1
+    by_cluster: dict[int, set[float]] = {}
+    for cluster, share in zip(view.columns["cluster"], view.columns["after"], strict=True):
+        by_cluster.setdefault(cluster, set()).add(share)
+    assert all(len(shares) == 1 for shares in by_cluster.values())
+    page = markup.inspection(inspected)
+    assert page.count("attention of the language model before pruning") == 2
+    assert page.count("<circle") == 2 * (576 + 12)
+
+
 def test_method_without_clusters_says_so(loaded: LoadedModel, images: list[tuple[str, Image.Image]]) -> None:
     found = inspect(loaded, get_method("divprune", keep=8), images[:1])
     assert not found.clusters
@@ -114,7 +158,7 @@ def test_page_draws_every_token_twice_and_lets_the_keyboard_in_once(inspected: I
 
 def test_attention_map_is_brightest_where_the_score_is_highest(inspected: Inspection) -> None:
     view = inspected.views[0]
-    heat, brightest = markup.attention_map(view)
+    heat, brightest = markup.attention_map(view, "score")
     scores = np.array(view.columns["score"])
     assert brightest == pytest.approx(np.quantile(scores, 0.99))
     side = heat.width / 24
@@ -132,7 +176,7 @@ def test_a_method_that_reads_the_question(loaded: LoadedModel, images: list[tupl
         (view,) = inspect(loaded, method, images[:1], asked).views
         assert f"selected for the question {question!r}" in view.note
         kept.append([i for i, one in enumerate(view.columns["kept"]) if one])
-        *_, answer = run_trial(loaded, images[0][1], question, [method], 2)
-        assert answer.image is not None, answer.error
-        assert kept[-1] == answer.image.selection.indices.tolist()
+        *_, answer = run_trial(loaded, [images[0][1]], question, [method], 2)
+        assert not answer.error
+        assert kept[-1] == answer.images[0].selection.indices.tolist()
     assert kept[0] != kept[1]

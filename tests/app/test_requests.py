@@ -152,13 +152,13 @@ WRONG: list[tuple[str, list[Any], Any]] = [
     ("choose_sample", [], {"index": "x", "value": ""}),
     ("take_upload", [None, None], None),
     ("take_upload", ["/etc/passwd", None], None),
-    ("answer", [None, "clean", 1, 0, "a " * 200_000, ["clustrs"], 16, 2], None),
-    ("answer", [None, "clean", 1, 0, None, ["clustrs"], 16, 2], None),
-    ("answer", [None, "clean", 1, 0, "What?", "clustrs", 16, 2], None),
-    ("answer", [None, "clean", 1, 0, "What?", ["clustrs"], "many", 2], None),
-    ("show", [None, "clean", 1, 0, "clustrs", 1e18, ""], None),
-    ("show", [None, "clean", 1, 0, ["x"], 4, ""], None),
-    ("show", [None, "clean", 1, 0, "clustrs", 4, None], None),
+    ("choose_sample", [], {"index": -1}),
+    ("choose_question", [None], {"index": 99}),
+    ("answer", [None, "clean", 0.1, 0, "What?", "clustrs", 16, 2], None),
+    ("answer", [None, "clean", 0.1, 0, "What?", ["clustrs"], "many", 2], None),
+    ("show", [None, "clean", 0.1, 0, "clustrs", 1e18, ""], None),
+    ("show", [None, "clean", 0.1, 0, ["x"], 4, ""], None),
+    ("show", [None, "clean", 0.1, 0, "clustrs", 4, None], None),
     ("jump", ["hostile", "gaussian", "4"], None),
     ("jump", ["hostile", "gaussian", "4"], {"method": "x", "condition": 0}),
     ("compare", ["hostile", 10**6, 2, 0], None),
@@ -183,24 +183,24 @@ def test_wrong_types_give_one_sentence_and_no_traceback(client: Client, capfd: p
 
 def test_fifty_requests_at_once_are_answered_or_told_that_the_queue_is_full(client: Client) -> None:
     with ThreadPoolExecutor(50) as pool:
-        outcomes = list(pool.map(lambda seed: client.call("preview", [None, "gaussian", 1, seed]), range(50)))
+        outcomes = list(pool.map(lambda seed: client.call("preview", [None, "gaussian", 0.5, seed]), range(50)))
     pictures = [text for success, text in outcomes if success]
     refused = [text for success, text in outcomes if not success]
     assert pictures
     assert all("data:image/webp" in text for text in pictures)
     assert all("queue is full" in text.lower() for text in refused), refused
-    assert client.call("preview", [None, "gaussian", 1, 0])[0]
+    assert client.call("preview", [None, "gaussian", 0.5, 0])[0]
 
 
 def test_visitor_who_leaves_in_the_middle_does_not_hold_the_model(client: Client) -> None:
-    *_, session = client.join("answer", [None, "clean", 1, 0, "What is in the image?", ["clustrs"], 16, 512])
+    *_, session = client.join("answer", [None, "clean", 0.1, 0, "What is in the image?", ["clustrs"], 16, 512])
     events = client.events(session)
     while next(events)["msg"] != "process_generating":
         pass
     events.close()
-    success, text = client.call("answer", [None, "clean", 1, 0, "What is in the image?", ["clustrs"], 16, 1])
+    success, text = client.call("answer", [None, "clean", 0.1, 0, "What is in the image?", ["clustrs"], 16, 1])
     assert success
-    assert "no answer is known" in text
+    assert "No answer is known" in text
 
 
 def upload_headers(length: int | None) -> dict[str, str]:

@@ -8,14 +8,14 @@ from app_tools import need
 from PIL import Image
 
 if TYPE_CHECKING:
-    from clustrs.app.tabs import TryTab
     from clustrs.app.trial import LoadedModel
+    from clustrs.app.try_tab import TryTab
 
 
 @pytest.fixture(scope="module")
 def tab(loaded: "LoadedModel") -> "TryTab":
     need("gradio")
-    from clustrs.app.tabs import TryTab
+    from clustrs.app.try_tab import TryTab
 
     return TryTab(loaded)
 
@@ -30,7 +30,7 @@ def test_unknown_words_are_named_as_long_as_the_answers_are_there(tab: "TryTab")
     for status in shown:
         assert "not in the model&#39;s vocabulary: &#39;espresso&#39;: read as unknown" in status
         assert 'role="alert"' in status
-    assert "no answer is known" in shown[-1]
+    assert "No answer is known" in shown[-1]
 
 
 def test_known_words_are_not_remarked_on(tab: "TryTab") -> None:
@@ -41,6 +41,34 @@ def test_questions_that_the_page_proposes_are_understood(tab: "TryTab", tmp_path
     from clustrs.app.trial import uploaded
 
     Image.new("RGB", (20, 30), "red").save(tmp_path / "mine.png")
-    _, question = tab._questions(uploaded(tmp_path / "mine.png"))
     assert tab.loaded.embedded is not None
-    assert question == tab.loaded.embedded.question
+    assert tab._question(uploaded(tmp_path / "mine.png")) == tab.loaded.embedded.question
+
+
+def test_page_opens_with_measured_answers(tab: "TryTab") -> None:
+    status, cards = tab._opening(tab.samples[0], "How many objects are there?")
+    assert "Expected answer: 5" in status
+    assert len(cards) == 2
+    for card, method, tokens in zip(cards, ("none", "clustermeans"), (576, 64), strict=True):
+        assert f'data-method="{method}"' in card
+        assert f"{tokens} of 576" in card
+        assert "KV cache" in card
+
+
+def test_error_takes_the_cards_away(tab: "TryTab", monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("out of memory. Tried to allocate")
+
+    monkeypatch.setattr("clustrs.app.trial.asking.encode", fail)
+    first, last = tab.answer(tab.samples[0], "clean", 0, 0, "How many objects are there?", ["clustrs"], 16, 2)
+    assert "waiting" in first[3].value
+    assert "Out of memory." in last[0]
+    assert all(not card.visible and not card.value for card in last[3:])
+
+
+def test_draws_need_a_corruption_and_a_known_answer(tab: "TryTab") -> None:
+    asked = ("How many objects are there?", ["clustrs"], 16, 2)
+    (line,) = tab.draws(tab.samples[0], "clean", 0, 0, *asked)
+    assert "Choose a corruption first" in line
+    (line,) = tab.draws(tab.samples[0], "gaussian", 0.1, 0, "Why?", [], 16, 2)
+    assert "No answer is known for this question" in line

@@ -17,8 +17,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from clustrs import __version__, embedded, validation
 from clustrs.app import markup
 from clustrs.app.results import RunLibrary
-from clustrs.app.tabs import Html, InspectTab, ResultsTab, TryTab
+from clustrs.app.tabs import InspectTab, ResultsTab, TuneTab
 from clustrs.app.trial import LoadedModel, load_warm
+from clustrs.app.try_tab import Html, TryTab
 from clustrs.corruptions.images import first_sentence
 from clustrs.models.configuration import PruningConfig
 from clustrs.palette import dark_css
@@ -177,13 +178,14 @@ def launch(
     loaded = load_warm(model, load) if isinstance(model, str) else model
     loaded = loaded if pruning is None else replace(loaded, pruning=pruning)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # Gradio reads it when it starts its server
-    gr.set_static_paths(embedded.sample_folders())  # served where they lie; only uploads go to the cache
     with Page(title="ClustRS", analytics_enabled=False, delete_cache=(CLEANING, UPLOADS_KEPT)) as page:
         Html(markup.render("intro", model=loaded.name, embedded=loaded.embedded, version=__version__))
         with gr.Tab("Try", id="try"):
             inputs = TryTab(loaded).build()
         with gr.Tab("Inspect", id="inspect") as tab:
             InspectTab(loaded).build(tab, inputs)
+        with gr.Tab("Tune", id="tune"):
+            TuneTab(loaded).build()
         with gr.Tab("Results", id="results") as tab:
             ResultsTab(loaded, RunLibrary(Path(runs))).build(tab)
     page.queue(max_size=LONGEST_QUEUE, default_concurrency_limit=4)

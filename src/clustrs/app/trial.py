@@ -1,9 +1,11 @@
-"""The model behind the page, the images that it is asked about, and its answers with several methods, streamed."""
+"""The model behind the page, the images and clips that it is asked about, and its answers with several methods."""
 
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -14,8 +16,11 @@ from transformers import StoppingCriteriaList, TextIteratorStreamer
 from clustrs import embedded
 from clustrs.corruptions import Corruption, corruption_rule
 from clustrs.corruptions.images import first_sentence, open_image
+from clustrs.corruptions.videos import is_video, open_video
 from clustrs.evaluation.config import CLEAN
+from clustrs.evaluation.tasks import normalize_answer
 from clustrs.models import ask as asking
+from clustrs.models.adapters.base import VisualTokens
 from clustrs.models.configuration import PruningConfig
 from clustrs.models.costs import cache_bytes
 from clustrs.models.load import load_model, quiet_transformers
@@ -25,6 +30,8 @@ from clustrs.validation import LoadOptions
 
 QUESTION = "What is in the image?"  # where a visitor has not asked anything
 NO_PRUNING = "none"
+FRAMES = 8  # of a clip
+DRAWS, AT_ONCE = 20, 5  # draws of noise that are counted, and how many of them the model gets at once
 
 
 @dataclass(frozen=True)
@@ -46,12 +53,26 @@ class LoadedModel:
     def question(self) -> str:
         return self.embedded.question if self.embedded else QUESTION
 
-    def encode(self, image: Image.Image, question: str, methods: Sequence[Pruner] = ()) -> asking.Batch:
-        """Encode an image for methods that will prune it."""
+    @property
+    def one_image(self) -> str:
+        """Why the model cannot be asked about clips; "" if it can."""
+        if self.embedded is None or self.embedded.family != "llava":
+            return ""
+        return "One image per prompt; for clips: clustrs app --model mini-onevision"
+
+    def encode(self, images: Sequence[Image.Image], question: str, methods: Sequence[Pruner] = ()) -> asking.Batch:
+        """Encode images for methods that will prune them; each has a prompt of its own with the question."""
         records = {need for method in methods for need in method.requirements()}
         prompt = asking.chat_prompt(self.processor, question)
         crops = self.pruning.crops if self.pruning else "all"
-        return asking.encode(self.model, self.processor, [image], [(0, prompt)], crops, records)
+        return asking.encode(
+            self.model, self.processor, images, [(i, prompt) for i in range(len(images))], crops, records
+        )
+
+    def options(self, method: Pruner) -> dict[str, Any]:
+        """Return the options of `attach` that the configuration has for its own method."""
+        own = self.pruning is not None and self.pruning.method.name == method.name
+        return self.pruning.options() if self.pruning and own else {}
 
     def method(self, name: str, keep: int) -> Pruner:
         """Return a method at a budget; raise ValueError for an unknown one."""
@@ -64,66 +85,87 @@ def load_warm(name: str = embedded.DEFAULT, options: LoadOptions | None = None) 
     """Load whatever `clustrs ask` takes, and let it answer once: the first call pays for what is set up once."""
     quiet_transformers()
     cold = LoadedModel(name, *load_model(name, options or LoadOptions()), visual_tokens=0)
-    batch = cold.encode(open_image(embedded.samples()[0].path), cold.question)
+    batch = cold.encode([sample_sources(cold)[0].open()], cold.question)
     reply = asking.reply(cold.model, cold.processor, batch, get_method(NO_PRUNING), max_new_tokens=2)[0]
     return replace(cold, visual_tokens=reply.image.placeholders)
 
 
 @dataclass(frozen=True)
 class Source:
-    """An image file, its name (which seeds corruptions), and the questions about it whose answers are known."""
+    """An image or video file, its name (which seeds corruptions), and questions about it whose answers are known."""
 
     path: Path
     name: str
     questions: tuple[tuple[str, str], ...] = ()
+    panned: bool = False  # a clip made of the image: a window that moves over it
+
+    @property
+    def clip(self) -> bool:
+        return self.panned or is_video(self.path)
 
     def open(self) -> Image.Image:
         return open_image(self.path)
+
+    def frames(self) -> list[Image.Image]:
+        """Return the frames of a clip, or the image."""
+        if not self.clip:
+            return [self.open()]
+        if not self.panned:
+            return open_video(self.path, FRAMES)
+        image = self.open()
+        width, height = (round(0.7 * side) for side in image.size)
+        corners = [((image.width - width) * i // (FRAMES - 1), (image.height - height) // 2) for i in range(FRAMES)]
+        return [image.crop((left, top, left + width, top + height)) for left, top in corners]
 
     def expected(self, question: str) -> str | None:
         return dict(self.questions).get(question.strip())
 
 
-def sample_sources(task: str | None = None) -> list[Source]:
-    """Return the sample images, those of a task first, by default of the default model's."""
-    first = task or embedded.default_task(embedded.DEFAULT)
-    listed = sorted(embedded.samples(), key=lambda sample: sample.task != first)
-    return [Source(sample.path, sample.path.name, sample.questions) for sample in listed]
+def sample_sources(loaded: LoadedModel) -> list[Source]:
+    """Return the sample images of the model's task; for a model that is not embedded, all of them."""
+    task = loaded.embedded.task.partition("-")[0] if loaded.embedded else None
+    return [Source(sample.path, sample.path.name, sample.questions) for sample in embedded.samples(task)]
 
 
 def uploaded(path: Path) -> Source:
-    """Return a visitor's file as a source; raise ValueError if it is not an image or too large."""
+    """Return a visitor's file as a source; raise ValueError if it is no image or video, or too large."""
+    source = Source(path, path.name)
     try:
-        open_image(path)
+        source.frames()
     except ValueError as error:
         raise ValueError(str(error).replace(repr(str(path)), repr(path.name))) from None
-    return Source(path, path.name)
+    return source
 
 
-def level_range(name: str) -> dict[str, float]:
+def level_range(name: str, model: str = "") -> dict[str, float]:
     """Return minimum, maximum, step and first value of a slider for the levels of a corruption.
 
-    The maximum is the highest level it is measured at, or accepts where it grows weaker, as JPEG's quality does.
+    For an embedded model the first value costs it 10 % of its score unpruned, and the maximum half, where that was
+    measured. Else the maximum is the highest level by default, or what is accepted, where weaker ones are higher.
     """
     rule = corruption_rule(name)
     top = rule.high if rule.levels[0] > rule.levels[-1] else max(rule.levels)
-    steps = {"any": 0.01 if top - rule.low <= 1 else 0.05, "integer": 1, "odd": 2}
-    return {"minimum": rule.low, "maximum": top, "step": steps[rule.kind], "value": rule.levels[0]}
+    first, top = embedded.BEARS.get(model, {}).get(name, (rule.levels[0], top))
+    steps = {"any": 0.001 if top < 0.2 else 0.01 if top - rule.low <= 1 else 0.05, "integer": 1, "odd": 2}
+    return {"minimum": rule.low, "maximum": top, "step": steps[rule.kind], "value": first}
 
 
 def nearest_level(name: str, level: float) -> float:
     """Return the level that a slider shows, without the rounding of its steps and within what is accepted."""
-    span = level_range(name)
-    steps = round((level - span["minimum"]) / span["step"])
-    return min(span["maximum"], max(span["minimum"], round(span["minimum"] + steps * span["step"], 4)))
+    rule = corruption_rule(name)
+    level = min(rule.high, max(rule.low, float(level)))
+    if rule.kind == "any":
+        return round(level, 4)
+    return float(round(level)) if rule.kind == "integer" else 2.0 * round((level - 1) / 2) + 1
 
 
-def corrupted(source: Source, corruption: str, level: float, seed: int) -> Image.Image:
-    """Return the image as the model gets it: the pixels of `clustrs ask --corrupt NAME:LEVEL --seed SEED`."""
-    image = source.open()
+def corrupted(source: Source, corruption: str, level: float, seed: int) -> list[Image.Image]:
+    """Return the image, or the frames, as the model gets them: those of `clustrs ask --corrupt --seed`."""
+    images = source.frames()
     if corruption == CLEAN:
-        return image
-    return Corruption(corruption, nearest_level(corruption, level)).apply(image, source.name, seed)
+        return images
+    effect, name = Corruption(corruption, nearest_level(corruption, level)), source.name
+    return [effect.apply(image, f"{name}#{i}" if i else name, seed) for i, image in enumerate(images)]
 
 
 def trial_methods(loaded: LoadedModel, names: Sequence[str], keep: int) -> list[Pruner]:
@@ -139,27 +181,61 @@ class TrialAnswer:
     method: str
     text: str = ""
     done: bool = False
-    image: ImageSelection | None = None
+    images: tuple[ImageSelection, ...] = ()  # of a clip one per frame
+    encode_seconds: float | None = None
     selection_seconds: float | None = None
     prefill_seconds: float | None = None
     kv_bytes: int | None = None  # what keys and values of the prompt take after prefill
     error: str = ""
 
+    @property
+    def tokens(self) -> float:
+        """Visual tokens that the language model read, as a mean over its layers."""
+        return sum(one.kept if one.average is None else one.average for one in self.images)
+
+    @property
+    def placeholders(self) -> int:
+        return sum(one.placeholders for one in self.images)
+
+    @property
+    def seconds(self) -> float | None:
+        """Time to the first token."""
+        if self.encode_seconds is None or self.prefill_seconds is None:
+            return None
+        selection = 0.0 if self.method == NO_PRUNING else self.selection_seconds or 0.0
+        return self.encode_seconds + selection + self.prefill_seconds
+
 
 def run_trial(
-    loaded: LoadedModel, image: Image.Image, question: str, methods: Sequence[Pruner], max_new_tokens: int = 32
+    loaded: LoadedModel, images: Sequence[Image.Image], question: str, methods: Sequence[Pruner], longest: int = 32
 ) -> Iterator[TrialAnswer]:
-    """Yield the answer of each method again and again as it grows; the last of each has `done` set."""
+    """Yield the answer of each method again and again as it grows; the last of each has `done` set. Several images are
+    the frames of a clip; a single one is encoded once for all methods."""
     with loaded.lock:
-        batch = loaded.encode(image, question, methods)
+        start = perf_counter()
+        batch = loaded.encode(images, question, methods) if len(images) == 1 else None
+        seconds = perf_counter() - start
         for method in methods:
             try:
-                yield from _stream(loaded, batch, method, max_new_tokens)
+                if batch is None:
+                    yield from _stream(loaded, method, longest, clip_inputs(loaded, images, question))
+                else:
+                    for answer in _stream(loaded, method, longest, batch.inputs, batch.images):
+                        yield replace(answer, encode_seconds=seconds)
             except Exception as error:  # methods of other packages raise what they like
                 yield TrialAnswer(method.name, done=True, error=first_sentence(error))
 
 
-def _stream(loaded: LoadedModel, batch: asking.Batch, method: Pruner, max_new_tokens: int) -> Iterator[TrialAnswer]:
+def clip_inputs(loaded: LoadedModel, frames: Sequence[Image.Image], question: str) -> Any:
+    if loaded.one_image:
+        raise ValueError(loaded.one_image)
+    text = asking.chat_prompt(loaded.processor, question, images=len(frames))
+    return asking.prepare(loaded.model, loaded.processor, list(frames), text)
+
+
+def _stream(
+    loaded: LoadedModel, method: Pruner, longest: int, inputs: Any, encoded: Sequence[VisualTokens] = ()
+) -> Iterator[TrialAnswer]:
     """Yield the answer as it grows; the model runs in a thread that ends with this generator."""
     tokenizer, decoder = getattr(loaded.processor, "tokenizer", loaded.processor), loaded.model.get_decoder()
     streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
@@ -172,24 +248,19 @@ def _stream(loaded: LoadedModel, batch: asking.Batch, method: Pruner, max_new_to
         kv_bytes.append(cache_bytes(output.past_key_values.layers))
 
     def work() -> None:
+        how = {"streamer": streamer, "stopping_criteria": StoppingCriteriaList([stop])}
         try:
             with torch.inference_mode():
-                handle.generate(
-                    batch.images,
-                    **batch.inputs,
-                    max_new_tokens=max_new_tokens,
-                    do_sample=False,
-                    streamer=streamer,
-                    stopping_criteria=StoppingCriteriaList([stop]),
-                )
+                generate = partial(handle.generate, encoded) if encoded else loaded.model.generate
+                generate(**inputs, max_new_tokens=longest, do_sample=False, **how)
         except Exception as error:  # raised again in the visitor's thread
             errors.append(error)
             streamer.end()
 
     answer, thread = TrialAnswer(method.name), threading.Thread(target=work, daemon=True)
-    own = loaded.pruning if loaded.pruning and loaded.pruning.method.name == method.name else None
+    options = loaded.options(method) if encoded else {**loaded.options(method), "scope": "video"}
     with (
-        method(loaded.model, processor=loaded.processor, **(own.options() if own else {})) as handle,
+        method(loaded.model, processor=loaded.processor, **options) as handle,
         asking.call_seconds(decoder) as calls,
         decoder.register_forward_hook(count_bytes),  # of which the first call is the prefill
     ):
@@ -199,11 +270,31 @@ def _stream(loaded: LoadedModel, batch: asking.Batch, method: Pruner, max_new_to
                 if errors:
                     raise errors[0]
                 answer = replace(answer, text=answer.text + text)
-                if answer.image is None:
-                    answer = replace(answer, image=handle.last[0], selection_seconds=handle.seconds["selection"])
+                if not answer.images:
+                    spent, kept = handle.seconds, tuple(handle.last)
+                    answer = replace(answer, images=kept, encode_seconds=spent["vision"] + spent["scoring"])
+                    answer = replace(answer, selection_seconds=spent["selection"])
                     answer = replace(answer, prefill_seconds=calls[0], kv_bytes=kv_bytes[0])
                 yield answer
         finally:
             left.set()
             thread.join()
         yield replace(answer, text=answer.text.strip(), done=True)
+
+
+def count_right(
+    loaded: LoadedModel, source: Source, corruption: Corruption, question: str, methods: Sequence[Pruner], longest: int
+) -> Iterator[tuple[int, dict[str, int]]]:
+    """Yield how many draws of a corruption were seen, and how many of them each method answered as expected."""
+    expected, image, right = source.expected(question), source.open(), dict.fromkeys((m.name for m in methods), 0)
+    if expected is None:
+        raise ValueError("no answer is known for this question, so right ones cannot be counted")
+    for first in range(0, DRAWS, AT_ONCE):
+        seeds = range(first, min(DRAWS, first + AT_ONCE))
+        with loaded.lock:
+            batch = loaded.encode([corruption.apply(image, source.name, seed) for seed in seeds], question, methods)
+            for method in methods:
+                own = loaded.options(method)
+                replies = asking.reply(loaded.model, loaded.processor, batch, method, longest, **own)
+                right[method.name] += sum(normalize_answer(one.text) == normalize_answer(expected) for one in replies)
+        yield seeds[-1] + 1, dict(right)

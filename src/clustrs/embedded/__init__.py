@@ -36,6 +36,13 @@ EMBEDDED = (  # a line per folder of `clustrs-models`; command line, web page an
     EmbeddedModel("smol-llava", "llava", "photographs", "photos-sentences", "What is this?", True),
 )
 MODELS = tuple(model.name for model in EMBEDDED)
+BEARS: dict[str, dict[str, tuple[float, float]]] = {
+    "photo-llava": {"gaussian": (0.11, 0.29), "salt_pepper": (0.021, 0.11)},
+    "mini-llava": {"gaussian": (0.18, 0.54), "salt_pepper": (0.1, 0.43)},
+    "mini-onevision": {"gaussian": (0.21, 0.4), "salt_pepper": (0.13, 0.43)},
+    "smol-llava": {"gaussian": (0.29, 0.8), "salt_pepper": (0.15, 0.61)},
+}
+"""Levels of corruption that cost an unpruned model 10 % and 50 % of its clean score, as docs/evidence.md has them."""
 DEFAULT = "photo-llava"  # the model of `clustrs ask`, `compare`, `app`, `eval` and `make demo` when none is given
 
 

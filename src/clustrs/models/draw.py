@@ -265,10 +265,10 @@ def _draw_view(
             }
             for neighbor, side in sides.items():
                 if labels[i] >= 0 and (neighbor not in cells or labels[cells[neighbor]] != labels[i]):
-                    pen.rectangle(side, fill=_cluster_color(labels[i]))
+                    pen.rectangle(side, fill=cluster_color(labels[i]))
         for cell, i in cells.items():
             if i in kept:
-                _outline(pen, boxes[cell], line, _cluster_color(labels[i]) if labels[i] >= 0 else "white", kept[i])
+                _outline(pen, boxes[cell], line, cluster_color(labels[i]) if labels[i] >= 0 else "white", kept[i])
     return drawing.reduce(room) if room > 1 else drawing
 
 
@@ -294,7 +294,7 @@ def _outline(pen: ImageDraw.ImageDraw, box: Box, line: int, edge: str, dashed: b
                 pen.rectangle(dash if across else (near, top + start, near + line - 1, top + end - 1), fill="black")
 
 
-def _cluster_color(cluster: int) -> str:
+def cluster_color(cluster: int) -> str:
     """Return the color of a cluster as #rrggbb; a shade goes towards white or (negative) towards black."""
     shade = SHADES[cluster // len(OKABE_ITO) % len(SHADES)]
     parts = ImageColor.getrgb(OKABE_ITO[cluster % len(OKABE_ITO)])
