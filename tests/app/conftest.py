@@ -88,7 +88,7 @@ def visit(chromium: Any, address: str) -> Iterator[Callable[..., Any]]:
     def visit(**options: Any) -> Any:
         context = chromium.new_context(**{"viewport": {"width": 1400, "height": 900}, **options})
         contexts.append(context)
-        context.set_default_timeout(25_000)
+        context.set_default_timeout(120_000)
         page = context.new_page()
         page.goto(address)
         page.locator("#ask").wait_for()

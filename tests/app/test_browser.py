@@ -256,9 +256,70 @@ def test_clicked_token_lights_its_cluster_in_both_images(visit: Visit) -> None:
     cells = rows.nth(0).locator("td").all_inner_texts()
     assert cells[0].endswith("(kept)")
     for text, name in zip(cells[1:], ("score", "distance", "alpha"), strict=True):
-        assert float(text) == pytest.approx(columns[name][index], rel=1e-2)
+        value = columns[name][index]
+        assert text == "\u2013" if value is None else float(text) == pytest.approx(value, rel=1e-2)
     assert views.nth(1).locator(".chosen").count() == 2
     assert page.locator(".cl-chosen > div").count() == 2
+
+
+def test_clusters_are_in_color_at_once(visit: Visit) -> None:
+    page = visit()
+    inspect(page)
+    colors = page.locator(".cl-image rect").evaluate_all(
+        "all => new Set(all.map(one => getComputedStyle(one).fill)).size"
+    )
+    assert colors > 10
+    radii = page.locator(".cl-sizes circle").evaluate_all("all => all.map(one => Number(one.getAttribute('r')))")
+    assert len(radii) == 64
+    assert min(radii) < max(radii)
+    assert page.locator("figure img[alt^='Attention of the language model before pruning']").count() == 1
+    assert page.locator("figure img[alt^='After pruning']").count() == 1
+
+
+def test_tuning_ends_with_a_recommendation_and_its_file(visit: Visit, tmp_path: Path) -> None:
+    Image.new("RGB", (64, 64), "teal").save(tmp_path / "mine.png")
+    page = visit()
+    open_tab(page, "Tune")
+    page.locator("#tune-images input[type=file]").set_input_files(tmp_path / "mine.png")
+    page.locator("#tune-questions textarea").fill("How many objects are there?")
+    page.get_by_role("button", name="Methods and time").click()
+    for name in ("ClustRS", "DivPrune"):
+        page.locator("#tune-methods").get_by_role("checkbox", name=name, exact=True).uncheck()
+    page.locator("#tune-images", has_text="mine").wait_for()
+    page.get_by_role("button", name="Tune", exact=True).click()
+    page.locator("#tuned .cl-headline").wait_for()
+    assert page.locator("#tuned .panel svg").count() == 2
+    assert page.locator("#tuned tbody tr").count() == 1 + 5
+    with page.expect_download() as download:
+        page.locator("#tuned-file").click()
+    config = json.loads(Path(download.value.path()).read_text())
+    assert config["method"]["name"] == "clustermeans"
+    assert str(config["method"]["keep"]) in page.locator("#tuned .cl-headline").inner_text()
+
+
+def test_tuning_without_a_method_is_one_line(visit: Visit) -> None:
+    page = visit()
+    open_tab(page, "Tune")
+    page.get_by_role("button", name="Methods and time").click()
+    for name in ("ClusterMeans", "ClustRS", "DivPrune"):
+        page.locator("#tune-methods").get_by_role("checkbox", name=name, exact=True).uncheck()
+    page.get_by_role("button", name="Tune", exact=True).click()
+    page.locator("#tuned .cl-notice", has_text="Tick at least one method.").wait_for()
+    assert not page.locator("#tuned-file").is_visible()
+
+
+def test_leaderboard_is_shown_and_filtered(visit: Visit) -> None:
+    page = visit()
+    open_results(page)
+    rows = page.locator("#leaderboard tbody tr")
+    rows.first.wait_for()
+    assert rows.first.locator("th").first.inner_text() == "clustermeans"
+    before = rows.count()
+    choose(page, "board-setting", "as published")
+    page.wait_for_function(f"document.querySelectorAll('#leaderboard tbody tr').length < {before}")
+    choose(page, "board", "scenes-run")
+    page.locator("#leaderboard th", has_text="gaussian:1").wait_for()
+    assert {row.locator("th").first.inner_text() for row in rows.all()} == {"clustrs", "random"}
 
 
 def test_point_of_the_plane_is_linked_to_the_image(visit: Visit) -> None:
@@ -357,8 +418,14 @@ def test_nothing_is_wider_than_the_window(visit: Visit, width: int, scheme: str)
     assert page.evaluate(wide) <= 0
     inspect(page)
     assert page.evaluate(wide) <= 0
+    open_tab(page, "Tune")
+    page.locator("#tune").wait_for()
+    assert page.evaluate(wide) <= 0
     open_results(page)
     assert page.evaluate(wide) <= 0
+    clipped = """all => all.filter(one => one.scrollWidth > one.clientWidth + 1
+        && !['auto', 'scroll'].includes(getComputedStyle(one.parentElement).overflowX)).map(one => one.outerHTML)"""
+    assert page.locator("table").evaluate_all(clipped) == []
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     brightness = sum(map(int, re.findall(r"\d+", background)[:3]))
     assert brightness > 600 if scheme == "light" else brightness < 200

@@ -68,8 +68,8 @@ def test_clusters_are_outlined_in_colors_of_their_own() -> None:
     assert drawing.getpixel(draw.cell_box(drawing.size, (4, 6), 1, 4)[:2]) == colors[1]
 
 
-def test_cluster_colors_differ() -> None:
-    colors = [draw._cluster_color(i) for i in range(21)]
+def testcluster_colors_differ() -> None:
+    colors = [draw.cluster_color(i) for i in range(21)]
     assert len(set(colors)) == 21
     assert all(len(color) == 7 and int(color[1:], 16) >= 0 for color in colors)
 

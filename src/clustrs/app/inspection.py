@@ -133,10 +133,10 @@ def attention(loaded: LoadedModel, batch: Batch, method: Pruner) -> tuple[Values
     decoder, image, rows = loaded.model.get_decoder(), batch.images[0], list[Any]()
     layers = [layer for name, layer in decoder.named_modules() if name.endswith("self_attn")]
     placeholder = getattr(loaded.model.config, "image_token_id", None)
-    starts = (batch.input_ids[0] == placeholder).nonzero() if placeholder is not None else []
-    if not layers or not len(starts) or len(batch.input_ids[0]) > LONGEST_PROMPT or method.where != "encoder":
+    starts = [i for i, token in enumerate(batch.input_ids[0].tolist()) if token == placeholder]
+    if not layers or not starts or len(batch.input_ids[0]) > LONGEST_PROMPT or method.where != "encoder":
         return None
-    first, usual, found = int(starts[0, 0]), decoder.config._attn_implementation, []
+    first, usual, found = starts[0], decoder.config._attn_implementation, []
 
     def record(_layer: Any, _arguments: Any, output: Any) -> None:
         rows.append(output[1][0, :, -1].double().mean(0))  # eager attention also returns its weights

@@ -251,7 +251,7 @@ def _stream(
         how = {"streamer": streamer, "stopping_criteria": StoppingCriteriaList([stop])}
         try:
             with torch.inference_mode():
-                generate = partial(handle.generate, encoded) if encoded else loaded.model.generate
+                generate = partial(handle.generate, list(encoded)) if encoded else loaded.model.generate
                 generate(**inputs, max_new_tokens=longest, do_sample=False, **how)
         except Exception as error:  # raised again in the visitor's thread
             errors.append(error)
