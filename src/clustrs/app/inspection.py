@@ -156,8 +156,8 @@ def attention(loaded: LoadedModel, batch: Batch, method: Pruner) -> tuple[Values
             hook.remove()
     if kept.kept != len(kept.selection.indices) or image.runs is not None:
         return None
-    places = first + image.first_slot + to_numpy(image.candidates).astype(int)
-    return found[0][places], found[1][first + image.first_slot :][: kept.kept]
+    places = first + to_numpy(image.places[image.candidates]).astype(int)
+    return found[0][places], found[1][first + int(image.places.min()) :][: kept.kept]
 
 
 def _attended(

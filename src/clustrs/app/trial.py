@@ -58,7 +58,7 @@ class LoadedModel:
         """Why the model cannot be asked about clips; "" if it can."""
         if self.embedded is None or self.embedded.family != "llava":
             return ""
-        return "One image per prompt; for clips: clustrs app --model mini-onevision"
+        return "One image per prompt; for clips: clustrs app --model mini-onevision-clips"
 
     def encode(self, images: Sequence[Image.Image], question: str, methods: Sequence[Pruner] = ()) -> asking.Batch:
         """Encode images for methods that will prune them; each has a prompt of its own with the question."""
@@ -124,7 +124,8 @@ class Source:
 def sample_sources(loaded: LoadedModel) -> list[Source]:
     """Return the sample images of the model's task; for a model that is not embedded, all of them."""
     task = loaded.embedded.task.partition("-")[0] if loaded.embedded else None
-    return [Source(sample.path, sample.path.name, sample.questions) for sample in embedded.samples(task)]
+    found = embedded.samples(task) or embedded.samples("scenes")  # `clips` has none, and draws scenes
+    return [Source(sample.path, sample.path.name, sample.questions) for sample in found]
 
 
 def uploaded(path: Path) -> Source:
