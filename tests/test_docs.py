@@ -207,8 +207,8 @@ def test_the_benchmark_of_servers_in_the_docs_is_the_stored_one() -> None:
     stored = json.loads((ROOT / "docs" / "results" / "serving.json").read_text())
     page = (ROOT / "docs" / "serving.md").read_text()
     measured, _, pays = markdown(stored).strip().split("\n\n")[1:]
-    assert_rows_of(without_columns(measured, "answered", "p99", at_once="32"), page, 10)
-    assert_rows_of(pays, page, 4)
+    assert_rows_of(without_columns(measured, "answered", "p99", at_once="32"), page, 13)
+    assert_rows_of(pays, page, 6)
     shares = {
         row["keep"]: [f"{100 * row[name]:.0f} %" for name in ("flops_ratio", "kv_ratio")]
         for row in stored["predicted"]
