@@ -23,6 +23,8 @@ from clustrs.pruners.base import Pruner
 
 NEW_TOKENS = 8
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
+FPS = 2.0
 
 
 def random_image(height: int, width: int, seed: int) -> Image.Image:
@@ -40,6 +42,23 @@ class Question:
     text: str
     images: Sequence[Image.Image] = ()
     keep: Any = MISSING
+    videos: Sequence[np.ndarray] = ()
+
+    def clips(self) -> list[tuple[np.ndarray, dict[str, Any]]]:
+        """The videos as vLLM takes frames that are sampled already."""
+        return [(video, {**about(video), "do_sample_frames": False}) for video in self.videos]
+
+
+def about(video: np.ndarray) -> dict[str, Any]:
+    count = len(video)
+    times = {"fps": FPS, "duration": count / FPS, "total_num_frames": count, "frames_indices": list(range(count))}
+    return {**times, "video_backend": "opencv"}
+
+
+def random_video(frames: int, height: int, width: int, seed: int) -> np.ndarray:
+    """Frames of so many tokens, two to a token."""
+    shape = (frames, height * TOKEN, width * TOKEN, 3)
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
 
 @dataclass(frozen=True)
@@ -64,7 +83,7 @@ class Engine(InProcess):
 
     def __init__(self, folder: Path, **options: Any) -> None:
         shared = {"dtype": "float32", "enforce_eager": True, "max_model_len": 512, "max_num_seqs": 8, "seed": 0}
-        super().__init__(folder, limit_mm_per_prompt={"image": 20}, **shared | options)
+        super().__init__(folder, **{"limit_mm_per_prompt": {"image": 20, "video": 0}} | shared | options)
 
     def ask(self, questions: Sequence[Question], fresh: bool = True) -> list[Output]:
         """Ask all at once; with empty caches if `fresh`. Indices are known of a question that is asked alone."""
@@ -73,7 +92,11 @@ class Engine(InProcess):
         if fresh:
             self.empty_caches()
         requests: list[dict[str, Any]] = [
-            {"prompt": q.text, "multi_modal_data": {"image": list(q.images)}} for q in questions
+            {
+                "prompt": q.text,
+                "multi_modal_data": {"image": list(q.images)} | ({"video": q.clips()} if q.videos else {}),
+            }
+            for q in questions
         ]
         for request, question in zip(requests, questions, strict=True):
             if question.keep is not MISSING:
@@ -102,12 +125,17 @@ class Reference:
 
     def ask(self, question: Question, method: Pruner | None) -> Output:
         images = list(question.images) or None
-        inputs = self.processor(text=[question.text], images=images, return_tensors="pt")
+        given: dict[str, Any] = {}
+        if question.videos:
+            given = {"videos": list(question.videos), "video_metadata": list(map(about, question.videos))}
+            given["do_sample_frames"] = False
+        inputs = self.processor(text=[question.text], images=images, return_tensors="pt", **given)
         length = inputs["input_ids"].shape[1]
         if method is None:
             return self.output(self.generate(self.model, inputs), length, length)
         with method(self.model, attention="plain") as handle:
-            out, last = self.generate(handle.model, inputs), handle.last if images else []
+            out = self.generate(handle.model, inputs)
+            last = handle.last if images or question.videos else []
         dropped = sum(image.placeholders - image.kept for image in last)
         indices = [image.selection.indices.tolist() for image in last]
         return self.output(out, length, length - dropped, indices)

@@ -91,10 +91,10 @@ class PrunedInfo:
     def extent(self, mm_kwargs: Any, **size: int) -> int:
         return self.count_unpruned(**size)
 
-    def check_extent(self, images: Any, mm_kwargs: Any) -> None:
+    def check_extent(self, images: Any, mm_kwargs: Any, more: int = 0) -> None:
         """Refuse a prompt whose positions would outrun the table of angles: pruned, it may hold very many images."""
         sizes = [images.get_image_size(i) for i in range(len(images)) if images.get(i) is not None]
-        extent = sum(self.extent(mm_kwargs, image_width=size.width, image_height=size.height) for size in sizes)
+        extent = more + sum(self.extent(mm_kwargs, image_width=size.width, image_height=size.height) for size in sizes)
         length = self.ctx.model_config.max_model_len
         most = ANGLES * self.get_hf_config().get_text_config().max_position_embeddings - length
         if extent > most:

@@ -1,4 +1,8 @@
-"""Qwen2.5-VL, Qwen3-VL and Qwen3.5 in vLLM, pruned: images of any size, kept tokens at their M-RoPE positions."""
+"""Qwen2.5-VL, Qwen3-VL and Qwen3.5 in vLLM, pruned: images and videos, kept tokens at their M-RoPE positions.
+
+Qwen3's prompts have the time before each frame. How many tokens of a frame are kept is known only once it is encoded:
+the whole run is one placeholder there, and the model returns the embeddings of the words, too, each with its position.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -8,6 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from vllm.model_executor.models import qwen2_5_vl, qwen3_5, qwen3_vl, qwen3_vl_moe
+from vllm.multimodal.inputs import MultiModalFieldConfig
+from vllm.multimodal.processing import PromptUpdateDetails
+from vllm.tokenizers.registry import cached_tokenizer_from_config
 
 from clustrs.models.adapters.base import VisualTokens
 from clustrs.models.prompt import PrunedImage
@@ -15,50 +22,97 @@ from clustrs.models.scoring import attention_scores
 from clustrs.serving import pruning
 
 Grid = list[int]  # frames, height and width of an image in patches
+VIDEO_KEEP = f"{pruning.KEEP}_video"  # field that brings a video's budget to the model
 
 
 class PrunedQwenInfo(pruning.PrunedInfo):
-    """Mixin for a Qwen model's processing info: images only, with as many placeholders as tokens are kept."""
+    """Mixin for a Qwen model's processing info: as many placeholders as tokens are kept."""
 
     get_image_processor: Any
     get_image_size_with_most_features: Any
+    get_max_video_tokens: Any
     _get_vision_info: Any
 
     def get_supported_mm_limits(self) -> dict[str, int | None]:
-        """No videos: they would not be pruned. They are named, because vLLM asks for the options of their processor."""
-        return {**super().get_supported_mm_limits(), "video": 0}
+        return {**super().get_supported_mm_limits(), "video": None}
 
     def count_unpruned(self, **size: Any) -> int:
         defaults = {"image_processor": self.get_image_processor(), "mm_kwargs": {}}
         return super().count_unpruned(**(defaults | size))
 
     def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Any) -> Any:
-        """Return all tokens of the largest image: vLLM profiles the tower with as many images as unpruned."""
+        """Return all tokens of the largest image and video: vLLM profiles the tower with as many as unpruned."""
         width, height = self.get_image_size_with_most_features()
-        return {"image": self.count_unpruned(image_width=width, image_height=height)}
+        image = self.count_unpruned(image_width=width, image_height=height)
+        return {"image": image, "video": self.get_max_video_tokens(seq_len, mm_counts)}
 
     def extent(self, mm_kwargs: Any, **size: int) -> int:
         resized, _ = self._get_vision_info(**size, mm_kwargs=mm_kwargs, image_processor=self.get_image_processor())
         vision = self.get_hf_config().vision_config
         return int(max(resized)) // (vision.patch_size * vision.spatial_merge_size)
 
+    def video_extent(self, videos: Any, mm_kwargs: Any) -> int:
+        """Return how many positions videos span at most, text between their frames not counted."""
+        vision, total = self.get_hf_config().vision_config, 0
+        fps = mm_kwargs.get("fps") or 2.0
+        for i in range(len(videos)):
+            if (video := videos.get(i)) is None:
+                continue
+            frames = video[0] if isinstance(video, tuple) else video  # or with its metadata
+            size = type(videos)([frames]).get_frame_size(0)
+            side = self.extent({}, image_width=size.width, image_height=size.height)
+            if hasattr(vision, "tokens_per_second"):  # time is an axis of the positions
+                rate = min(fps) if isinstance(fps, list | tuple) else fps
+                total += max(side, int(vision.tokens_per_second * len(frames) / rate) + 2)
+            else:
+                total += side * (len(frames) // vision.temporal_patch_size + 1)
+        return total
+
 
 class PrunedQwenProcessor(pruning.PrunedProcessor):
-    """Mixin for a Qwen model's processor: cuts the run of placeholders of each image."""
+    """Mixin for a Qwen model's processor: cuts the run of placeholders of each image and video."""
+
+    def apply(self, inputs: Any, timing_ctx: Any) -> Any:
+        items = inputs.mm_data_items
+        if len(videos := items.get("video", ())) and hasattr(videos, "get_frame_size"):
+            given = inputs.hf_processor_mm_kwargs
+            self.info.check_extent(items.get("image", ()), given, self.info.video_extent(videos, given))
+        return super().apply(inputs, timing_ctx)
+
+    def _apply_hf_processor_main(self, mm_items: Any, hf_kwargs: Any) -> Any:
+        processed = super()._apply_hf_processor_main(mm_items, hf_kwargs)
+        if (grids := processed.get("video_grid_thw")) is not None:
+            budget = pruning.write_keep(self.info.method.keep)
+            processed[VIDEO_KEEP] = torch.tensor([budget] * len(grids), dtype=torch.float64)
+        return processed
+
+    def _get_mm_fields_config(self, hf_inputs: Any, hf_processor_mm_kwargs: Any) -> dict[str, Any]:
+        fields = super()._get_mm_fields_config(hf_inputs, hf_processor_mm_kwargs)
+        return {**fields, VIDEO_KEEP: MultiModalFieldConfig.batched("video", keep_on_cpu=True)}
 
     def _get_prompt_updates(self, mm_items: Any, hf_processor_mm_kwargs: Any, out_mm_kwargs: Any) -> list[Any]:
         updates = super()._get_prompt_updates(mm_items, hf_processor_mm_kwargs, out_mm_kwargs)  # type: ignore[misc]
-        return [replace(one, replacement=partial(self._cut, one)) for one in updates if one.modality == "image"]
+        return [replace(one, replacement=partial(self._cut, one)) for one in updates]
 
     def _cut(self, update: Any, index: int) -> Any:
         whole = update.replacement(index)
-        return whole[: self.info.method.count(len(whole))]
+        if isinstance(whole, list):
+            return whole[: self.info.method.count(len(whole))]
+        video = self.info.get_hf_config().video_token_id  # with words between frames: all of it is a placeholder
+        dropped = (n := whole.full.count(video)) - self.info.method.count(n)
+        cut = [token for token in whole.full if token != video or (dropped := dropped - 1) < 0]
+        return PromptUpdateDetails.from_seq(cut)
 
 
 class PrunedQwen(pruning.PrunedModel):
-    """Mixin for a Qwen model of vLLM: keeps k tokens of each image, at the positions they had."""
+    """Mixin for a Qwen model of vLLM: keeps k tokens of each image or video, at the positions they had."""
 
     visual: Any
+    tokenizer: Any
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self.tokenizer = cached_tokenizer_from_config(vllm_config.model_config)
 
     @classmethod
     def refused_options(cls, vllm_config: Any, original: bool) -> dict[str, bool]:
@@ -79,20 +133,63 @@ class PrunedQwen(pruning.PrunedModel):
         return None
 
     def extent(self, feature: Any) -> int:
-        _, *sides = feature.data["image_grid_thw"].data.tolist()
-        return int(max(sides)) // int(self.config.vision_config.spatial_merge_size)
+        frames, *sides = feature.data[f"{feature.modality}_grid_thw"].data.tolist()
+        side = int(max(sides)) // int(self.config.vision_config.spatial_merge_size)
+        if feature.modality == "image":
+            return side
+        if (times := feature.data.get("timestamps")) is not None:
+            return frames * side + sum(len(words) + 2 for words in self._words(times.data))
+        seconds = feature.data.get("second_per_grid_ts")
+        return max(side, int(self._times(frames, None if seconds is None else seconds.data.item())[-1]) + 1)
+
+    def _times(self, frames: int, seconds: float | None) -> Tensor:
+        """Return the offset of each frame on the time axis, as vLLM counts it."""
+        factor = (1.0 if seconds is None else seconds) * getattr(self.config.vision_config, "tokens_per_second", 1.0)
+        return (torch.arange(frames).double() * factor).long()
+
+    def _words(self, times: Any) -> list[list[int]]:
+        """Return the tokens before each frame."""
+        return [self.tokenizer.encode(f"<{time:.1f} seconds>", add_special_tokens=False) for time in times]
+
+    def embed_multimodal(self, **kwargs: Any) -> Any:
+        self.video_budgets = kwargs.pop(VIDEO_KEEP, None)
+        return super().embed_multimodal(**kwargs)
 
     def _process_image_input(self, image_input: Any) -> tuple[Tensor, ...]:
-        grids: list[Grid] = image_input["image_grid_thw"].tolist()
+        images = self._encode(image_input["pixel_values"], image_input["image_grid_thw"].tolist())
+        return tuple(self._rows(*pair) for pair in zip(images, self.prune_images(images), strict=True))
+
+    def _process_video_input(self, video_input: Any) -> tuple[Tensor, ...]:
+        """Encode frames as images, which no attention joins, so that few are in memory; then prune whole videos."""
+        grids: list[Grid] = video_input["video_grid_thw"].tolist()
+        frames = self._encode(video_input["pixel_values_videos"], [[1, h, w] for t, h, w in grids for _ in range(t)])
+        videos, start = list[VisualTokens](), 0
+        for count, _, _ in grids:
+            some, start = frames[start : start + count], start + count
+            parts = {name: torch.cat([getattr(one, name) for one in some]) for name in ("features", "scores", "keys")}
+            planes = torch.cat([one.planes for one in some], 1)  # type: ignore[misc]
+            videos.append(VisualTokens.on_grid(grid=some[0].grids[0], **parts, planes=planes, modality="video"))
+        self.start_step(self.video_budgets)
+        times, seconds = video_input.get("timestamps"), video_input.get("second_per_grid_ts")
+        rows = []
+        for i, (video, kept) in enumerate(zip(videos, self.prune_images(videos), strict=True)):
+            if times is not None:
+                rows.append(self._rows_with_words(video, kept, times[i]))
+            else:
+                own = self._times(len(video.grids), None if seconds is None else float(seconds[i]))
+                rows.append(self._rows(video, kept, own))
+        return tuple(rows)
+
+    def _encode(self, pixels: Tensor, grids: list[Grid]) -> list[VisualTokens]:
         sizes = [t * h * w for t, h, w in grids]
-        patches, images = image_input["pixel_values"].split(sizes), list[VisualTokens]()
+        patches, images = pixels.split(sizes), list[VisualTokens]()
         for some in self._batches(grids):
             features, query, key = self.run_tower(self.visual, torch.cat(patches[some]), grid_thw=grids[some])
             counts = [size // self.visual.spatial_merge_unit for size in sizes[some]]
             parts = (features.split(counts), query.split(sizes[some], 1), key.split(sizes[some], 1))
             with self.timer.time("scoring"):
                 images += [self._image(*part) for part in zip(grids[some], *parts, strict=True)]
-        return tuple(self._rows(*pair) for pair in zip(images, self.prune_images(images), strict=True))
+        return images
 
     def _batches(self, grids: Sequence[Grid]) -> Iterator[slice]:
         """Runs of images that go through the tower together: no more tokens than it would get unpruned."""
@@ -115,10 +212,30 @@ class PrunedQwen(pruning.PrunedModel):
         cells = (grid[1] // side, grid[2] // side)
         return VisualTokens.on_grid(features, self._pool(scores, grid), cells, keys=keys, planes=later[None])
 
-    def _rows(self, image: VisualTokens, kept: PrunedImage) -> Tensor:
+    def _rows_with_words(self, video: VisualTokens, kept: PrunedImage, times: Any) -> Tensor:
+        """Return the kept tokens of each frame between the embeddings of its words and of the marks around it."""
+        assert kept.planes is not None
+        config, frame, start, rows, places = self.config, video.layout.tile[kept.own], 0, [], []
+        for number, words in enumerate(self._words(times)):
+            ids = [*words, config.vision_start_token_id, config.vision_end_token_id]
+            text = self.language_model.embed_input_ids(torch.tensor(ids, device=kept.features.device))
+            text = torch.nn.functional.pad(text, (0, kept.planes.shape[-1]))
+            own = (frame == number).nonzero()[:, 0]
+            rows += [text[:-1], torch.cat([kept.features[own], kept.planes[0, own]], -1), text[-1:]]
+            before = start + torch.arange(len(ids), device=own.device)
+            cells = torch.stack([torch.zeros_like(own), *(getattr(video.layout, n)[kept.own[own]] for n in ("y", "x"))])
+            side = max(video.grids[0])
+            places += [before[:-1].expand(3, -1), start + len(ids) - 1 + cells, (before[-1:] + side).expand(3, -1)]
+            start += len(ids) + side
+        tokens = torch.cat(rows)
+        return torch.cat([tokens, pruning.offset_channels(torch.cat(places, 1), tokens.dtype)], -1)
+
+    def _rows(self, image: VisualTokens, kept: PrunedImage, times: Tensor | None = None) -> Tensor:
         """Return the kept tokens with their features for later layers and their places behind them."""
         assert kept.planes is not None
-        places = torch.stack([image.layout.tile, image.layout.y, image.layout.x])[:, kept.own]
+        tile = image.layout.tile
+        tile = tile if times is None else times.to(tile.device)[tile]
+        places = torch.stack([tile, image.layout.y, image.layout.x])[:, kept.own]
         return torch.cat([kept.features, kept.planes[0], pruning.offset_channels(places, kept.features.dtype)], -1)
 
     def _pool(self, patches: Tensor, grid: Grid) -> Tensor:
