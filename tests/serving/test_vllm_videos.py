@@ -1,4 +1,4 @@
-"""Videos of pruned Qwen models in vLLM against the same models in transformers: indices, positions, answers."""
+"""Videos of pruned Qwen2.5-VL in vLLM against the same models in transformers: indices, positions, answers."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +33,7 @@ QUESTIONS = {
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl"])
+@pytest.fixture(scope="module", params=["qwen2_5_vl"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_served(request.param, tmp_path_factory.mktemp("qwen") / request.param)
 

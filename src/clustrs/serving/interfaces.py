@@ -40,7 +40,6 @@ INTERFACES: dict[str, tuple[str, ...]] = {
         "BaseMultiModalProcessor._get_mm_fields_config(hf_inputs, hf_processor_mm_kwargs)",
         "BaseMultiModalProcessor._get_prompt_updates(mm_items, hf_processor_mm_kwargs, out_mm_kwargs)",
         "PromptUpdateDetails.select_token_id(seq, embed_token_id)",
-        "PromptUpdateDetails.from_seq(seq)",
     ),
     "multimodal.processing.inputs": ("ProcessorInputs.hf_processor_mm_kwargs", "ProcessorInputs.mm_data_items"),
     "multimodal.processing.context": (
@@ -92,7 +91,6 @@ INTERFACES: dict[str, tuple[str, ...]] = {
         "Qwen3VLMultiModalProcessor",
         "Qwen3VLDummyInputsBuilder",
         "Qwen3VLForConditionalGeneration._process_image_input(image_input)",
-        "Qwen3VLForConditionalGeneration._process_video_input(video_input)",
     ),
     "model_executor.models.qwen3_vl_moe": ("Qwen3VLMoeProcessingInfo", "Qwen3VLMoeForConditionalGeneration"),
     "model_executor.models.gemma4_mm": (
@@ -103,7 +101,6 @@ INTERFACES: dict[str, tuple[str, ...]] = {
         "Gemma4ForConditionalGeneration._process_image_input(image_input)",
     ),
     "multimodal.parse": ("VideoProcessorItems.get_frame_size(item_idx)",),
-    "tokenizers.registry": ("cached_tokenizer_from_config(model_config)",),
     BACKEND: (
         "MultiModalProcessingInfo._get_num_image_tokens(size)",
         "MultiModalProcessingInfo.get_max_image_tokens()",

@@ -1,8 +1,4 @@
-"""Qwen2.5-VL, Qwen3-VL and Qwen3.5 in vLLM, pruned: images and videos, kept tokens at their M-RoPE positions.
-
-Qwen3's prompts have the time before each frame. How many tokens of a frame are kept is known only once it is encoded:
-the whole run is one placeholder there, and the model returns the embeddings of the words, too, each with its position.
-"""
+"""Qwen2.5-VL, Qwen3-VL and Qwen3.5 in vLLM, pruned: images, Qwen2.5-VL's videos, kept tokens at M-RoPE positions."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,8 +9,6 @@ import torch
 from torch import Tensor
 from vllm.model_executor.models import qwen2_5_vl, qwen3_5, qwen3_vl, qwen3_vl_moe
 from vllm.multimodal.inputs import MultiModalFieldConfig
-from vllm.multimodal.processing import PromptUpdateDetails
-from vllm.tokenizers.registry import cached_tokenizer_from_config
 
 from clustrs.models.adapters.base import VisualTokens
 from clustrs.models.prompt import PrunedImage
@@ -33,8 +27,11 @@ class PrunedQwenInfo(pruning.PrunedInfo):
     get_max_video_tokens: Any
     _get_vision_info: Any
 
+    videos = False
+
     def get_supported_mm_limits(self) -> dict[str, int | None]:
-        return {**super().get_supported_mm_limits(), "video": None}
+        """Videos are named in any case, because vLLM asks for the options of their processor."""
+        return {**super().get_supported_mm_limits(), "video": None if self.videos else 0}
 
     def count_unpruned(self, **size: Any) -> int:
         defaults = {"image_processor": self.get_image_processor(), "mm_kwargs": {}}
@@ -44,7 +41,7 @@ class PrunedQwenInfo(pruning.PrunedInfo):
         """Return all tokens of the largest image and video: vLLM profiles the tower with as many as unpruned."""
         width, height = self.get_image_size_with_most_features()
         image = self.count_unpruned(image_width=width, image_height=height)
-        return {"image": image, "video": self.get_max_video_tokens(seq_len, mm_counts)}
+        return {"image": image} | ({"video": self.get_max_video_tokens(seq_len, mm_counts)} if self.videos else {})
 
     def extent(self, mm_kwargs: Any, **size: int) -> int:
         resized, _ = self._get_vision_info(**size, mm_kwargs=mm_kwargs, image_processor=self.get_image_processor())
@@ -52,7 +49,7 @@ class PrunedQwenInfo(pruning.PrunedInfo):
         return int(max(resized)) // (vision.patch_size * vision.spatial_merge_size)
 
     def video_extent(self, videos: Any, mm_kwargs: Any) -> int:
-        """Return how many positions videos span at most, text between their frames not counted."""
+        """Return how many positions videos span at most."""
         vision, total = self.get_hf_config().vision_config, 0
         fps = mm_kwargs.get("fps") or 2.0
         for i in range(len(videos)):
@@ -61,12 +58,15 @@ class PrunedQwenInfo(pruning.PrunedInfo):
             frames = video[0] if isinstance(video, tuple) else video  # or with its metadata
             size = type(videos)([frames]).get_frame_size(0)
             side = self.extent({}, image_width=size.width, image_height=size.height)
-            if hasattr(vision, "tokens_per_second"):  # time is an axis of the positions
-                rate = min(fps) if isinstance(fps, list | tuple) else fps
-                total += max(side, int(vision.tokens_per_second * len(frames) / rate) + 2)
-            else:
-                total += side * (len(frames) // vision.temporal_patch_size + 1)
+            rate = min(fps) if isinstance(fps, list | tuple) else fps
+            total += max(side, int(vision.tokens_per_second * len(frames) / rate) + 2)
         return total
+
+
+class PrunedQwen25Info(PrunedQwenInfo):
+    """Mixin for Qwen2.5-VL's info, with videos. Later families have words between the frames: not built."""
+
+    videos = True
 
 
 class PrunedQwenProcessor(pruning.PrunedProcessor):
@@ -74,7 +74,8 @@ class PrunedQwenProcessor(pruning.PrunedProcessor):
 
     def apply(self, inputs: Any, timing_ctx: Any) -> Any:
         items = inputs.mm_data_items
-        if len(videos := items.get("video", ())) and hasattr(videos, "get_frame_size"):
+        videos = items.get("video", ()) if self.info.videos else ()
+        if len(videos) and hasattr(videos, "get_frame_size"):
             given = inputs.hf_processor_mm_kwargs
             self.info.check_extent(items.get("image", ()), given, self.info.video_extent(videos, given))
         return super().apply(inputs, timing_ctx)
@@ -92,27 +93,18 @@ class PrunedQwenProcessor(pruning.PrunedProcessor):
 
     def _get_prompt_updates(self, mm_items: Any, hf_processor_mm_kwargs: Any, out_mm_kwargs: Any) -> list[Any]:
         updates = super()._get_prompt_updates(mm_items, hf_processor_mm_kwargs, out_mm_kwargs)  # type: ignore[misc]
-        return [replace(one, replacement=partial(self._cut, one)) for one in updates]
+        served = ("image", "video") if self.info.videos else ("image",)
+        return [replace(one, replacement=partial(self._cut, one)) for one in updates if one.modality in served]
 
     def _cut(self, update: Any, index: int) -> Any:
         whole = update.replacement(index)
-        if isinstance(whole, list):
-            return whole[: self.info.method.count(len(whole))]
-        video = self.info.get_hf_config().video_token_id  # with words between frames: all of it is a placeholder
-        dropped = (n := whole.full.count(video)) - self.info.method.count(n)
-        cut = [token for token in whole.full if token != video or (dropped := dropped - 1) < 0]
-        return PromptUpdateDetails.from_seq(cut)
+        return whole[: self.info.method.count(len(whole))]
 
 
 class PrunedQwen(pruning.PrunedModel):
     """Mixin for a Qwen model of vLLM: keeps k tokens of each image or video, at the positions they had."""
 
     visual: Any
-    tokenizer: Any
-
-    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
-        super().__init__(vllm_config=vllm_config, prefix=prefix)
-        self.tokenizer = cached_tokenizer_from_config(vllm_config.model_config)
 
     @classmethod
     def refused_options(cls, vllm_config: Any, original: bool) -> dict[str, bool]:
@@ -137,8 +129,6 @@ class PrunedQwen(pruning.PrunedModel):
         side = int(max(sides)) // int(self.config.vision_config.spatial_merge_size)
         if feature.modality == "image":
             return side
-        if (times := feature.data.get("timestamps")) is not None:
-            return frames * side + sum(len(words) + 2 for words in self._words(times.data))
         seconds = feature.data.get("second_per_grid_ts")
         return max(side, int(self._times(frames, None if seconds is None else seconds.data.item())[-1]) + 1)
 
@@ -146,10 +136,6 @@ class PrunedQwen(pruning.PrunedModel):
         """Return the offset of each frame on the time axis, as vLLM counts it."""
         factor = (1.0 if seconds is None else seconds) * getattr(self.config.vision_config, "tokens_per_second", 1.0)
         return (torch.arange(frames).double() * factor).long()
-
-    def _words(self, times: Any) -> list[list[int]]:
-        """Return the tokens before each frame."""
-        return [self.tokenizer.encode(f"<{time:.1f} seconds>", add_special_tokens=False) for time in times]
 
     def embed_multimodal(self, **kwargs: Any) -> Any:
         self.video_budgets = kwargs.pop(VIDEO_KEEP, None)
@@ -170,14 +156,10 @@ class PrunedQwen(pruning.PrunedModel):
             planes = torch.cat([one.planes for one in some], 1)  # type: ignore[misc]
             videos.append(VisualTokens.on_grid(grid=some[0].grids[0], **parts, planes=planes, modality="video"))
         self.start_step(self.video_budgets)
-        times, seconds = video_input.get("timestamps"), video_input.get("second_per_grid_ts")
-        rows = []
+        seconds, rows = video_input.get("second_per_grid_ts"), []
         for i, (video, kept) in enumerate(zip(videos, self.prune_images(videos), strict=True)):
-            if times is not None:
-                rows.append(self._rows_with_words(video, kept, times[i]))
-            else:
-                own = self._times(len(video.grids), None if seconds is None else float(seconds[i]))
-                rows.append(self._rows(video, kept, own))
+            times = self._times(len(video.grids), None if seconds is None else float(seconds[i]))
+            rows.append(self._rows(video, kept, times))
         return tuple(rows)
 
     def _encode(self, pixels: Tensor, grids: list[Grid]) -> list[VisualTokens]:
@@ -212,24 +194,6 @@ class PrunedQwen(pruning.PrunedModel):
         cells = (grid[1] // side, grid[2] // side)
         return VisualTokens.on_grid(features, self._pool(scores, grid), cells, keys=keys, planes=later[None])
 
-    def _rows_with_words(self, video: VisualTokens, kept: PrunedImage, times: Any) -> Tensor:
-        """Return the kept tokens of each frame between the embeddings of its words and of the marks around it."""
-        assert kept.planes is not None
-        config, frame, start, rows, places = self.config, video.layout.tile[kept.own], 0, [], []
-        for number, words in enumerate(self._words(times)):
-            ids = [*words, config.vision_start_token_id, config.vision_end_token_id]
-            text = self.language_model.embed_input_ids(torch.tensor(ids, device=kept.features.device))
-            text = torch.nn.functional.pad(text, (0, kept.planes.shape[-1]))
-            own = (frame == number).nonzero()[:, 0]
-            rows += [text[:-1], torch.cat([kept.features[own], kept.planes[0, own]], -1), text[-1:]]
-            before = start + torch.arange(len(ids), device=own.device)
-            cells = torch.stack([torch.zeros_like(own), *(getattr(video.layout, n)[kept.own[own]] for n in ("y", "x"))])
-            side = max(video.grids[0])
-            places += [before[:-1].expand(3, -1), start + len(ids) - 1 + cells, (before[-1:] + side).expand(3, -1)]
-            start += len(ids) + side
-        tokens = torch.cat(rows)
-        return torch.cat([tokens, pruning.offset_channels(torch.cat(places, 1), tokens.dtype)], -1)
-
     def _rows(self, image: VisualTokens, kept: PrunedImage, times: Tensor | None = None) -> Tensor:
         """Return the kept tokens with their features for later layers and their places behind them."""
         assert kept.planes is not None
@@ -245,7 +209,7 @@ class PrunedQwen(pruning.PrunedModel):
         return pooled if order is None else torch.empty_like(pooled).index_copy_(0, order.to(pooled.device), pooled)
 
 
-@pruning.register_processor(PrunedQwenInfo, PrunedQwenProcessor, qwen2_5_vl, "Qwen2_5_VL")
+@pruning.register_processor(PrunedQwen25Info, PrunedQwenProcessor, qwen2_5_vl, "Qwen2_5_VL")
 class PrunedQwen25VL(PrunedQwen, qwen2_5_vl.Qwen2_5_VLForConditionalGeneration):
     """vLLM's Qwen2.5-VL: most blocks of the tower attend within windows, and it has a window's tokens side by side."""
 
