@@ -22,8 +22,6 @@ QUALITY = 88
 """Of the WebP files."""
 DISAGREEMENTS = "Where methods disagree"
 """The section of the report with the tokens that methods kept."""
-QUESTION, LEVEL = "Which of these is a building?", "0.1"
-"""A question about the first sample image, and a level of noise at which the model still answers it."""
 
 
 def main(runs: str) -> None:
@@ -45,37 +43,20 @@ def shoot(browser: Any, address: str, width: int, scheme: str) -> None:
     context.set_default_timeout(120_000)
     page = context.new_page()
     page.goto(address)
-    page.locator("#corruption input").click()
-    page.get_by_role("option", name="gaussian", exact=True).click()
-    page.locator("#level input[type=number]").fill(LEVEL)
-    page.locator("#level input[type=number]").press("Enter")
-    page.locator("#preview figcaption", has_text=f"gaussian:{LEVEL}").wait_for()
-    page.locator("#known input").click()
-    page.get_by_role("option", name=QUESTION).click()
-    page.locator("#ask").click()
-    page.locator(".cl-status", has_text="expected answer").wait_for()
+    page.locator("#answers img").first.wait_for()
     store(page, f"app-try-{width}-{scheme}")
     page.get_by_role("tab", name="Inspect").click()
     page.locator(".cl-image").first.wait_for()
-    largest_cluster(page).click()
-    page.mouse.move(0, 0)
     store(page, f"app-inspect-{width}-{scheme}")
     page.get_by_role("tab", name="Results").click()
     page.locator("#disagreements button").first.click()
     page.locator("#disagreement img").first.wait_for()
     store(page, f"app-results-{width}-{scheme}")
+    page.get_by_role("tab", name="Tune").click()
+    page.get_by_role("button", name="Tune", exact=True).click()
+    page.locator("#tuned .cl-headline").wait_for()
+    store(page, f"app-tune-{width}-{scheme}")
     context.close()
-
-
-def largest_cluster(page: Any) -> Any:
-    """The kept token of the corrupted image whose cluster has most members, but for the background's."""
-    index = page.evaluate("""() => {
-        const tokens = JSON.parse(document.querySelectorAll('.cl-view')[1].dataset.tokens);
-        const size = (i) => tokens.cluster.filter((one) => one === tokens.cluster[i]).length;
-        const kept = tokens.kept.flatMap((is, i) => (is && size(i) < 40 ? [i] : []));
-        return kept.sort((a, b) => size(b) - size(a))[0];
-    }""")
-    return page.locator(".cl-view").nth(1).locator(f".cl-image [data-i='{index}']")
 
 
 def shoot_report(browser: Any, address: str, width: int, scheme: str) -> None:
