@@ -79,12 +79,25 @@ def stored_grid() -> Answers | None:
     return read_answers(read_rows(STORED / f"{MODEL}-grid.csv"))
 
 
-def most_frequent() -> float:
+def most_frequent(questions: int) -> float:
     """Return the per cent that the most frequent answer of each kind of question has right."""
     answers: dict[str, Counter[str]] = {}
-    for item in get_task(TASK, limit=QUESTIONS).items:
+    for item in get_task(TASK, limit=questions).items:
         answers.setdefault(item.question if item.kinds == ("second",) else item.kinds[0], Counter())[item.answer] += 1
-    return 100 * sum(max(counts.values()) for counts in answers.values()) / QUESTIONS
+    return 100 * sum(max(counts.values()) for counts in answers.values()) / questions
+
+
+def left_out(columns: Sequence[tuple[int | None, Condition]]) -> str:
+    """Say what is missing of the planned grid, or how its level of noise was picked."""
+    missing = [f"k = {keep}" for keep in BUDGETS if keep not in {k for k, _ in columns}]
+    if all(condition == CLEAN for _, condition in columns):
+        missing.append("noise")
+    if missing:
+        return f"Planned and not run: {', '.join(missing)}, and more questions ({QUESTIONS})."
+    return (
+        "Noise is Gaussian and fresh in each frame; its level is the one at which the unpruned model\nloses nearest to "
+        f"{LOSS:.0%} of its score on other questions."
+    )
 
 
 def section() -> str:
@@ -92,8 +105,8 @@ def section() -> str:
     grid, curve = stored_grid(), levels()
     if grid is None or curve is None:
         return ""
-    columns = [(keep, condition) for condition in grid.conditions for keep in BUDGETS]
-    whole = {c: 100.0 * curve.right[UNPRUNED, None, c][:QUESTIONS] for c in grid.conditions}
+    columns = list(dict.fromkeys((keep, condition) for _, keep, condition in grid.right if keep))
+    whole = {c: 100.0 * curve.right[UNPRUNED, None, c][: grid.questions] for c in grid.conditions}
     rows = [["all tokens", *(f"{whole[condition].mean():.1f}" for _, condition in columns)]]
     halves = [reach(values) for values in whole.values()]
     for method, name in METHODS.items():
@@ -105,10 +118,17 @@ def section() -> str:
 
 Drawn clips of 8 to 32 frames (392 to 1,568 visual tokens), one budget for all frames of a clip: right answers of
 {MODEL} in per cent, compact positions and plain attention, on {grid.questions} questions of the task `clips`; the most
-frequent answers have {most_frequent():.1f} %. 95 % intervals reach at most {max(halves):.0f} points to either side.
-Noise is Gaussian and fresh in each frame; its level is the one at which the unpruned model loses nearest to {LOSS:.0%}
-of its score on {grid.questions} other questions.
+frequent answers have {most_frequent(grid.questions):.1f} %. 95 % intervals reach at most {max(halves):.0f} points to
+either side: the table shows what pruning costs, and ranks no methods. {left_out(columns)}
 
 """
-    repeat = "\n    python -m clustrs_paper.evidence clips    # repeats it; stopped, the same command resumes\n"
+    keeps = " ".join(map(str, dict.fromkeys(keep for keep, _ in columns)))
+    conditions = " ".join(map(str, grid.conditions))
+    methods = " ".join(f"'{method}'" if " " in method else method for method in METHODS)
+    repeat = f"""
+To repeat it; `python -m clustrs_paper.evidence clips` runs the whole grid:
+
+    clustrs eval --model {MODEL} --task {TASK} --limit {grid.questions} --methods {methods} \\
+        --keep {keeps} --positions compact --attention plain --corrupt {conditions}
+"""
     return text + table(["", *(f"{c}, k = {k}" for k, c in columns)], rows, numbers=len(columns)) + repeat

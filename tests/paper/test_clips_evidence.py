@@ -1,0 +1,41 @@
+"""The grid on clips: what is stored is what the page shows."""
+
+import re
+
+import pytest
+
+from clustrs.evaluation.results import Condition
+from clustrs_paper.evidence import clips
+from clustrs_paper.evidence.page import PAGE
+from clustrs_paper.evidence.place_and_weight import CLEAN
+
+
+def test_every_method_is_in_every_cell() -> None:
+    grid = clips.stored_grid()
+    assert grid is not None
+    columns = {(keep, condition) for _, keep, condition in grid.right if keep}
+    assert columns
+    assert {keep for keep, _ in columns} <= set(clips.BUDGETS)
+    assert {(m, *column) for m in clips.METHODS for column in columns} == {key for key in grid.right if key[1]}
+    assert len({len(bits) for bits in grid.right.values()}) == 1
+
+
+def test_the_page_has_the_stored_numbers() -> None:
+    text, grid = PAGE.read_text(), clips.stored_grid()
+    assert grid is not None
+    assert clips.section() in text
+    row = next(line for line in text.splitlines() if line.startswith("| EVS |"))
+    shown = [float(number) for number in re.findall(r"\d+\.\d", row)]
+    expected = [100 * bits.mean() for (method, _, _), bits in grid.right.items() if method == "evs"]
+    assert shown == pytest.approx(expected, abs=0.051)
+
+
+def test_the_level_is_chosen_on_questions_that_the_grid_does_not_ask() -> None:
+    curve = clips.levels()
+    assert curve is not None
+    others = {level: curve.right["none", None, Condition("gaussian", float(level))][120:240] for level in clips.LEVELS}
+    clean = curve.right["none", None, CLEAN][120:240].sum()
+    losses = {level: 1 - bits.sum() / clean for level, bits in others.items()}
+    nearest = min(abs(loss - clips.LOSS) for loss in losses.values())
+    assert abs(losses[clips.chosen_level(curve)] - clips.LOSS) == pytest.approx(nearest)
+    assert clips.QUESTIONS == 120
