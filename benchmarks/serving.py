@@ -308,7 +308,7 @@ def check_memory(options: argparse.Namespace) -> None:
 
 def memory_used(words: list[str], options: argparse.Namespace, name: str, budgets: Sequence[int | None]) -> list[Row]:
     """The memory of a server's processes after every 200 requests. A page that n of them share counts 1/n in each."""
-    import psutil
+    import psutil  # type: ignore[import-untyped]
 
     requests, rows = make_requests(min(options.memory, 200)), list[Row]()
     arguments = [*words, *SERVER_OPTIONS, "--served-model-name", "served"]
