@@ -1,5 +1,6 @@
 """The first tab without a browser: what it says beside the answers."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,3 +73,24 @@ def test_draws_need_a_corruption_and_a_known_answer(tab: "TryTab") -> None:
     assert "Choose a corruption first" in line
     (line,) = tab.draws(tab.samples[0], "gaussian", 0.1, 0, "Why?", [], 16, 2)
     assert "No answer is known for this question" in line
+
+
+@pytest.mark.slow
+def test_clip_has_a_picture_per_frame_and_one_budget_for_all() -> None:
+    need("gradio")
+    from clustrs.app.trial import load_warm
+    from clustrs.app.try_tab import TryTab
+
+    clips = TryTab(load_warm("mini-onevision-clips"))
+    clip = clips.samples[-1]
+    *_, (_, cards) = clips._answers(clip, clip.frames(), clips.loaded.question, ["clustermeans"], 64, 4)
+    assert [card.count("data-frame=") for card in cards] == [8, 8]
+    assert "64 of 400" in cards[1]
+    assert 'type="range" min="1" max="8"' in clips._frames(clip)
+
+
+def test_model_of_single_images_says_so_and_has_no_clip(tab: "TryTab") -> None:
+    assert "One image per prompt" in tab.loaded.one_image
+    assert not any(source.clip for source in tab.samples)
+    shown = list(tab.answer(replace(tab.samples[0], panned=True), "clean", 0, 0, "Why?", [], 16, 2))
+    assert any("One image per prompt" in str(getattr(update[3], "value", "")) for update in shown)

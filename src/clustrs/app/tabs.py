@@ -62,7 +62,8 @@ class InspectTab:
     ) -> str:
         """Show the clean image, and the corrupted one if the Try tab corrupts it."""
         check_question(question)
-        images = [(f"{source.name}, clean", source.open())]
+        first = ", first frame alone" if source.clip else ""
+        images = [(f"{source.name}{first}, clean", source.frames()[0])]
         if corruption != CLEAN:
             image = corrupted(source, corruption, level, int(seed or 0))[0]
             images.append((caption(source, corruption, level), image))
