@@ -1,5 +1,6 @@
 """`clustrs serve` before vLLM starts, and `clustrs encode`. None of this needs vLLM."""
 
+import atexit
 import base64
 import io
 import json
@@ -36,7 +37,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
     monkeypatch.setattr(server, "entry_points", lambda group: [type("Entry", (), {"name": "clustrs"})])
     monkeypatch.setattr(os, "execv", lambda path, arguments: commands.append(arguments))
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
-    monkeypatch.setenv(server.METRICS_FOLDER, str(tmp_path))
+    monkeypatch.setenv(plugin.METRICS_FOLDER, str(tmp_path))
     return commands
 
 
@@ -44,10 +45,10 @@ def test_a_folder_of_metrics_that_serve_made_goes_with_its_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     removed: list[Any] = []
-    monkeypatch.setattr(plugin.atexit, "register", lambda remove, folder, **options: removed.append(folder))
+    monkeypatch.setattr(atexit, "register", lambda remove, folder, **options: removed.append(folder))
     names = [plugin.metrics_prefix() + "x", "clustrs-metrics-1-x", "given by the user"]
     for name in names:
-        monkeypatch.setenv(server.METRICS_FOLDER, str(tmp_path / name))
+        monkeypatch.setenv(plugin.METRICS_FOLDER, str(tmp_path / name))
         plugin.remove_metrics_at_exit()
     assert removed == [tmp_path / names[0]]
 

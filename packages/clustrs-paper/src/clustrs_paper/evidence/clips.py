@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from clustrs.cli import main as clustrs
 from clustrs.evaluation.results import Condition, load_run
 from clustrs.evaluation.tasks import get_task
@@ -106,11 +108,11 @@ def section() -> str:
     if grid is None or curve is None:
         return ""
     columns = list(dict.fromkeys((keep, condition) for _, keep, condition in grid.right if keep))
-    whole = {c: 100.0 * curve.right[UNPRUNED, None, c][: grid.questions] for c in grid.conditions}
+    whole = {c: 100 * curve.right[UNPRUNED, None, c][: grid.questions].astype(np.float64) for c in grid.conditions}
     rows = [["all tokens", *(f"{whole[condition].mean():.1f}" for _, condition in columns)]]
     halves = [reach(values) for values in whole.values()]
     for method, name in METHODS.items():
-        cells = [100.0 * grid.right[method, keep, condition] for keep, condition in columns]
+        cells = [100 * grid.right[method, keep, condition].astype(np.float64) for keep, condition in columns]
         halves += map(reach, cells)
         rows.append([name, *(f"{values.mean():.1f}" for values in cells)])
     text = f"""\
