@@ -138,7 +138,7 @@ def test_answers_mean_something(name: str, loaded: tuple[Any, Any]) -> None:
     """On 36 questions; the whole measurements are `recipes.measure` and `recipes.photo.measure`."""
     task = get_task(default_task(name), limit=36)
     everything, random = right(loaded, [NoPruning(), Random(keep=16)], task)
-    assert everything >= {"scenes": 0.85, "photos": 0.7}[task.name]  # guessing gives 0.3
+    assert everything >= {"scenes": 0.85, "photos": 0.7, "clips": 0.55}[task.name]  # guessing gives 0.3
     assert random <= everything - 0.08
 
 

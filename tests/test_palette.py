@@ -61,7 +61,7 @@ def test_a_color_has_one_stand_in_on_every_dark_page() -> None:
     assert all(light in palette.COLORS.values() for light in palette.DARK)
     assert '.dark [style*="color: #0072b2"] { color: #2a8fd6 !important; }' in palette.dark_css(".dark")
     page = (Path(clustrs.__file__).parent / "app" / "style.css").read_text()
-    assert f".dark .cl-plane .kept:not(.member) {{ fill: {palette.DARK[palette.color('clustrs')]}; }}" in page
+    assert f".dark .cl-plane .kept {{ fill: var(--c, {palette.DARK[palette.color('clustrs')]}); }}" in page
 
 
 def test_markers_are_known_to_matplotlib() -> None:
