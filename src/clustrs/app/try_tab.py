@@ -137,7 +137,8 @@ class TryTab:
             change(self.preview, inputs, preview, trigger_mode="always_last", **HIDDEN)
         for asking in (ask.click, question.submit):
             asking(None, None, None, js=TO_RESULT)
-        gr.on([ask.click, question.submit], **call, trigger_mode="once")
+        asked = gr.on([ask.click, question.submit], **call, trigger_mode="once")
+        asked.then(None, None, None, js=TO_RESULT)  # again: cards that came or went have moved it
         count.click(self.draws, call["inputs"], drawn, **MODEL_QUEUE, trigger_mode="once", show_progress="minimal")
         return inputs
 
