@@ -16,7 +16,7 @@ from clustrs.evaluation.tasks import get_task
 from clustrs_models import smol_build
 from clustrs_models.photographs import KINDS, is_test
 from clustrs_models.sentences import names
-from recipes.smol import grid, stability, tower
+from recipes.smol import grid, probe, stability, tower
 from recipes.smol.data import choose, generator_for, kind_of
 from recipes.smol.model import Lora, Packing, Projector, add_lora, answer_logits, answer_loss, exactly_right
 from recipes.smol.names import Kind, caltech_kinds, split, with_article
@@ -50,6 +50,17 @@ def test_features_are_the_hidden_states_that_llava_reads(tmp_path: Path) -> None
     pixels = torch.randn(2, 3, 32, 32)
     states = model(pixels, output_hidden_states=True).hidden_states
     torch.testing.assert_close(tower.features(tower.load_tower(tmp_path), pixels), states[tower.LAYER][:, 1:])
+
+
+@pytest.mark.parametrize("side", [4, 5])
+def test_quarters_of_a_probe_meet_in_no_token(side: int) -> None:
+    tokens = torch.zeros(1, side * side, 3)
+    tokens[0, 0, 0] = tokens[0, side - 1, 1] = tokens[0, -1, 2] = 8.0  # top left, top right, bottom right
+    found = probe.pooled(tokens)[0]
+    expected = torch.zeros(4, 6)
+    for quarter, feature in ((0, 0), (1, 1), (3, 2)):
+        expected[quarter, feature], expected[quarter, 3 + feature] = 2.0, 8.0  # mean of 2 x 2 tokens, maximum
+    assert torch.equal(found, expected)
 
 
 def test_cls_attention_is_the_eager_attention_of_that_layer(tmp_path: Path) -> None:
