@@ -13,7 +13,7 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
 import tiny_models
 import torch
-from qwen_served import IMAGE, Engine, Output, Question, Reference
+from qwen_served import IMAGE, VIDEO, Engine, Output, Question, Reference, random_video
 from tiny_models import gemma4, make_image, qwen, tiled
 from transformers.models.smolvlm import processing_smolvlm
 from vllm.exceptions import VLLMValidationError
@@ -116,11 +116,13 @@ def test_qwen35_with_all_tokens_is_vllm_s_own(family: str, tmp_path: Path) -> No
     """vLLM's linear attention on a CPU takes bfloat16 alone, too coarse to compare answers with transformers."""
     qwen.build_served(family, tmp_path)
     questions = [Question(f"Look {IMAGE} now?", [make_image(40, 60, 1)]), Question("Only text.")]
-    plain = Engine(tmp_path, dtype="bfloat16")
+    questions.append(Question(f"Look {VIDEO} now?", videos=[random_video(4, 3, 5, 3)]))
+    limits = {"limit_mm_per_prompt": {"image": 1, "video": 1}}
+    plain = Engine(tmp_path, dtype="bfloat16", **limits)
     own = plain.ask(questions)
     plain.close()
     plugin.register()
-    engine = Engine(tmp_path, dtype="bfloat16", hf_overrides={"clustrs": {"keep": 1000}})
+    engine = Engine(tmp_path, dtype="bfloat16", hf_overrides={"clustrs": {"keep": 1000}}, **limits)
     try:
         assert [(one.answer, one.prompt) for one in engine.ask(questions)] == [(one.answer, one.prompt) for one in own]
     finally:
@@ -133,16 +135,18 @@ def test_qwen35_gets_what_it_does_in_transformers(family: str, tmp_path: Path, m
     monkeypatch.setattr(QwenGatedDeltaNetAttention, "forward_cpu", lambda self, hidden: torch.zeros_like(hidden))
     qwen.build_served(family, tmp_path)
     plugin.register()
-    engine = Engine(tmp_path, hf_overrides={"clustrs": {"keep": KEEP, "keep_range": [3, 1000]}})
+    limits = {"limit_mm_per_prompt": {"image": 1, "video": 1}}
+    engine = Engine(tmp_path, hf_overrides={"clustrs": {"keep": KEEP, "keep_range": [3, 1000]}}, **limits)
     reference = Reference(tmp_path)
     try:
         for keep in (3, 12, 1000):
-            question = Question(f"Look {IMAGE} and {IMAGE}?", [make_image(40, 60, 1), make_image(64, 30, 2)], keep)
+            text, video = f"Look {IMAGE} and {VIDEO}?", random_video(4, 4, 6, 0)
+            question = Question(text, [make_image(40, 60, 1)], keep, [video])
             with first_call(engine.model.language_model.model) as served:
                 (found,) = engine.ask([question])
             with first_call(reference.model.model.language_model) as wanted:
                 expected = reference.ask(question, ClustRS(keep=keep))
-            assert (found.prompt, found.indices) == (expected.prompt, expected.indices)
+            assert (found.prompt, sorted(found.indices)) == (expected.prompt, sorted(expected.indices))
             assert torch.equal(served["positions"][:, : found.prompt], wanted["position_ids"][-3:, 0])
             assert (served["inputs_embeds"][: found.prompt] - wanted["inputs_embeds"][0]).abs().max() < CLOSE
     finally:

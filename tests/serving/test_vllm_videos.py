@@ -1,4 +1,4 @@
-"""Videos of pruned Qwen2.5-VL in vLLM against the same models in transformers: indices, positions, answers."""
+"""Videos of pruned Qwen models in vLLM against the same models in transformers: indices, positions, answers."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,11 +7,13 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
+from method_cases import as_served
 from qwen_served import IMAGE, VIDEO, Engine, Question, Reference, random_image, random_video
 from tiny_models.qwen import build_served
 from vllm.exceptions import VLLMValidationError
 
 from clustrs import ClustRS
+from clustrs.pruners.registry import get_method
 from clustrs.serving import plugin
 
 KEEP, STEP = 7, 64
@@ -33,7 +35,7 @@ QUESTIONS = {
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl"])
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_served(request.param, tmp_path_factory.mktemp("qwen") / request.param)
 
@@ -77,6 +79,20 @@ def test_keep_all(engine: Engine, reference: Reference) -> None:
         expected = reference.ask(question, None)
         assert output == expected, name
         assert output.distance(expected) < CLOSE, name
+
+
+@pytest.mark.parametrize("name", ["tome", "divprune"])
+def test_other_methods(engine: Engine, reference: Reference, name: str) -> None:
+    question, model, method = QUESTIONS["one"], engine.model, get_method(name, keep=KEEP)
+    before, model.method = model.method, method
+    try:
+        (output,) = engine.ask([question])
+    finally:
+        model.method = before
+    expected = reference.ask(question, as_served(method))
+    assert output == expected
+    assert output.indices == expected.indices
+    assert output.distance(expected) < CLOSE
 
 
 def test_the_same_video_again(engine: Engine) -> None:

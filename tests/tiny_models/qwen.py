@@ -162,7 +162,12 @@ def build_served(family: str, folder: Path) -> Path:
         "size": {"shortest_edge": TOKEN**2, "longest_edge": 100 * TOKEN**2},
     }
     _, processor, videos = SERVED[family]
-    parts = {"image_processor": tf.Qwen2VLImageProcessor(**sizes), "video_processor": videos(**sizes)}
+    parts = {"image_processor": tf.Qwen2VLImageProcessor(**sizes)}
+    if videos is tf.Qwen3VLVideoProcessor:  # bounded are all frames together
+        sizes["size"] = {"shortest_edge": TOKEN**2, "longest_edge": 800 * TOKEN**2}
+        mean = {name: getattr(parts["image_processor"], name) for name in ("image_mean", "image_std")}
+        sizes |= mean  # vLLM normalizes videos as images; published checkpoints have one mean
+    parts["video_processor"] = videos(**sizes)
     processor(tokenizer=words, chat_template="{{ messages }}", **parts).save_pretrained(folder)
     model.save_pretrained(folder)
     if family == "qwen3_vl_moe":

@@ -89,17 +89,12 @@ class PrunedBackendProcessor(pruning.PrunedProcessor, backend.MultiModalProcesso
     def _cut(self, update: Any, images: Any, index: int) -> Any:
         ids, size = list(update.replacement(index).full), images.get_image_size(index)
         token = backend._get_embed_token_id(torch.tensor(ids))
-        first, last = find_run(ids, token)
+        first, last = pruning.find_run(ids, token)
         shape = {"image_width": size.width, "image_height": size.height}
         if (counted := self.info.count_unpruned(**shape)) != ids.count(token):
             raise RuntimeError(f"the prompt has {ids.count(token)} placeholders for an image, expected {counted}")
         run = [token] * (self.info.get_num_image_tokens(**shape) + last - first + 1 - counted)
         return PromptUpdateDetails.select_token_id([*ids[:first], *run, *ids[last + 1 :]], token)
-
-
-def find_run(ids: Sequence[int], token: int) -> tuple[int, int]:
-    """Return the indices of the first and the last placeholder."""
-    return ids.index(token), len(ids) - 1 - list(reversed(ids)).index(token)
 
 
 @MULTIMODAL_REGISTRY.register_processor(
@@ -167,16 +162,15 @@ class PrunedTransformers(pruning.PrunedModel, TransformersMultiModalForCausalLM)
             places = torch.stack([image.layout.tile, image.layout.y, image.layout.x])[:, kept.own]
             return torch.cat([kept.features, pruning.offset_channels(places, kept.features.dtype)], -1)
         token, device = self.adapter.placeholder("image"), kept.features.device
-        first, last = find_run(ids.tolist(), token)
+        first, last = pruning.find_run(ids.tolist(), token)
         run = ids[first : last + 1].to(device)
-        slots, between = (run == token).nonzero()[:, 0], (run != token).nonzero()[:, 0]
-        order = torch.cat([slots[kept.slots], between]).argsort()
-        text = Base.embed_input_ids(self, run[between]).to(kept.features.dtype)
-        return self.placed(torch.cat([kept.features, text])[order], torch.cat([slots[kept.own], between])[order])
+        order, own = pruning.prompt_order(run == token, kept)
+        text = Base.embed_input_ids(self, run[run != token]).to(kept.features.dtype)
+        return self.placed(torch.cat([kept.features, text])[order], own)
 
     def place_of(self, feature: Any) -> tuple[int, int, int]:
         position, ids = feature.mm_position, feature.data[IDS].data.flatten().tolist()
-        first, last = find_run(ids, self.adapter.placeholder("image"))
+        first, last = pruning.find_run(ids, self.adapter.placeholder("image"))
         extent = last - first + 1
         if self.has_mrope:
             _, *sides = feature.data["image_grid_thw"].data.flatten().tolist()

@@ -88,9 +88,11 @@ INTERFACES: dict[str, tuple[str, ...]] = {
     ),
     "model_executor.models.qwen3_vl": (
         "Qwen3VLProcessingInfo",
-        "Qwen3VLMultiModalProcessor",
+        "Qwen3VLMultiModalProcessor.get_video_repl("
+        "tokens_per_frame, timestamps, tokenizer, vision_start_token_id, vision_end_token_id, video_token_id)",
         "Qwen3VLDummyInputsBuilder",
         "Qwen3VLForConditionalGeneration._process_image_input(image_input)",
+        "Qwen3VLForConditionalGeneration._process_video_input(video_input)",
     ),
     "model_executor.models.qwen3_vl_moe": ("Qwen3VLMoeProcessingInfo", "Qwen3VLMoeForConditionalGeneration"),
     "model_executor.models.gemma4_mm": (

@@ -20,9 +20,12 @@ from clustrs.pruners.base import Pruner
 from clustrs.serving import plugin
 
 ANGLES = 4  # length of the rotary table, in multiples of the model's own: as vLLM has it for videos
-BASE = 256  # every whole number up to this one is exact in bfloat16 and float16, so offsets travel as two digits each
+BASE = 256  # every whole number up to this one is exact in bfloat16 and float16, so offsets travel as digits
+DIGITS = 3  # of each offset
 KEEP = "clustrs_keep"  # name of the field that brings an image's budget to the model, where vLLM has its pixels
-CHANNELS = 6  # channels behind the features of a kept token: its offsets from its image's first position, in three rows
+CHANNELS = (
+    3 * DIGITS
+)  # channels behind the features of a kept token: its offsets from its image's first position, in three rows
 
 
 _budget: ContextVar[int | float | None] = ContextVar("budget", default=None)
@@ -359,6 +362,19 @@ def mean_over_ranks(mean: Tensor, ranks: int) -> Tensor:
     return tensor_model_parallel_all_reduce(mean) / ranks
 
 
+def find_run(ids: Sequence[int], token: int) -> tuple[int, int]:
+    """Return the indices of the first and the last placeholder."""
+    return ids.index(token), len(ids) - 1 - list(reversed(ids)).index(token)
+
+
+def prompt_order(is_slot: Tensor, kept: PrunedImage) -> tuple[Tensor, Tensor]:
+    """Order the kept tokens of an image and the text between its placeholders, in this order, as in the prompt: return
+    their indices and where each came from in the unpruned run [R] of both."""
+    slots, text = is_slot.nonzero()[:, 0], (~is_slot).nonzero()[:, 0]
+    order = torch.cat([slots[kept.slots], text]).argsort()
+    return order, torch.cat([slots[kept.own], text])[order]
+
+
 def starting_positions(length: int, images: Iterable[tuple[int, int, int]]) -> tuple[Tensor, int]:
     """Positions [3, length] with every placeholder at the start of its image; and what to add to the length of the
     sequence for the position of the next token. An image is its first placeholder, how many it has left, and how many
@@ -374,10 +390,11 @@ def starting_positions(length: int, images: Iterable[tuple[int, int, int]]) -> t
 def offset_channels(offsets: Tensor, dtype: torch.dtype) -> Tensor:
     """Offsets [3, ..., k] as digits [..., k, CHANNELS] of a floating-point type."""
     rows = offsets.movedim(0, -1)
-    return torch.stack([rows // BASE, rows % BASE], -1).flatten(-2).to(dtype)
+    return torch.stack([rows // BASE**i % BASE for i in range(DIGITS)], -1).flatten(-2).to(dtype)
 
 
 def split_channels(embeddings: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
     """The features of images without the channels behind them, and the offsets [3, k of all images] these hold."""
-    digits = torch.cat([rows[:, -CHANNELS:] for rows in embeddings]).long().unflatten(-1, (3, 2))
-    return [rows[:, :-CHANNELS] for rows in embeddings], (digits[..., 0] * BASE + digits[..., 1]).T
+    digits = torch.cat([rows[:, -CHANNELS:] for rows in embeddings]).long().unflatten(-1, (3, DIGITS))
+    offsets = sum(digits[..., i] * BASE**i for i in range(DIGITS))
+    return [rows[:, :-CHANNELS] for rows in embeddings], offsets.T

@@ -1,14 +1,15 @@
-"""Qwen2.5-VL, Qwen3-VL and Qwen3.5 in vLLM, pruned: images, Qwen2.5-VL's videos, kept tokens at M-RoPE positions."""
+"""Qwen2.5-VL, Qwen3-VL and Qwen3.5 in vLLM, pruned: images and videos, kept tokens at M-RoPE positions."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from vllm.model_executor.models import qwen2_5_vl, qwen3_5, qwen3_vl, qwen3_vl_moe
 from vllm.multimodal.inputs import MultiModalFieldConfig
+from vllm.multimodal.processing import PromptUpdateDetails
 
 from clustrs.models.adapters.base import VisualTokens
 from clustrs.models.prompt import PrunedImage
@@ -17,6 +18,7 @@ from clustrs.serving import pruning
 
 Grid = list[int]  # frames, height and width of an image in patches
 VIDEO_KEEP = f"{pruning.KEEP}_video"  # field that brings a video's budget to the model
+MARKS = 24  # tokens that Qwen3-VL writes between two frames of a video at most: a timestamp, and two around each frame
 
 
 class PrunedQwenInfo(pruning.PrunedInfo):
@@ -27,11 +29,10 @@ class PrunedQwenInfo(pruning.PrunedInfo):
     get_max_video_tokens: Any
     _get_vision_info: Any
 
-    videos = False
+    video_extent: Callable[[int, int, Any], int]  # positions of a video at most, from its frames and their side
 
     def get_supported_mm_limits(self) -> dict[str, int | None]:
-        """Videos are named in any case, because vLLM asks for the options of their processor."""
-        return {**super().get_supported_mm_limits(), "video": None if self.videos else 0}
+        return {**super().get_supported_mm_limits(), "video": None}
 
     def count_unpruned(self, **size: Any) -> int:
         defaults = {"image_processor": self.get_image_processor(), "mm_kwargs": {}}
@@ -41,32 +42,40 @@ class PrunedQwenInfo(pruning.PrunedInfo):
         """Return all tokens of the largest image and video: vLLM profiles the tower with as many as unpruned."""
         width, height = self.get_image_size_with_most_features()
         image = self.count_unpruned(image_width=width, image_height=height)
-        return {"image": image} | ({"video": self.get_max_video_tokens(seq_len, mm_counts)} if self.videos else {})
+        return {"image": image, "video": self.get_max_video_tokens(seq_len, mm_counts)}
 
     def extent(self, mm_kwargs: Any, **size: int) -> int:
         resized, _ = self._get_vision_info(**size, mm_kwargs=mm_kwargs, image_processor=self.get_image_processor())
         vision = self.get_hf_config().vision_config
         return int(max(resized)) // (vision.patch_size * vision.spatial_merge_size)
 
-    def video_extent(self, videos: Any, mm_kwargs: Any) -> int:
-        """Return how many positions videos span at most."""
-        vision, total = self.get_hf_config().vision_config, 0
-        fps = mm_kwargs.get("fps") or 2.0
+    def videos_extent(self, videos: Any, mm_kwargs: Any) -> int:
+        """Return how many positions the videos of a prompt span at most."""
+        total = 0
         for i in range(len(videos)):
             if (video := videos.get(i)) is None:
                 continue
             frames = video[0] if isinstance(video, tuple) else video  # or with its metadata
             size = type(videos)([frames]).get_frame_size(0)
             side = self.extent({}, image_width=size.width, image_height=size.height)
-            rate = min(fps) if isinstance(fps, list | tuple) else fps
-            total += max(side, int(vision.tokens_per_second * len(frames) / rate) + 2)
+            total += self.video_extent(len(frames), side, mm_kwargs)
         return total
 
 
 class PrunedQwen25Info(PrunedQwenInfo):
-    """Mixin for Qwen2.5-VL's info, with videos. Later families have words between the frames: not built."""
+    """Mixin for Qwen2.5-VL's info: the frames of a video lie on a time axis."""
 
-    videos = True
+    def video_extent(self, frames: int, side: int, mm_kwargs: Any) -> int:
+        fps = mm_kwargs.get("fps") or 2.0
+        rate = min(fps) if isinstance(fps, list | tuple) else fps
+        return max(side, int(self.get_hf_config().vision_config.tokens_per_second * frames / rate) + 2)
+
+
+class PrunedQwen3Info(PrunedQwenInfo):
+    """Mixin for the info of Qwen3-VL and Qwen3.5: two frames are an image, with text before it."""
+
+    def video_extent(self, frames: int, side: int, mm_kwargs: Any) -> int:
+        return (frames + 1) // 2 * (side + MARKS)
 
 
 class PrunedQwenProcessor(pruning.PrunedProcessor):
@@ -74,10 +83,10 @@ class PrunedQwenProcessor(pruning.PrunedProcessor):
 
     def apply(self, inputs: Any, timing_ctx: Any) -> Any:
         items = inputs.mm_data_items
-        videos = items.get("video", ()) if self.info.videos else ()
+        videos = items.get("video", ())
         if len(videos) and hasattr(videos, "get_frame_size"):
             given = inputs.hf_processor_mm_kwargs
-            self.info.check_extent(items.get("image", ()), given, self.info.video_extent(videos, given))
+            self.info.check_extent(items.get("image", ()), given, self.info.videos_extent(videos, given))
         return super().apply(inputs, timing_ctx)
 
     def _apply_hf_processor_main(self, mm_items: Any, hf_kwargs: Any) -> Any:
@@ -93,18 +102,26 @@ class PrunedQwenProcessor(pruning.PrunedProcessor):
 
     def _get_prompt_updates(self, mm_items: Any, hf_processor_mm_kwargs: Any, out_mm_kwargs: Any) -> list[Any]:
         updates = super()._get_prompt_updates(mm_items, hf_processor_mm_kwargs, out_mm_kwargs)  # type: ignore[misc]
-        served = ("image", "video") if self.info.videos else ("image",)
-        return [replace(one, replacement=partial(self._cut, one)) for one in updates if one.modality in served]
+        return [replace(one, replacement=partial(self._cut, one)) for one in updates]
 
     def _cut(self, update: Any, index: int) -> Any:
+        """Return k placeholders; and where text stands between some, one for each of its tokens, too."""
         whole = update.replacement(index)
-        return whole[: self.info.method.count(len(whole))]
+        if isinstance(whole, list):
+            return whole[: self.info.method.count(len(whole))]
+        ids, token = list(whole.full), self.info.get_hf_config().video_token_id
+        first, last = pruning.find_run(ids, token)
+        text, total = last + 1 - first - ids.count(token), ids.count(token)
+        run = [token] * (self.info.method.count(total) + text)
+        return PromptUpdateDetails.select_token_id([*ids[:first], *run, *ids[last + 1 :]], token)
 
 
 class PrunedQwen(pruning.PrunedModel):
     """Mixin for a Qwen model of vLLM: keeps k tokens of each image or video, at the positions they had."""
 
     visual: Any
+    video_budgets: Tensor
+    _video_rows: Callable[[VisualTokens, PrunedImage, Any, int], Tensor]  # rows of one of the videos of a step
 
     @classmethod
     def refused_options(cls, vllm_config: Any, original: bool) -> dict[str, bool]:
@@ -125,17 +142,11 @@ class PrunedQwen(pruning.PrunedModel):
         return None
 
     def extent(self, feature: Any) -> int:
-        frames, *sides = feature.data[f"{feature.modality}_grid_thw"].data.tolist()
-        side = int(max(sides)) // int(self.config.vision_config.spatial_merge_size)
-        if feature.modality == "image":
-            return side
-        seconds = feature.data.get("second_per_grid_ts")
-        return max(side, int(self._times(frames, None if seconds is None else seconds.data.item())[-1]) + 1)
+        return self.side(feature.data[f"{feature.modality}_grid_thw"].data.tolist())
 
-    def _times(self, frames: int, seconds: float | None) -> Tensor:
-        """Return the offset of each frame on the time axis, as vLLM counts it."""
-        factor = (1.0 if seconds is None else seconds) * getattr(self.config.vision_config, "tokens_per_second", 1.0)
-        return (torch.arange(frames).double() * factor).long()
+    def side(self, grid: Grid) -> int:
+        """Return how many positions an image spans."""
+        return max(grid[1:]) // int(self.config.vision_config.spatial_merge_size)
 
     def embed_multimodal(self, **kwargs: Any) -> Any:
         self.video_budgets = kwargs.pop(VIDEO_KEEP, None)
@@ -155,12 +166,9 @@ class PrunedQwen(pruning.PrunedModel):
             parts = {name: torch.cat([getattr(one, name) for one in some]) for name in ("features", "scores", "keys")}
             planes = torch.cat([one.planes for one in some], 1)  # type: ignore[misc]
             videos.append(VisualTokens.on_grid(grid=some[0].grids[0], **parts, planes=planes, modality="video"))
-        self.start_step(self.video_budgets)
-        seconds, rows = video_input.get("second_per_grid_ts"), []
-        for i, (video, kept) in enumerate(zip(videos, self.prune_images(videos), strict=True)):
-            times = self._times(len(video.grids), None if seconds is None else float(seconds[i]))
-            rows.append(self._rows(video, kept, times))
-        return tuple(rows)
+        self.budgets = self.video_budgets.flatten().tolist()
+        pruned = enumerate(zip(videos, self.prune_images(videos), strict=True))
+        return tuple(self._video_rows(*pair, video_input, i) for i, pair in pruned)
 
     def _encode(self, pixels: Tensor, grids: list[Grid]) -> list[VisualTokens]:
         sizes = [t * h * w for t, h, w in grids]
@@ -197,8 +205,7 @@ class PrunedQwen(pruning.PrunedModel):
     def _rows(self, image: VisualTokens, kept: PrunedImage, times: Tensor | None = None) -> Tensor:
         """Return the kept tokens with their features for later layers and their places behind them."""
         assert kept.planes is not None
-        tile = image.layout.tile
-        tile = tile if times is None else times.to(tile.device)[tile]
+        tile = image.layout.tile if times is None else times.to(image.layout.tile.device)[image.layout.tile]
         places = torch.stack([tile, image.layout.y, image.layout.x])[:, kept.own]
         return torch.cat([kept.features, kept.planes[0], pruning.offset_channels(places, kept.features.dtype)], -1)
 
@@ -224,22 +231,86 @@ class PrunedQwen25VL(PrunedQwen, qwen2_5_vl.Qwen2_5_VLForConditionalGeneration):
         order: Tensor = self.visual.get_window_index_thw(*grid)[0]
         return order
 
+    def extent(self, feature: Any) -> int:
+        if feature.modality == "image":
+            return super().extent(feature)
+        grid, seconds = feature.data["video_grid_thw"].data.tolist(), feature.data.get("second_per_grid_ts")
+        times = self._times(grid[0], None if seconds is None else seconds.data.item())
+        return max(self.side(grid), int(times[-1]) + 1)
 
-@pruning.register_processor(PrunedQwenInfo, PrunedQwenProcessor, qwen3_vl, "Qwen3VL")
-class PrunedQwen3VL(PrunedQwen, qwen3_vl.Qwen3VLForConditionalGeneration):
+    def _times(self, frames: int, seconds: float | None) -> Tensor:
+        """Return the offset of each frame on the time axis, as vLLM counts it."""
+        factor = (1.0 if seconds is None else seconds) * getattr(self.config.vision_config, "tokens_per_second", 1.0)
+        return (torch.arange(frames).double() * factor).long()
+
+    def _video_rows(self, video: VisualTokens, kept: PrunedImage, video_input: Any, index: int) -> Tensor:
+        seconds = video_input.get("second_per_grid_ts")
+        return self._rows(
+            video, kept, self._times(len(video.grids), None if seconds is None else float(seconds[index]))
+        )
+
+
+class PrunedQwen3(PrunedQwen):
+    """Mixin for Qwen3-VL and Qwen3.5, which write text between the frames of a video. How many tokens a frame keeps is
+    known only when the video is encoded, so that the rows of such text come with those of the video."""
+
+    _tokenizer: Any
+
+    def place_of(self, feature: Any) -> tuple[int, int, int]:
+        if feature.modality == "image":
+            return super().place_of(feature)
+        position, grid = feature.mm_position, feature.data["video_grid_thw"].data.tolist()
+        ids, first, after = self._run(grid, feature.data["timestamps"].data)
+        text = int((ids != self.config.video_token_id).sum())
+        return position.offset + first, position.length - first - after, text + grid[0] * self.side(grid)
+
+    def _run(self, grid: Grid, timestamps: Any) -> tuple[Tensor, int, int]:
+        """Return the token ids from the first placeholder of an unpruned video to the last, and how many tokens of its
+        text stand before and after."""
+        count, token = grid[1] * grid[2] // self.visual.spatial_merge_unit, self.config.video_token_id
+        ids = qwen3_vl.Qwen3VLMultiModalProcessor.get_video_repl(
+            tokens_per_frame=[count] * grid[0],
+            timestamps=timestamps,
+            tokenizer=self._tokenizer,
+            vision_start_token_id=self.config.vision_start_token_id,
+            vision_end_token_id=self.config.vision_end_token_id,
+            video_token_id=token,
+        ).full
+        first, last = pruning.find_run(ids, token)
+        return torch.tensor(ids[first : last + 1]), first, len(ids) - 1 - last
+
+    def _video_rows(self, video: VisualTokens, kept: PrunedImage, video_input: Any, index: int) -> Tensor:
+        assert kept.planes is not None
+        grid, device = video_input["video_grid_thw"][index].tolist(), kept.features.device
+        ids = self._run(grid, video_input["timestamps"][index])[0].to(device)
+        is_slot = ids == self.config.video_token_id
+        slots, text = is_slot.long(), (~is_slot).long()
+        frames = (slots.cumsum(0) - slots) // (len(video.layout.tile) // grid[0])  # before each token of the run
+        places = (text.cumsum(0) - text + frames * self.side(grid)).repeat(3, 1)
+        places[1, is_slot] += video.layout.y
+        places[2, is_slot] += video.layout.x
+        rows = torch.cat([kept.features, kept.planes[0]], -1)
+        words = self.language_model.embed_input_ids(ids[~is_slot]).to(rows)
+        order, own = pruning.prompt_order(is_slot, kept)
+        rows = torch.cat([rows, nn.functional.pad(words, (0, rows.shape[-1] - words.shape[-1]))])[order]
+        return torch.cat([rows, pruning.offset_channels(places[:, own], rows.dtype)], -1)
+
+
+@pruning.register_processor(PrunedQwen3Info, PrunedQwenProcessor, qwen3_vl, "Qwen3VL")
+class PrunedQwen3VL(PrunedQwen3, qwen3_vl.Qwen3VLForConditionalGeneration):
     """vLLM's Qwen3-VL. A survivor's features for later layers (deepstack) stay with it, as they are."""
 
 
-@pruning.register_processor(PrunedQwenInfo, PrunedQwenProcessor, qwen3_vl_moe, "Qwen3VLMoe", "Qwen3VL")
-class PrunedQwen3VLMoe(PrunedQwen, qwen3_vl_moe.Qwen3VLMoeForConditionalGeneration):
+@pruning.register_processor(PrunedQwen3Info, PrunedQwenProcessor, qwen3_vl_moe, "Qwen3VLMoe", "Qwen3VL")
+class PrunedQwen3VLMoe(PrunedQwen3, qwen3_vl_moe.Qwen3VLMoeForConditionalGeneration):
     """vLLM's Qwen3-VL with a mixture of experts."""
 
 
-@pruning.register_processor(PrunedQwenInfo, PrunedQwenProcessor, qwen3_5, "Qwen3_5", "Qwen3VL")
-class PrunedQwen35(PrunedQwen, qwen3_5.Qwen3_5ForConditionalGeneration):
+@pruning.register_processor(PrunedQwen3Info, PrunedQwenProcessor, qwen3_5, "Qwen3_5", "Qwen3VL")
+class PrunedQwen35(PrunedQwen3, qwen3_5.Qwen3_5ForConditionalGeneration):
     """vLLM's Qwen3.5."""
 
 
-@pruning.register_processor(PrunedQwenInfo, PrunedQwenProcessor, qwen3_5, "Qwen3_5Moe", "Qwen3VL")
-class PrunedQwen35Moe(PrunedQwen, qwen3_5.Qwen3_5MoeForConditionalGeneration):
+@pruning.register_processor(PrunedQwen3Info, PrunedQwenProcessor, qwen3_5, "Qwen3_5Moe", "Qwen3VL")
+class PrunedQwen35Moe(PrunedQwen3, qwen3_5.Qwen3_5MoeForConditionalGeneration):
     """vLLM's Qwen3.5 with a mixture of experts."""
