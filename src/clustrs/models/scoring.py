@@ -152,7 +152,7 @@ def attention_scores(
     """
 
     def attend(start: int, stop: int) -> Tensor:
-        logits = query[:, :, start:stop].float() @ keys.mT * scaling
+        logits = (query[:, :, start:stop].float() @ keys.mT).mul_(scaling)
         if valid is not None:
             logits = logits.masked_fill(~valid[:, None, None], -torch.inf)
         if mask is not None:
@@ -169,7 +169,7 @@ def attention_scores(
             scaling = query.shape[-1] ** -0.5
         if reduction in ("cls", "joint"):
             return attend(0, 1)[:, :, 0, 1:].mean(1)
-        n = query.shape[2]
+        n, keys = query.shape[2], keys.contiguous()  # else each block's product would copy them
         step = max(1, min(QUERY_BLOCK, n // 8))
         scores = torch.zeros_like(keys[:, 0, :, 0])
         for start in range(0, n, step):
