@@ -12,7 +12,8 @@ LLaVA-OneVision-0.5B and an eighth of its layers. Answers of the latter two mean
 --memory N sends N requests to vLLM's own server and to a pruned one instead, and fails if those after the first 200
 add more than 5 per cent to the memory of the latter.
 Needs the environment of `make test-vllm`. Writes serving.json, serving.md and serving.png to the output folder, with
-what serving.json has of other models; --render writes the last two again from the first.
+what serving.json has of other models; --render writes the last two again from the first. --docs does the same with
+docs/results/serving.json, and writes the tables and the plot of docs/serving.md.
 """
 
 import argparse
@@ -35,13 +36,13 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from clustrs import palette
+from benchmarks import serving_report
+from benchmarks.serving_report import label
 from clustrs.embedded import model_folder
 from clustrs.models.costs import count_cost
 from clustrs.serving.server import server_words
@@ -286,6 +287,7 @@ async def run(
 
 
 BUILDERS = {"proportional": build_proportional, "onevision-0.5b": build_onevision}
+MODELS = ("mini-llava", *BUILDERS)
 REQUESTS = {"mini-llava": 96, "proportional": 64, "onevision-0.5b": 16}
 """Per run, unless --requests is given; at least as many as are sent at once."""
 EVERYTHING = 10_000
@@ -350,46 +352,6 @@ def measure(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def label(keep: int | float | None) -> str:
-    return "plain" if keep is None else "all" if keep == 1.0 else str(keep)
-
-
-def with_ratios(rows: list[Row]) -> list[Row]:
-    """Each row with its ratio to the plain server's, of the same model and number of requests at once."""
-    plain = {(row["model"], row["at_once"]): row for row in rows if row["keep"] is None}
-    compared = []
-    for row in rows:
-        base = plain.get((row["model"], row["at_once"]))
-        names = ("requests_per_second", "first_token_median", "prompt_tokens", "blocks_mean")
-        ratios = {} if base is None else {name: round(row[name] / base[name], 3) for name in names if base[name]}
-        compared.append({**row, "ratios": ratios})
-    return compared
-
-
-def break_even(rows: list[Row]) -> list[Row]:
-    """Per model and number of requests at once, the share of the visual tokens from whose removal on a pruned server
-    answers as many requests as the plain one, interpolated between the measured budgets. None: at no budget."""
-    found = []
-    for model, at_once in dict.fromkeys((row["model"], row["at_once"]) for row in rows):
-        subset = [row for row in rows if (row["model"], row["at_once"]) == (model, at_once)]
-        plain = next((row for row in subset if row["keep"] is None), None)
-        text = next((row["prompt_tokens"] - row["keep"] for row in subset if isinstance(row["keep"], int)), None)
-        if plain is None or text is None:
-            continue
-        visual = plain["prompt_tokens"] - text
-        points = sorted(
-            (1 - (row["prompt_tokens"] - text) / visual, plain["requests_per_second"] / row["requests_per_second"] - 1)
-            for row in subset
-            if row["keep"] is not None
-        )
-        share = points[0][0] if points[0][1] <= 0 else None
-        for (less, slower), (more, faster) in pairwise(points):
-            if share is None and faster <= 0:
-                share = less + (more - less) * slower / (slower - faster)
-        found.append({"model": model, "at_once": at_once, "share": share})
-    return found
-
-
 def predictions() -> list[Row]:
     """Return the modeled cost until the first token, for both models and for LLaVA-1.5-7B in half precision."""
     import torch
@@ -421,105 +383,39 @@ def predictions() -> list[Row]:
     return rows
 
 
-def markdown(result: Row) -> str:
-    """The table of what was measured, and that of what the cost model says."""
-    columns = ["model", "visual tokens", "at once", "answered", "requests/s"]
-    columns += ["first token, median", "p99", "prompt", "KV blocks, mean (peak)", "scoring, selection per step"]
-    lines = [", ".join(f"{k} {v}" for k, v in result["machine"].items()), ""]
-    lines += [f"| {' | '.join(columns)} |", f"|:--|{'--:|' * (len(columns) - 1)}"]
-    for row in result["rows"]:
-        ratios = row["ratios"]
-
-        def shown(name: str, text: str, ratios: Row = ratios) -> str:
-            return f"{text} (x{ratios[name]:.2f})" if name in ratios else text
-
-        cells = [
-            row["model"],
-            label(row["keep"]),
-            str(row["at_once"]),
-            f"{row['requests']}" + (f" ({row['failed']} failed)" if row["failed"] else ""),
-            shown("requests_per_second", f"{row['requests_per_second']:.2f}"),
-            shown("first_token_median", f"{row['first_token_median']:.2f} s"),
-            f"{row['first_token_p99']:.2f} s",
-            shown("prompt_tokens", f"{row['prompt_tokens']:.0f}"),
-            shown("blocks_mean", f"{row['blocks_mean']:.0f} ({row['blocks_peak']})"),
-            ", ".join(
-                "-" if row.get(f"{stage}_per_step") is None else f"{1000 * row[f'{stage}_per_step']:.1f} ms"
-                for stage in ("scoring", "selection")
-            ),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    lines += [
-        "",
-        "| model | visual tokens | GFLOPs to the first token | of them tower and projector | ratio | KV cache |",
-    ]
-    lines.append("|:--|--:|--:|--:|--:|--:|")
-    for row in result["predicted"]:
-        share, ratio, kv = row["tower_share"], row["flops_ratio"], row["kv_ratio"]
-        lines.append(
-            f"| {row['model']} | {row['keep']} | {row['gflops']:.2f} | {share:.0%} | x{ratio:.2f} | x{kv:.2f} |"
-        )
-    lines += ["", "| model | at once | visual tokens to remove until pruning pays |", "|:--|--:|--:|"]
-    for row in break_even(result["rows"]):
-        share = "more than measured" if row["share"] is None else f"{row['share']:.0%}"
-        lines.append(f"| {row['model']} | {row['at_once']} | {share} |")
-    return "\n".join(lines) + "\n"
-
-
-def plot(result: Row, path: Path) -> None:
-    """Requests per second and time to the first token, per model and number of requests at once."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    rows = result["rows"]
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    shown = (
-        ("requests_per_second", "requests per second"),
-        ("first_token_median", "seconds to the first token, median"),
-    )
-    fig, axes = plt.subplots(2, len(models), figsize=(5.2 * len(models), 6.4), layout="constrained", squeeze=False)
-    for column, model in enumerate(models):
-        subset = [row for row in rows if row["model"] == model]
-        labels = list(dict.fromkeys(label(row["keep"]) for row in subset))
-        levels = list(dict.fromkeys(row["at_once"] for row in subset))
-        for line, (name, title) in enumerate(shown):
-            axis = axes[line][column]
-            for i, at_once in enumerate(levels):
-                heights = [row[name] for row in subset if row["at_once"] == at_once]
-                width = 0.8 / len(levels)
-                places = [x + (i - (len(levels) - 1) / 2) * width for x in range(len(heights))]
-                bars = axis.bar(
-                    places, heights, width, color=palette.SERIES[i % len(palette.SERIES)], label=f"{at_once} at once"
-                )
-                axis.bar_label(bars, fmt="%.3g", fontsize=8)
-            axis.set_xticks(range(len(labels)), labels)
-            axis.set(xlabel="visual tokens kept", ylabel=title)
-            axis.margins(y=0.12)
-            axis.grid(axis="y", alpha=0.3)
-        axes[0][column].set_title(model)
-    fig.legend(
-        *axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=len(CONCURRENCY), frameon=False
-    )
-    fig.savefig(path, dpi=110)
-
-
 def read_keep(word: str) -> int | float | None:
     return {"plain": None, "all": 1.0}[word] if word in ("plain", "all") else int(word)
 
 
 def write(result: Row, out: Path) -> None:
-    text = markdown(result)
+    text = serving_report.markdown(result)
     (out / "serving.md").write_text(text)
-    plot(result, out / "serving.png")
-    print(f"\n{text}\nwritten: {out}/serving.json, serving.md, serving.png")
+    serving_report.plot(result, out / "serving.png")
+    print(f"\n{text}\nwritten: {out}/serving.md, serving.png")
+
+
+def run_all(options: argparse.Namespace, file: Path) -> None:
+    """Measure, and store the rows in place of those that the file has of the same models and numbers at once."""
+    from vllm import __version__ as version
+
+    stored: Row = json.loads(file.read_text()) if file.exists() else {"rows": [], "settings": {}}
+    load = round(os.getloadavg()[0], 1)
+    own = {"requests": options.requests, "seconds": options.seconds, "rounds": options.rounds, "load before": load}
+    own["at once"] = options.at_once
+    runs = {name: {**own, "requests": options.requests or REQUESTS[name]} for name in options.models}
+    settings = {"server": SERVER_OPTIONS, "runs": {**stored["settings"].get("runs", {}), **runs}}
+    machine = {"machine": platform.machine(), "cores": os.cpu_count(), "vllm": version}
+    measured = {(model, at_once) for model in options.models for at_once in options.at_once}
+    others = [row for row in stored["rows"] if (row["model"], row["at_once"]) not in measured]
+    order = sorted([*others, *measure(options)], key=lambda row: (MODELS.index(row["model"]), row["at_once"]))
+    rows = serving_report.with_ratios(order)
+    result = {"machine": machine, "settings": settings, "rows": rows, "predicted": predictions()}
+    file.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = ("mini-llava", *BUILDERS)
-    parser.add_argument("--models", nargs="+", choices=names, default=list(names), help="default: all")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: all")
     parser.add_argument("--keep", nargs="+", type=read_keep, default=list(KEEPS), help="plain, all, or numbers")
     parser.add_argument("--at-once", nargs="+", type=int, default=list(CONCURRENCY), help="default: 8 32")
     parser.add_argument("--requests", type=int, help=f"per server and run (default: {REQUESTS})")
@@ -527,25 +423,20 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120, help="a run sends no more after this (default: 120)")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for the results")
     parser.add_argument("--memory", type=int, metavar="N", help="check memory over N requests, and nothing else")
-    parser.add_argument("--render", action="store_true", help="only write table and plot from serving.json")
+    parser.add_argument("--render", action="store_true", help="measure nothing, only write tables and plot again")
+    parser.add_argument("--docs", action="store_true", help="store in docs/results, write docs/serving.md and its plot")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    file = options.out / "serving.json"
     if options.memory:
         check_memory(options)
         return
+    file = serving_report.STORED if options.docs else options.out / "serving.json"
     if not options.render:
-        from vllm import __version__ as version
-
-        machine = {"machine": platform.machine(), "cores": os.cpu_count(), "vllm": version}
-        machine["load before"] = round(os.getloadavg()[0], 1)
-        settings = {"requests": options.requests or REQUESTS, "seconds": options.seconds, "server": SERVER_OPTIONS}
-        stored = json.loads(file.read_text())["rows"] if file.exists() else []
-        others = [row for row in stored if row["model"] not in options.models]
-        rows = with_ratios([*others, *measure(options)])
-        result = {"machine": machine, "settings": settings, "rows": rows, "predicted": predictions()}
-        file.write_text(json.dumps(result, indent=1) + "\n")
-    write(json.loads(file.read_text()), options.out)
+        run_all(options, file)
+    result = json.loads(file.read_text())
+    write(result, options.out)
+    if options.docs:
+        serving_report.write_page(result)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import scaling, selection, serving
+from benchmarks import scaling, selection, serving_report
 from clustrs import list_methods
 
 ROOT = Path(__file__).parents[1]
@@ -77,7 +77,7 @@ def test_where_pruning_pays() -> None:
         speeds = [(None, 110, 10.0), (1.0, 110, 8.0), (10, 20, rate)]
         shared = {"model": "m", "at_once": 8}
         rows = [{**shared, "keep": k, "prompt_tokens": n, "requests_per_second": r} for k, n, r in speeds]
-        (found,) = serving.break_even(rows)
+        (found,) = serving_report.break_even(rows)
         share: float | None = found["share"]
         return share
 

@@ -192,23 +192,12 @@ def assert_rows_of(table: str, page: str, count: int) -> None:
     assert set(shown) <= set(rows)
 
 
-def without_columns(table: str, *names: str, at_once: str) -> str:
-    """The rows of so many requests at once, without that column and some others."""
-    rows = [line.strip("|").split("|") for line in table.strip().splitlines()]
-    (of,) = (i for i, cell in enumerate(rows[0]) if cell.strip() == "at once")
-    shown = [i for i, cell in enumerate(rows[0]) if i != of and cell.strip() not in names]
-    kept = [row for row in rows if row[of].strip() in ("at once", "--:", at_once)]
-    return "\n".join(f"|{'|'.join(row[i] for i in shown)}|" for row in kept)
-
-
 def test_the_benchmark_of_servers_in_the_docs_is_the_stored_one() -> None:
-    from benchmarks.serving import markdown
+    from benchmarks.serving_report import PAGE, STORED, page_blocks
 
-    stored = json.loads((ROOT / "docs" / "results" / "serving.json").read_text())
-    page = (ROOT / "docs" / "serving.md").read_text()
-    measured, _, pays = markdown(stored).strip().split("\n\n")[1:]
-    assert_rows_of(without_columns(measured, "answered", "p99", at_once="32"), page, 13)
-    assert_rows_of(pays, page, 6)
+    stored, page = json.loads(STORED.read_text()), PAGE.read_text()
+    for name, block in page_blocks(stored).items():
+        assert f"<!-- {name} -->\n{block}<!-- end -->" in page, "python benchmarks/serving.py --docs --render"
     shares = {
         row["keep"]: [f"{100 * row[name]:.0f} %" for name in ("flops_ratio", "kv_ratio")]
         for row in stored["predicted"]
