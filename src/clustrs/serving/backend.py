@@ -21,25 +21,31 @@ from vllm.model_executor.models.transformers import multimodal as backend
 from vllm.model_executor.models.transformers.base import Base
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFieldConfig
-from vllm.multimodal.processing import PromptUpdateDetails
 
 from clustrs.models.adapters.base import VisualTokens, adapter_class
 from clustrs.models.adapters.qwen_vl import Qwen2VLAdapter
 from clustrs.models.prompt import PrunedImage
 from clustrs.serving import plugin, pruning
 
-IDS = "clustrs_ids"  # name of the field that brings the token ids of an image's unpruned run to the model
+IDS = {"image": "clustrs_ids", "video": "clustrs_ids_video"}  # fields that bring ids of an unpruned run to the model
 
 
 class PrunedBackendInfo(pruning.PrunedInfo, backend.MultiModalProcessingInfo):
-    """Processing info of any family: images only."""
+    """Processing info of any family: images, and Qwen2-VL's videos."""
 
     def get_supported_mm_limits(self) -> dict[str, int | None]:
-        return {"image": None}
+        kinds = ("image", "video") if self.get_hf_config().model_type == "qwen2_vl" else ("image",)
+        return dict.fromkeys(kinds)
 
     def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Any) -> dict[str, int]:
-        """Return all tokens of the largest image: vLLM profiles the tower with as many images as unpruned."""
-        return {"image": self.get_max_image_tokens()}
+        """Return all tokens of the largest image or video: vLLM profiles the tower with as many images as unpruned."""
+        most = {"image": self.get_max_image_tokens()}
+        if "video" in self.get_supported_mm_limits():
+            most["video"] = self.get_max_video_tokens(seq_len, mm_counts)
+        return most
+
+    def video_extent(self, frames: int, side: int, mm_kwargs: Any) -> int:
+        return max(side, frames)
 
     def get_hf_processor(self, **kwargs: Any) -> Any:
         processor = super().get_hf_processor(**kwargs)
@@ -73,28 +79,33 @@ class PrunedBackendProcessor(pruning.PrunedProcessor, backend.MultiModalProcesso
 
     def _apply_hf_processor_main(self, mm_items: Any, hf_kwargs: Any) -> Any:
         processed = super()._apply_hf_processor_main(mm_items, hf_kwargs)
-        if "image_replacement_ids" in processed:
-            sizes = processed["image_replacement_sizes"].tolist()
-            processed[IDS] = [ids.clone() for ids in processed["image_replacement_ids"].split(sizes)]
+        for kind, name in IDS.items():
+            if (ids := processed.get(f"{kind}_replacement_ids")) is not None:
+                sizes = processed[f"{kind}_replacement_sizes"].tolist()
+                processed[name] = [part.clone() for part in ids.split(sizes)]
         return processed
 
     def _get_mm_fields_config(self, hf_inputs: Any, hf_processor_mm_kwargs: Any) -> dict[str, Any]:
-        fields = super()._get_mm_fields_config(hf_inputs, hf_processor_mm_kwargs)
-        return {**fields, IDS: MultiModalFieldConfig.batched("image", keep_on_cpu=True)}
+        hf_inputs.pop("attention_mask", None)
+        theirs = {name: part for name, part in hf_inputs.items() if not name.startswith(plugin.KEY)}
+        fields = super()._get_mm_fields_config(theirs, hf_processor_mm_kwargs)
+        own = {name: MultiModalFieldConfig.batched(kind, keep_on_cpu=True) for kind, name in IDS.items()}
+        return {**fields, **own}
 
     def _get_prompt_updates(self, mm_items: Any, hf_processor_mm_kwargs: Any, out_mm_kwargs: Any) -> list[Any]:
         updates = super()._get_prompt_updates(mm_items, hf_processor_mm_kwargs, out_mm_kwargs)
-        return [replace(one, replacement=partial(self._cut, one, mm_items["image"])) for one in updates]
+        return [replace(one, replacement=partial(self._cut, one, mm_items)) for one in updates]
 
-    def _cut(self, update: Any, images: Any, index: int) -> Any:
-        ids, size = list(update.replacement(index).full), images.get_image_size(index)
+    def _cut(self, update: Any, mm_items: Any, index: int) -> Any:
+        ids = list(update.replacement(index).full)
         token = backend._get_embed_token_id(torch.tensor(ids))
-        first, last = pruning.find_run(ids, token)
+        if update.modality == "video":
+            return pruning.cut_run(ids, token, self.info.method.count(ids.count(token)))
+        size = mm_items["image"].get_image_size(index)
         shape = {"image_width": size.width, "image_height": size.height}
         if (counted := self.info.count_unpruned(**shape)) != ids.count(token):
             raise RuntimeError(f"the prompt has {ids.count(token)} placeholders for an image, expected {counted}")
-        run = [token] * (self.info.get_num_image_tokens(**shape) + last - first + 1 - counted)
-        return PromptUpdateDetails.select_token_id([*ids[:first], *run, *ids[last + 1 :]], token)
+        return pruning.cut_run(ids, token, self.info.get_num_image_tokens(**shape))
 
 
 @MULTIMODAL_REGISTRY.register_processor(
@@ -131,11 +142,12 @@ class PrunedTransformers(pruning.PrunedModel, TransformersMultiModalForCausalLM)
         """Return no module: the adapter records scores."""
 
     def embed_multimodal(self, **kwargs: Any) -> list[Tensor]:
-        """Encode and prune the images of a step, together where their pixels come in one tensor."""
-        runs = [ids.flatten() for ids in kwargs.pop(IDS)]
-        self.start_step(kwargs.pop(pruning.KEEP))
-        given = {name: part for name, part in kwargs.items() if name != "num_image_patches"}
-        if isinstance(given["pixel_values"], Tensor):
+        """Encode and prune the images of a step, together where their pixels come in one tensor, or its videos."""
+        kind = "video" if IDS["video"] in kwargs else "image"
+        runs = [ids.flatten() for ids in kwargs.pop(IDS[kind])]
+        self.start_step(kwargs.pop(pruning.KEEP[kind]))
+        given = {name: part for name, part in kwargs.items() if not name.startswith(f"num_{kind}_")}
+        if kind == "video" or isinstance(given["pixel_values"], Tensor):
             images = self.encode(given, runs)
         else:
             each = [self._select_item_kwargs(given, i, len(runs)) for i in range(len(runs))]
@@ -169,11 +181,12 @@ class PrunedTransformers(pruning.PrunedModel, TransformersMultiModalForCausalLM)
         return self.placed(torch.cat([kept.features, text])[order], own)
 
     def place_of(self, feature: Any) -> tuple[int, int, int]:
-        position, ids = feature.mm_position, feature.data[IDS].data.flatten().tolist()
-        first, last = pruning.find_run(ids, self.adapter.placeholder("image"))
+        kind, position = feature.modality, feature.mm_position
+        ids = feature.data[IDS[kind]].data.flatten().tolist()
+        first, last = pruning.find_run(ids, self.adapter.placeholder(kind))
         extent = last - first + 1
         if self.has_mrope:
-            _, *sides = feature.data["image_grid_thw"].data.flatten().tolist()
+            _, *sides = feature.data[f"{kind}_grid_thw"].data.flatten().tolist()
             extent = int(max(sides)) // int(self.config.vision_config.spatial_merge_size)
         return position.offset + first, position.length - first - (len(ids) - 1 - last), extent
 

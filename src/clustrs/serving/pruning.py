@@ -19,10 +19,11 @@ from clustrs.models.select import prune_images
 from clustrs.pruners.base import Pruner
 from clustrs.serving import plugin
 
+MOST_VIDEOS = 10_000  # whose numbers of tokens are remembered for metrics
 ANGLES = 4  # length of the rotary table, in multiples of the model's own: as vLLM has it for videos
 BASE = 256  # every whole number up to this one is exact in bfloat16 and float16, so offsets travel as digits
 DIGITS = 3  # of each offset
-KEEP = "clustrs_keep"  # name of the field that brings an image's budget to the model, where vLLM has its pixels
+KEEP = {"image": "clustrs_keep", "video": "clustrs_keep_video"}  # fields that bring an item's budget to the model
 CHANNELS = (
     3 * DIGITS
 )  # channels behind the features of a kept token: its offsets from its image's first position, in three rows
@@ -37,6 +38,7 @@ class PrunedInfo:
 
     ctx: Any
     get_hf_config: Any
+    video_extent: Callable[[int, int, Any], int]  # positions of a video at most, from its frames and the extent of one
 
     @cached_property
     def settings(self) -> plugin.Settings:
@@ -94,10 +96,19 @@ class PrunedInfo:
     def extent(self, mm_kwargs: Any, **size: int) -> int:
         return self.count_unpruned(**size)
 
-    def check_extent(self, images: Any, mm_kwargs: Any, more: int = 0) -> None:
+    def check_extent(self, images: Any, videos: Any, mm_kwargs: Any) -> None:
         """Refuse a prompt whose positions would outrun the table of angles: pruned, it may hold very many images."""
-        sizes = [images.get_image_size(i) for i in range(len(images)) if images.get(i) is not None]
-        extent = more + sum(self.extent(mm_kwargs, image_width=size.width, image_height=size.height) for size in sizes)
+        extent = 0
+        for i in range(len(images)):
+            if images.get(i) is not None:
+                size = images.get_image_size(i)
+                extent += self.extent(mm_kwargs, image_width=size.width, image_height=size.height)
+        for i in range(len(videos)):
+            if (video := videos.get(i)) is not None:
+                frames = video[0] if isinstance(video, tuple) else video  # or with its metadata
+                size = type(videos)([frames]).get_frame_size(0)
+                side = self.extent({}, image_width=size.width, image_height=size.height)
+                extent += self.video_extent(len(frames), side, mm_kwargs)
         length = self.ctx.model_config.max_model_len
         most = ANGLES * self.get_hf_config().get_text_config().max_position_embeddings - length
         if extent > most:
@@ -117,7 +128,7 @@ def counter(name: str, text: str, *labels: str) -> Any:
 
 def count_tokens(before: int, after: int) -> None:
     for when, tokens in (("before", before), ("after", after)):
-        text = f"Visual tokens of all images in requests, {when} pruning."
+        text = f"Visual tokens of all images and videos in requests, {when} pruning."
         counter(f"visual_tokens_{when}", text).inc(tokens)
 
 
@@ -146,19 +157,20 @@ class PrunedProcessor:
 
     def apply(self, inputs: Any, timing_ctx: Any) -> Any:
         given, images = dict(inputs.hf_processor_mm_kwargs), inputs.mm_data_items.get("image", ())
+        videos = inputs.mm_data_items.get("video", ())
         sized = hasattr(images, "get_image_size")  # embeddings have no size, and stay as they are
         keep = _budget.get()
         if "keep" in given:
             keep = given.pop("keep")
             self.info.check_keep(keep)
-        if sized and self.info.settings.positions == "original":
-            self.info.check_extent(images, given)
+        if self.info.settings.positions == "original":
+            self.info.check_extent(images if sized else (), videos, given)
         with using(_budget, keep):
             result = super().apply(replace(inputs, hf_processor_mm_kwargs=given), timing_ctx)  # type: ignore[misc]
-        if self.counting and len(images):
+        if self.counting and (len(images) or len(videos)):
             budget = self.info.settings.method.keep if keep is None else keep
             shown = str(budget) if isinstance(budget, int) else f"{budget:.2f}"
-            counter("requests", "Requests with images, by budget.", "keep").labels(shown).inc()
+            counter("requests", "Requests with images or videos, by budget.", "keep").labels(shown).inc()
         for i, placeholder in enumerate(result["mm_placeholders"].get("image", ()) if self.counting else ()):
             if images.get(i) is None:  # the client sent the key of an image that it sent before
                 continue
@@ -169,7 +181,24 @@ class PrunedProcessor:
             given = {"image_width": size.width, "image_height": size.height}
             with using(_budget, keep):
                 count_tokens(self.info.count_unpruned(**given), self.info.get_num_image_tokens(**given))
+        if self.counting and len(videos):
+            self.count_videos(result, plugin.with_keep(self.info.settings.method, keep))
         return result
+
+    @cached_property
+    def video_tokens(self) -> dict[str, int]:
+        """Tokens of videos that were processed, by their keys in vLLM's caches."""
+        return {}
+
+    def count_videos(self, result: Any, method: Pruner) -> None:
+        for key, item in zip(result["mm_hashes"]["video"], result["mm_kwargs"]["video"], strict=True):
+            if item is not None:  # else it is cached, and only its key is known
+                side = self.info.get_hf_config().vision_config.spatial_merge_size
+                self.video_tokens[key] = int(item["video_grid_thw"].data.prod()) // side**2
+            if (total := self.video_tokens.get(key)) is not None:
+                count_tokens(total, method.count(total))
+        while len(self.video_tokens) > MOST_VIDEOS:
+            self.video_tokens.pop(next(iter(self.video_tokens)))
 
     def _get_mm_hashes(self, inputs: Any) -> Any:
         """Return the keys of vLLM's caches of processed and encoded images, in which another budget is another key."""
@@ -182,14 +211,20 @@ class PrunedProcessor:
         processed = super()._apply_hf_processor_main(mm_items, hf_kwargs)  # type: ignore[misc]
         images = mm_items.get("image", ())
         if len(images) and hasattr(images, "get_image_size"):
-            processed[KEEP] = torch.tensor([write_keep(self.info.method.keep)] * len(images), dtype=torch.float64)
+            processed[KEEP["image"]] = self._budgets(len(images))
+        if (grids := processed.get("video_grid_thw")) is not None:
+            processed[KEEP["video"]] = self._budgets(len(grids))
         return processed
+
+    def _budgets(self, count: int) -> Tensor:
+        return torch.tensor([write_keep(self.info.method.keep)] * count, dtype=torch.float64)
 
     def _get_mm_fields_config(self, hf_inputs: Any, hf_processor_mm_kwargs: Any) -> dict[str, Any]:
         from vllm.multimodal.inputs import MultiModalFieldConfig
 
         fields = super()._get_mm_fields_config(hf_inputs, hf_processor_mm_kwargs)  # type: ignore[misc]
-        return {**fields, KEEP: MultiModalFieldConfig.batched("image", keep_on_cpu=True)}
+        own = {name: MultiModalFieldConfig.batched(kind, keep_on_cpu=True) for kind, name in KEEP.items()}
+        return {**fields, **own}
 
 
 def write_keep(keep: int | float) -> float:
@@ -266,7 +301,7 @@ class PrunedModel(nn.Module):
 
     def embed_multimodal(self, **kwargs: Any) -> Any:
         """Encode and prune the images of a step, each with the budget of its request."""
-        self.start_step(kwargs.pop(KEEP, None))
+        self.start_step(kwargs.pop(KEEP["image"], None))
         embeddings = super().embed_multimodal(**kwargs)  # type: ignore[misc]
         count_seconds(self.timer)
         return embeddings
@@ -365,6 +400,15 @@ def mean_over_ranks(mean: Tensor, ranks: int) -> Tensor:
 def find_run(ids: Sequence[int], token: int) -> tuple[int, int]:
     """Return the indices of the first and the last placeholder."""
     return ids.index(token), len(ids) - 1 - list(reversed(ids)).index(token)
+
+
+def cut_run(ids: Sequence[int], token: int, keep: int) -> Any:
+    """Return a prompt's update with k placeholders; and where text stands between some, one for each of its tokens."""
+    from vllm.multimodal.processing import PromptUpdateDetails
+
+    first, last = find_run(ids, token)
+    run = [token] * (keep + last + 1 - first - ids.count(token))
+    return PromptUpdateDetails.select_token_id([*ids[:first], *run, *ids[last + 1 :]], token)
 
 
 def prompt_order(is_slot: Tensor, kept: PrunedImage) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from vllm.model_executor.models import qwen2_5_vl, qwen3_5, qwen3_vl, qwen3_vl_moe
-from vllm.multimodal.inputs import MultiModalFieldConfig
-from vllm.multimodal.processing import PromptUpdateDetails
 
 from clustrs.models.adapters.base import VisualTokens
 from clustrs.models.prompt import PrunedImage
@@ -17,7 +15,6 @@ from clustrs.models.scoring import attention_scores
 from clustrs.serving import pruning
 
 Grid = list[int]  # frames, height and width of an image in patches
-VIDEO_KEEP = f"{pruning.KEEP}_video"  # field that brings a video's budget to the model
 MARKS = 24  # tokens that Qwen3-VL writes between two frames of a video at most: a timestamp, and two around each frame
 
 
@@ -28,8 +25,6 @@ class PrunedQwenInfo(pruning.PrunedInfo):
     get_image_size_with_most_features: Any
     get_max_video_tokens: Any
     _get_vision_info: Any
-
-    video_extent: Callable[[int, int, Any], int]  # positions of a video at most, from its frames and their side
 
     def get_supported_mm_limits(self) -> dict[str, int | None]:
         return {**super().get_supported_mm_limits(), "video": None}
@@ -48,18 +43,6 @@ class PrunedQwenInfo(pruning.PrunedInfo):
         resized, _ = self._get_vision_info(**size, mm_kwargs=mm_kwargs, image_processor=self.get_image_processor())
         vision = self.get_hf_config().vision_config
         return int(max(resized)) // (vision.patch_size * vision.spatial_merge_size)
-
-    def videos_extent(self, videos: Any, mm_kwargs: Any) -> int:
-        """Return how many positions the videos of a prompt span at most."""
-        total = 0
-        for i in range(len(videos)):
-            if (video := videos.get(i)) is None:
-                continue
-            frames = video[0] if isinstance(video, tuple) else video  # or with its metadata
-            size = type(videos)([frames]).get_frame_size(0)
-            side = self.extent({}, image_width=size.width, image_height=size.height)
-            total += self.video_extent(len(frames), side, mm_kwargs)
-        return total
 
 
 class PrunedQwen25Info(PrunedQwenInfo):
@@ -81,39 +64,16 @@ class PrunedQwen3Info(PrunedQwenInfo):
 class PrunedQwenProcessor(pruning.PrunedProcessor):
     """Mixin for a Qwen model's processor: cuts the run of placeholders of each image and video."""
 
-    def apply(self, inputs: Any, timing_ctx: Any) -> Any:
-        items = inputs.mm_data_items
-        videos = items.get("video", ())
-        if len(videos) and hasattr(videos, "get_frame_size"):
-            given = inputs.hf_processor_mm_kwargs
-            self.info.check_extent(items.get("image", ()), given, self.info.videos_extent(videos, given))
-        return super().apply(inputs, timing_ctx)
-
-    def _apply_hf_processor_main(self, mm_items: Any, hf_kwargs: Any) -> Any:
-        processed = super()._apply_hf_processor_main(mm_items, hf_kwargs)
-        if (grids := processed.get("video_grid_thw")) is not None:
-            budget = pruning.write_keep(self.info.method.keep)
-            processed[VIDEO_KEEP] = torch.tensor([budget] * len(grids), dtype=torch.float64)
-        return processed
-
-    def _get_mm_fields_config(self, hf_inputs: Any, hf_processor_mm_kwargs: Any) -> dict[str, Any]:
-        fields = super()._get_mm_fields_config(hf_inputs, hf_processor_mm_kwargs)
-        return {**fields, VIDEO_KEEP: MultiModalFieldConfig.batched("video", keep_on_cpu=True)}
-
     def _get_prompt_updates(self, mm_items: Any, hf_processor_mm_kwargs: Any, out_mm_kwargs: Any) -> list[Any]:
         updates = super()._get_prompt_updates(mm_items, hf_processor_mm_kwargs, out_mm_kwargs)  # type: ignore[misc]
         return [replace(one, replacement=partial(self._cut, one)) for one in updates]
 
     def _cut(self, update: Any, index: int) -> Any:
-        """Return k placeholders; and where text stands between some, one for each of its tokens, too."""
         whole = update.replacement(index)
         if isinstance(whole, list):
             return whole[: self.info.method.count(len(whole))]
         ids, token = list(whole.full), self.info.get_hf_config().video_token_id
-        first, last = pruning.find_run(ids, token)
-        text, total = last + 1 - first - ids.count(token), ids.count(token)
-        run = [token] * (self.info.method.count(total) + text)
-        return PromptUpdateDetails.select_token_id([*ids[:first], *run, *ids[last + 1 :]], token)
+        return pruning.cut_run(ids, token, self.info.method.count(ids.count(token)))
 
 
 class PrunedQwen(pruning.PrunedModel):
@@ -149,7 +109,7 @@ class PrunedQwen(pruning.PrunedModel):
         return max(grid[1:]) // int(self.config.vision_config.spatial_merge_size)
 
     def embed_multimodal(self, **kwargs: Any) -> Any:
-        self.video_budgets = kwargs.pop(VIDEO_KEEP, None)
+        self.video_budgets = kwargs.pop(pruning.KEEP["video"], None)
         return super().embed_multimodal(**kwargs)
 
     def _process_image_input(self, image_input: Any) -> tuple[Tensor, ...]:
