@@ -129,7 +129,7 @@ def page_blocks(result: Row) -> dict[str, str]:
         rate, first = row["ratios"]["requests_per_second"], 100 * row["ratios"]["first_token_median"]
         requests = f"with {row['keep']} tokens {rate:.1f} times as many requests"
         lines.append(f"- {name}: {requests}, the first token after {first:.0f} % of the time.")
-    shown = measured(rows, hidden=("at once", "answered", "p99"))
+    shown = measured(rows, hidden=("at once", "answered"))
     return {"servers": f"{shown}\n\n" + "\n".join(lines) + "\n", "pays": where_it_pays(result["rows"]) + "\n"}
 
 

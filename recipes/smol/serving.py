@@ -17,7 +17,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from benchmarks.serving import Request, label, read_keep, run, server
+from benchmarks.serving import Request, read_keep, run, server
+from benchmarks.serving_report import label
 from clustrs.embedded import model_folder
 from clustrs.evaluation.tasks import get_task
 from clustrs_models.smol import NAME

@@ -63,7 +63,7 @@ def test_serve_starts_vllm_and_says_what_is_pruned(run: Run, started: list[list[
     assert (code, err) == (0, "")
     assert out.startswith("clustrs: mini-llava with ClustRS(keep=16, ")
     assert "tau=2" in out
-    assert out.endswith("): 576 -> 16 visual tokens per image, original positions\n")
+    assert out.endswith("): 576 -> 16 visual tokens per image, original positions, in a pruned class of vLLM's\n")
     (command,) = started
     folder = str(model_folder("mini-llava"))
     assert command[:5] == [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", folder]
@@ -98,7 +98,7 @@ def test_serve_says_the_positions(run: Run, started: list[list[str]]) -> None:
         ("mini-onevision", ["--positions", "original"], "original"),
         ("mini-llava", ["--positions", "compact"], "compact"),
     ):
-        assert run("serve", model, "--keep", "16", *words)[1].endswith(f", {positions} positions\n")
+        assert f", {positions} positions, in " in run("serve", model, "--keep", "16", *words)[1]
     assert [overrides(command)["clustrs"]["positions"] for command in started] == ["auto", "original", "compact"]
 
 
@@ -195,9 +195,9 @@ def test_serve_stops_for_options_that_qwen_does_not_take(
 
 def test_serve_says_which_implementation_runs(run: Run, started: list[list[str]]) -> None:
     _, out, _ = run("serve", "photo-llava", "--keep", "4")
-    assert out.splitlines()[1].startswith("clustrs: runs in vLLM's Transformers backend: vision tower 'dinov2' has no ")
+    assert ", in vLLM's Transformers backend (vision tower 'dinov2' has no pruned class" in out
     _, out, _ = run("serve", "mini-llava", "--keep", "4", "--model-impl", "transformers")
-    assert out.splitlines()[1] == "clustrs: runs in vLLM's Transformers backend: --model-impl asks for it"
+    assert out.endswith(", in vLLM's Transformers backend (--model-impl asks for it)\n")
     names = [overrides(command)["architectures"] for command in started]
     assert names == [["ClustrsTransformersLlavaForConditionalGeneration"]] * 2
 

@@ -149,7 +149,8 @@ def huge_image() -> bytes:
 def test_one_line_says_what_is_pruned_to_what(server: Server) -> None:
     first = server.log.read_text().splitlines()[0]
     assert first.startswith("clustrs: mini-llava with ClustRS(keep=16, ")
-    assert first.endswith("): 576 -> 16 visual tokens per image, 4 to 300 by request, original positions")
+    shown = "): 576 -> 16 visual tokens per image, 4 to 300 by request, original positions, in a pruned class of vLLM's"
+    assert first.endswith(shown)
     assert any(line.startswith("clustrs: ready: ClustRS(keep=16, ") for line in server.log.read_text().splitlines())
 
 

@@ -59,10 +59,12 @@ def serve(model_id: str, settings: dict[str, Any], options: Sequence[str] = ()) 
     if installed.partition("+")[0] != TESTED:
         print(f"clustrs: vLLM {installed} has the interfaces that the plugin uses; tested is {TESTED}", flush=True)
     ranges = f", {allowed[0]} to {allowed[1]} by request" if allowed else ""
-    print(f"clustrs: {model_id} with {plugin.describe(config, method)}{ranges}, {positions} positions", flush=True)
+    where = "a pruned class of vLLM's"
     if implementation == "transformers":
         reason = plugin.native_obstacle(config, architecture) or "--model-impl asks for it"
-        print(f"clustrs: runs in vLLM's Transformers backend: {reason}", flush=True)
+        where = f"vLLM's Transformers backend ({reason})"
+    shown = f"{plugin.describe(config, method)}{ranges}, {positions} positions"
+    print(f"clustrs: {model_id} with {shown}, in {where}", flush=True)
     # The encoder runs in a process of its own: its seconds reach /metrics by files.
     if METRICS_FOLDER not in os.environ:
         os.environ[METRICS_FOLDER] = tempfile.mkdtemp(prefix=plugin.metrics_prefix())
