@@ -106,6 +106,7 @@ INTERFACES: dict[str, tuple[str, ...]] = {
     BACKEND: (
         "MultiModalProcessingInfo._get_num_image_tokens(size)",
         "MultiModalProcessingInfo.get_max_image_tokens()",
+        "MultiModalProcessingInfo.get_max_video_tokens(seq_len, mm_counts)",
         "MultiModalProcessor._get_prompt_updates(mm_items, hf_processor_mm_kwargs, out_mm_kwargs)",
         "MultiModalDummyInputsBuilder",
         "MultiModalMixin.forward(input_ids, positions, intermediate_tensors, inputs_embeds, kwargs)",
