@@ -33,7 +33,7 @@ def is_ordinary(tensor: Tensor) -> bool:
 
 def can_read_without_sync(tensor: Tensor) -> bool:
     """Tell if values can be read at no cost: reading would stop a compiler, and make an accelerator wait."""
-    return is_ordinary(tensor) and tensor.device.type == "cpu"
+    return type(tensor) is Tensor and tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def exporting() -> bool:

@@ -11,6 +11,8 @@ from torch import Tensor
 KINDS = ("floating-point tensor", "tensor of integers", "tensor of booleans")
 FURTHER = ("received", "object_scores", "early_scores", "joint_scores", "joint_keys")
 """Inputs of single methods, recorded in a model only if its method needs them; each [B, N], the last [B, N, H]."""
+PER_TOKEN = ("scores", *FURTHER[:-1])
+"""Inputs with one number for each token, [B, N]."""
 LARGEST = 1e15  # magnitude accepted: the squares of much larger numbers leave float32
 
 
@@ -162,30 +164,32 @@ class Selection:
 def check_shapes(inputs: PrunerInputs) -> PrunerInputs:
     """Check the shapes of all inputs, and add a batch dimension if there is none."""
     tokens = inputs.tokens
-    _check_tensor("tokens", tokens, tokens)
-    if tokens.dim() not in (2, 3):
-        raise ValueError(f"tokens must have shape [N, D], or [B, N, D] for a batch, got {[*tokens.shape]}")
-    if tokens.numel() == 0:
-        raise ValueError(f"tokens must have at least one image of at least one token, got shape {[*tokens.shape]}")
-    ready = {name: value for name, value in vars(inputs).items() if value is not None}
-    for name, value in ready.items():
-        if name == "layout":
+    shape = _check_tensor("tokens", tokens)
+    if len(shape) not in (2, 3):
+        raise ValueError(f"tokens must have shape [N, D], or [B, N, D] for a batch, got {[*shape]}")
+    if 0 in shape:
+        raise ValueError(f"tokens must have at least one image of at least one token, got shape {[*shape]}")
+    ready: dict[str, Any] = {}
+    for name, value in vars(inputs).items():
+        if value is None or name in ("projector", "cls"):
+            ready[name] = value
+        elif name == "layout":
             ready[name] = _ready_layout(value, tokens)
-        elif name not in ("projector", "cls"):
-            if value is not tokens:
+        else:
+            if name in PER_TOKEN:
+                _check_tensor(name, value, tokens, shape[:-1])
+            elif name != "tokens":
                 _check_tensor(name, value, tokens, _shape(name, inputs), KINDS[2 if name == "question_mask" else 0])
-            value = value.unsqueeze(0) if tokens.dim() == 2 else value
+            image = value.unsqueeze(0) if len(shape) == 2 else value
             # Kernels add in another order along other strides: one memory layout gives one result.
-            ready[name] = value.contiguous() if name in ("tokens", "scores") else value
+            ready[name] = image.contiguous() if name in ("tokens", "scores") else image
     return PrunerInputs(**ready)
 
 
 def _shape(name: str, inputs: PrunerInputs) -> tuple[int, ...]:
-    """Return the shape that an input must have, -1 for any size."""
+    """Return the shape that an input must have which is not `PER_TOKEN`, -1 for any size."""
     *batch, n, width = inputs.tokens.shape
     match name:
-        case "tokens":
-            return inputs.tokens.shape
         case "hidden" | "keys":
             return (*batch, n + inputs.cls, -1)
         case "question":
@@ -194,9 +198,7 @@ def _shape(name: str, inputs: PrunerInputs) -> tuple[int, ...]:
             return (*batch, -1) if inputs.question is None else inputs.question.shape[:-1]
         case "clip_question":
             return (*batch, -1, -1 if inputs.clip_tokens is None else inputs.clip_tokens.shape[-1])
-        case "clip_tokens" | "joint_keys":
-            return (*batch, n, -1)
-    return (*batch, n)
+    return (*batch, n, -1)  # clip_tokens, joint_keys
 
 
 def _ready_layout(layout: Layout, tokens: Tensor) -> Layout:
@@ -210,23 +212,29 @@ def _ready_layout(layout: Layout, tokens: Tensor) -> Layout:
 
 
 def _check_tensor(
-    name: str, value: Any, tokens: Tensor, shape: tuple[int, ...] | None = None, kind: str = KINDS[0]
-) -> None:
-    """Check for a tensor of a kind on the device of the tokens, of the given shape (-1: any size)."""
+    name: str,
+    value: Any,
+    tokens: Tensor | None = None,
+    shape: tuple[int, ...] | None = None,
+    kind: str = KINDS[0],
+) -> torch.Size:
+    """Check for a tensor of a kind, on the device of the tokens, of the given shape (-1: any size); return its own."""
     found = None
     if isinstance(value, Tensor):
         found = KINDS[0 if value.is_floating_point() else 2 if value.dtype == torch.bool else 1]
     if found != kind:
         raise ValueError(f"{name} must be a {kind}, got {getattr(value, 'dtype', type(value).__name__)}")
+    own: torch.Size = value.shape
+    if tokens is None or shape is None:
+        return own
     if value.device != tokens.device:
         raise ValueError(f"{name} must be on {tokens.device}, the device of the tokens, got {value.device}")
-    sizes = value.shape if shape is None else shape
-    if value.shape != sizes and (  # the usual case first: every selection pays for this
-        len(sizes) != value.dim() or any(e not in (-1, s) for e, s in zip(sizes, value.shape, strict=True))
+    if own != shape and (  # the usual case first: every selection pays for this
+        len(shape) != len(own) or any(e not in (-1, s) for e, s in zip(shape, own, strict=True))
     ):
-        wanted = ", ".join("any" if size == -1 else str(size) for size in sizes)
-        shapes = f"for tokens of shape {[*tokens.shape]}, got {[*value.shape]}"
-        raise ValueError(f"{name} must have shape [{wanted}] {shapes}")
+        wanted = ", ".join("any" if size == -1 else str(size) for size in shape)
+        raise ValueError(f"{name} must have shape [{wanted}] for tokens of shape {[*tokens.shape]}, got {[*own]}")
+    return own
 
 
 def check_inputs(method: str, needs: tuple[str, ...], inputs: PrunerInputs, values: bool) -> None:

@@ -53,8 +53,13 @@ class VScan(Pruner):
             local = scan_windows(inputs["early_scores"], window, k // 2)
             others = inputs["scores"].scatter(-1, local, -1)
             indices = torch.cat([local, stable_topk(others, k - k // 2)], -1).sort(-1).values
-            labels = nearest_cosines(tokens, gather_tokens(tokens, indices))[..., 0]
-            own = torch.arange(k, device=labels.device).expand_as(indices)
+            kept, own = gather_tokens(tokens, indices), torch.arange(k, device=indices.device).expand_as(indices)
+            if 8 * k < window.shape[-1]:  # few rows too many cost less than a copy of the others
+                labels = nearest_cosines(tokens, kept)[..., 0]
+            else:
+                rest = torch.zeros_like(window).scatter(-1, indices, 1).argsort(dim=-1, stable=True)[:, :-k]
+                goal = nearest_cosines(gather_tokens(tokens, rest), kept)[..., 0]
+                labels = torch.zeros_like(window).scatter(-1, rest, goal)
             labels = labels.scatter(-1, indices, own)
             sizes = cluster_sizes(labels, k)
             shares = sizes.to(tokens.dtype).reciprocal().gather(-1, labels)
