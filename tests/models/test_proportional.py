@@ -35,10 +35,12 @@ LoadFamily = Callable[[str], tuple[Any, Any]]
 
 
 class Copies:
-    """Counts [B, W] of the compacted prompt's columns, 1 for later ones; and how many columns there are so far."""
+    """Counts [B, W] of the compacted prompt's columns, 1 for later ones; how many columns there are so far; and whether
+    logits are capped where a family says so: sdpa, by which transformers 5.18 runs Gemma 2, leaves that out."""
 
     counts: Tensor
     total: int
+    capped: bool
 
 
 def repeated_keys(
@@ -56,7 +58,7 @@ def repeated_keys(
         counts = torch.cat([known[row], torch.ones(keys, dtype=torch.long)])[: Copies.total][-keys:]
         copies = torch.arange(keys).repeat_interleave(counts)
         logits = query[row] @ key[row][:, copies].mT * scaling
-        if options.get("softcap") is not None:
+        if Copies.capped and options.get("softcap") is not None:
             logits = torch.tanh(logits / options["softcap"]) * options["softcap"]
         logits = logits.masked_fill(~mask[row][..., copies], torch.finfo(logits.dtype).min)
         rows.append(logits.softmax(-1) @ value[row][:, copies])
@@ -72,6 +74,7 @@ def oracle(model: Any) -> Iterator[None]:
     """Let the language model attend by `repeated_keys`."""
     configs = {id(m.config): m.config for m in model.get_decoder().modules() if hasattr(m, "config")}.values()
     before = [config._attn_implementation for config in configs]
+    Copies.capped = "sdpa" not in before
     for config in configs:
         config._attn_implementation = ORACLE
 
