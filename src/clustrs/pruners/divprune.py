@@ -18,6 +18,9 @@ class DivPrune(Pruner):
     DivPrune (https://arxiv.org/abs/2503.02175). Next token: argmin_i max_{j kept} cos(v_i, v_j); the first is the one
     least similar to its nearest neighbor.
 
+    Args:
+        keep: Budget, a count (int) or a fraction (float).
+
     Examples:
         >>> import torch
         >>> from clustrs import DivPrune

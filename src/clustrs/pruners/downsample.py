@@ -22,6 +22,9 @@ class Downsample(Pruner):
     The baseline of VTC-Bench (https://arxiv.org/abs/2510.07143), on features. Tiles share the budget by their sizes; in
     each, lines and columns are divided as evenly as k allows. A mean takes the slot nearest to the middle of its cell.
 
+    Args:
+        keep: Budget, a count (int) or a fraction (float).
+
     Examples:
         >>> import torch
         >>> from clustrs import Downsample

@@ -20,6 +20,9 @@ class EVS(Pruner):
     Efficient Video Sampling (https://arxiv.org/abs/2510.14624). d = 1 - cos(v, v'), v' the token at the same place of
     the frame before. Tokens of the first frame come before all others, in raster order: an image is one frame.
 
+    Args:
+        keep: Budget, a count (int) or a fraction (float).
+
     Examples:
         >>> import torch
         >>> from clustrs import EVS, Layout

@@ -15,6 +15,9 @@ from clustrs.pruners.registry import register
 class FasterVLM(Pruner):
     """Keep the k tokens with the largest attention: FasterVLM (https://arxiv.org/abs/2412.01818).
 
+    Args:
+        keep: Budget, a count (int) or a fraction (float).
+
     Examples:
         >>> FasterVLM(keep=2).select(torch.rand(4, 8), torch.tensor([0.1, 0.4, 0.2, 0.3])).indices
         tensor([1, 3])

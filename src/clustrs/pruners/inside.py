@@ -23,6 +23,15 @@ class LayerState:
         hidden: Input [W, D] of the layer, after the final norm of the language model; None unless the method reads it.
         image: Places [n] of the image's tokens in the prompt, ascending.
         text: Places [T] of the text after them.
+
+    Examples:
+        >>> import torch
+        >>> from clustrs import FastV, LayerState
+        >>> image, text = torch.arange(1, 4), torch.arange(4, 6)
+        >>> keys = torch.rand(2, 6, 8)
+        >>> state = LayerState(torch.tensor([0.1, 0.3, 0.2]), keys, None, image, text)
+        >>> FastV(keep=2).choose(state, 2)
+        tensor([1, 2])
     """
 
     attention: Tensor
@@ -38,6 +47,21 @@ class InsidePruner(Pruner):
 
     A subclass defines `schedule`, the budget by layer, and if it does not keep the most attended tokens `choose`. Text
     is never dropped, and kept tokens keep their positions. The budget is for each image.
+
+    Args:
+        keep: Budget for each image, a count (int) or a fraction (float).
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> from clustrs import InsidePruner
+        >>> @dataclass(frozen=True)
+        ... class LastLayer(InsidePruner):
+        ...     name = "last-layer"
+        ...
+        ...     def schedule(self, n, layers):
+        ...         return {layers - 1: self.count(n)}
+        >>> LastLayer(keep=64).average_tokens(n=576, layers=32)
+        560.0
     """
 
     where = "language model"

@@ -25,6 +25,9 @@ def register(method: Method) -> Method:
     Args:
         method: A subclass of `Pruner` with a `name`. Its `presets` get names, too: "name-preset".
 
+    Returns:
+        The class as it was given.
+
     Raises:
         ValueError: Not a `Pruner` subclass with a name, or another module registered that name.
 
@@ -95,7 +98,18 @@ def resolve_preset(name: str) -> dict[str, Any]:
 
 
 def method_class(name: str) -> type[Pruner]:
-    """Return the class of a method; a preset has the class of its method."""
+    """Return the class of a method.
+
+    Args:
+        name: The name of a method or a preset; a preset has the class of its method.
+
+    Raises:
+        ValueError: Unknown name.
+
+    Examples:
+        >>> method_class("clustrs-no-rrs").__name__
+        'ClustRS'
+    """
     return registered_methods()[resolve_preset(name)["name"]]
 
 
@@ -129,6 +143,9 @@ def get_method(name: str, /, **parameters: Any) -> Pruner:
 
 def from_dict(data: Mapping[str, Any]) -> Pruner:
     """Build a method from a mapping with its name (or a preset's) and parameters; the inverse of `Pruner.to_dict`.
+
+    Args:
+        data: The name under "name", and parameters.
 
     Raises:
         ValueError: No name, or what `get_method` raises.
@@ -184,7 +201,19 @@ def attach(model: Any, method: Pruner | str | Mapping[str, Any], **options: Any)
     Args:
         model: A vision-language model of a supported family; see `list_model_types`.
         method: A method, or its name and parameters: "clustrs keep=16", {"name": "clustrs", "keep": 16}.
-        **options: scope, crops, positions, attention, deepstack, processor, question.
+        **options: scope, crops, positions, attention, deepstack, chunk, processor, question.
+
+    Returns:
+        A handle, as `Pruner.attach` does.
+
+    Raises:
+        ValueError: What `from_dict`, `parse_method` and `Pruner.attach` raise.
+
+    Examples:
+        >>> model, processor = load_model("mini-llava")
+        >>> with attach(model, "clustrs keep=16") as handle:
+        ...     handle.positions
+        'original'
     """
     if not isinstance(method, Pruner):
         method = from_dict(parse_method(method) if isinstance(method, str) else method)
@@ -195,6 +224,12 @@ def split_methods(text: str) -> list[str]:
     """Split a list of methods at its commas, without splitting the values of their parameters.
 
     A comma inside brackets belongs to a value; so does one after KEY=VALUE, unless (nearly) a method's name follows.
+
+    Args:
+        text: Methods as `parse_method` takes them, with commas between them.
+
+    Raises:
+        ValueError: An empty one.
 
     Examples:
         >>> split_methods("none,clustrs clip=0,0,divprune")

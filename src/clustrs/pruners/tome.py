@@ -22,6 +22,9 @@ class ToMe(Pruner):
     similar one at an odd position, by the cosine of the keys, or of the tokens where there are no keys, and merges the
     most similar pairs: at most half of what is left.
 
+    Args:
+        keep: Budget, a count (int) or a fraction (float).
+
     Examples:
         >>> import torch
         >>> from clustrs import ToMe

@@ -27,6 +27,9 @@ class VidCom2(Pruner):
     G(v, c) = sum_b exp(-|v - c|^2 / 2b), b = 1/8 ... 2. A token's likeness is G to the mean of the video plus G to that
     of its frame. Frames whose mean G to the video is small get more of the budget, by a softmax.
 
+    Args:
+        keep: Budget, a count (int) or a fraction (float).
+
     Examples:
         >>> import torch
         >>> from clustrs import VidCom2

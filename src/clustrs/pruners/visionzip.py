@@ -21,6 +21,9 @@ class VisionZip(Pruner):
     VisionZip (https://arxiv.org/abs/2412.04467). Works before the projector. The tokens come in the order [CLS,]
     dominant, contextual: 10 in 64 are contextual.
 
+    Args:
+        keep: Budget, a count (int) or a fraction (float).
+
     Examples:
         >>> states = {"hidden": torch.rand(1 + 9, 4), "keys": torch.rand(1 + 9, 2), "projector": torch.nn.Linear(4, 8)}
         >>> VisionZip(keep=4).select(torch.rand(9, 8), torch.rand(9), **states).indices[0]  # the CLS token
