@@ -135,7 +135,7 @@ def test_uploaded_path_must_be_an_upload(client: Client, tmp_path: Path) -> None
     secret = tmp_path / "secret.png"
     secret.write_bytes(b"a secret")
     for path in (str(secret), "/etc/passwd", "../../etc/passwd"):
-        success, text = client.call("take_upload", [{"path": path, "meta": {"_type": "gradio.FileData"}}, None])
+        success, text = client.call("take_upload", [{"path": path, "meta": {"_type": "gradio.FileData"}}])
         assert not success
         assert "not uploaded by a user" in text
 
@@ -150,8 +150,8 @@ WRONG: list[tuple[str, list[Any], Any]] = [
     ("choose_sample", [], None),
     ("choose_sample", [], {"index": 10**9, "value": ""}),
     ("choose_sample", [], {"index": "x", "value": ""}),
-    ("take_upload", [None, None], None),
-    ("take_upload", ["/etc/passwd", None], None),
+    ("take_upload", [None], None),
+    ("take_upload", ["/etc/passwd"], None),
     ("choose_sample", [], {"index": -1}),
     ("choose_question", [None], {"index": 99}),
     ("answer", [None, "clean", 0.1, 0, "What?", "clustrs", 16, 2], None),

@@ -76,21 +76,37 @@ def test_draws_need_a_corruption_and_a_known_answer(tab: "TryTab") -> None:
 
 
 @pytest.mark.slow
-def test_clip_has_a_picture_per_frame_and_one_budget_for_all() -> None:
+def test_samples_of_a_model_of_clips_are_clips_with_a_picture_per_frame() -> None:
     need("gradio")
+    from clustrs.app.tabs import TuneTab
     from clustrs.app.trial import load_warm
     from clustrs.app.try_tab import TryTab
 
     clips = TryTab(load_warm("mini-onevision-clips"))
-    clip = clips.samples[-1]
-    *_, (_, cards) = clips._answers(clip, clip.frames(), clips.loaded.question, ["clustermeans"], 64, 4)
+    assert all(source.clip and source.questions for source in clips.samples)
+    clip = clips.samples[0]
+    *_, (status, cards) = clips._answers(clip, clip.frames(), clips._question(clip), ["clustermeans"], 64, 4)
+    assert f"Expected answer: {clip.questions[0][1]}" in status
     assert [card.count("data-frame=") for card in cards] == [8, 8]
     assert "64 of 400" in cards[1]
+    assert clips.loaded.visual_tokens == 400
     assert 'type="range" min="1" max="8"' in clips._frames(clip)
+    (line,) = clips.draws(clip, "gaussian", 0.1, 0, clips._question(clip), [], 16, 2)
+    assert "not for clips" in line
+    assert "Upload images" in TuneTab(clips.loaded).run(None, "", 0.97, 1, ["clustermeans"])[0]
+
+
+def test_every_update_has_all_cards(tab: "TryTab") -> None:
+    """A browser may drop an update for the next one."""
+    updates = list(tab.answer(tab.samples[0], "clean", 0, 0, "How many objects are there?", ["clustrs"], 16, 2))
+    assert len(updates) > 3
+    for update in updates:
+        assert [card.visible for card in update[3:5]] == [True, True]
+        assert all(card.value for card in update[3:5])
 
 
 def test_model_of_single_images_says_so_and_has_no_clip(tab: "TryTab") -> None:
     assert "One image per prompt" in tab.loaded.one_image
     assert not any(source.clip for source in tab.samples)
-    shown = list(tab.answer(replace(tab.samples[0], panned=True), "clean", 0, 0, "Why?", [], 16, 2))
+    shown = list(tab.answer(replace(tab.samples[0], name="clip-0000", drawn=True), "clean", 0, 0, "Why?", [], 16, 2))
     assert any("One image per prompt" in str(getattr(update[3], "value", "")) for update in shown)

@@ -147,6 +147,12 @@ def test_unpruned_model_comes_first_and_every_method_answers(answers: dict[str, 
     assert all(answer.done and answer.text and not answer.error for answer in answers.values())
 
 
+def test_tokens_of_a_method_inside_the_language_model_are_a_mean_over_layers(loaded: LoadedModel) -> None:
+    answer = final(loaded, ("fastv",), keep=16)["fastv"]
+    assert answer.images[0].kept == 16
+    assert 16 < answer.tokens < answer.placeholders
+
+
 def test_answers_are_those_of_ask(loaded: LoadedModel, answers: dict[str, TrialAnswer]) -> None:
     image = sample_sources(loaded)[0].open()
     for name in ("none", "clustrs"):

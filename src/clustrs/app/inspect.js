@@ -23,7 +23,8 @@ function table(tokens, group) {
   const made = document.createElement('table');
   made.className = 'cl-table cl-members';
   const head = made.createTHead().insertRow();
-  for (const title of ['token', 'score', 'distance', 'alpha']) cell(head, 'th', title);
+  const numbers = ['score', 'distance', 'alpha'].filter((name) => group.some((i) => tokens[name][i] !== null));
+  for (const title of ['token', ...numbers]) cell(head, 'th', title);
   const body = made.createTBody();
   const order = [...group].sort((a, b) => tokens.kept[b] - tokens.kept[a] || tokens.score[b] - tokens.score[a]);
   for (const i of order) {
@@ -31,9 +32,7 @@ function table(tokens, group) {
     if (tokens.kept[i]) row.className = 'kept';
     const crop = tokens.tile[i] ? `, crop ${tokens.tile[i] + 1}` : '';
     cell(row, 'td', `row ${tokens.y[i] + 1}, column ${tokens.x[i] + 1}${crop}${tokens.kept[i] ? ' (kept)' : ''}`);
-    cell(row, 'td', fixed(tokens.score[i], 3));
-    cell(row, 'td', fixed(tokens.distance[i], 3));
-    cell(row, 'td', fixed(tokens.alpha[i], 3));
+    for (const name of numbers) cell(row, 'td', fixed(tokens[name][i], 3));
   }
   return made;
 }

@@ -195,8 +195,8 @@ def launch(
         server_port=port,
         inbrowser=browser,
         share=False,
-        prevent_thread_lock=not block,
-        quiet=not block,
+        prevent_thread_lock=True,
+        quiet=True,
         show_error=False,
         allowed_paths=[],
         max_file_size=LARGEST_UPLOAD,
@@ -209,4 +209,7 @@ def launch(
         css=STYLE.read_text(encoding="utf-8") + dark_css(".dark"),
         app_kwargs={"middleware": guards, "docs_url": None, "redoc_url": None},
     )
+    if block:
+        print(f"{loaded.name} is served at {address} (Ctrl+C stops it)", flush=True)
+        page.block_thread()
     return page, address

@@ -120,6 +120,8 @@ class TuneTab:
                 images, asked = [Path(file) for file in files][:MOST_IMAGES], asked or [self.loaded.question]
             else:
                 samples = sample_sources(self.loaded)
+                if samples[0].clip:
+                    raise ValueError("upload images: the samples of this model are clips, and tuning is for images")
                 images = [sample.path for sample in samples]
                 asked = asked or [[question for question, _ in sample.questions] for sample in samples]
             if not methods:

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -18,7 +18,7 @@ from clustrs.corruptions import Corruption, corruption_rule
 from clustrs.corruptions.images import first_sentence, open_image
 from clustrs.corruptions.videos import is_video, open_video
 from clustrs.evaluation.config import CLEAN
-from clustrs.evaluation.tasks import normalize_answer
+from clustrs.evaluation.tasks import get_task, normalize_answer
 from clustrs.models import ask as asking
 from clustrs.models.adapters.base import VisualTokens
 from clustrs.models.configuration import PruningConfig
@@ -31,6 +31,7 @@ from clustrs.validation import LoadOptions
 QUESTION = "What is in the image?"  # where a visitor has not asked anything
 NO_PRUNING = "none"
 FRAMES = 8  # of a clip
+CLIPS = 33  # questions of the task `clips`, of which those about clips of so many frames are samples
 DRAWS, AT_ONCE = 20, 5  # draws of noise that are counted, and how many of them the model gets at once
 
 
@@ -85,9 +86,10 @@ def load_warm(name: str = embedded.DEFAULT, options: LoadOptions | None = None) 
     """Load whatever `clustrs ask` takes, and let it answer once: the first call pays for what is set up once."""
     quiet_transformers()
     cold = LoadedModel(name, *load_model(name, options or LoadOptions()), visual_tokens=0)
-    batch = cold.encode([sample_sources(cold)[0].open()], cold.question)
-    reply = asking.reply(cold.model, cold.processor, batch, get_method(NO_PRUNING), max_new_tokens=2)[0]
-    return replace(cold, visual_tokens=reply.image.placeholders)
+    *_, answer = run_trial(cold, sample_sources(cold)[0].frames(), cold.question, [get_method(NO_PRUNING)], longest=2)
+    if answer.error:
+        raise ValueError(f"model {name!r} cannot be asked about an image: {answer.error}")
+    return replace(cold, visual_tokens=answer.placeholders)
 
 
 @dataclass(frozen=True)
@@ -97,35 +99,40 @@ class Source:
     path: Path
     name: str
     questions: tuple[tuple[str, str], ...] = ()
-    panned: bool = False  # a clip made of the image: a window that moves over it
+    drawn: bool = False  # a clip of the task `clips`, which has no file
 
     @property
     def clip(self) -> bool:
-        return self.panned or is_video(self.path)
+        return self.drawn or is_video(self.path)
 
     def open(self) -> Image.Image:
-        return open_image(self.path)
+        return self.frames()[0]
 
     def frames(self) -> list[Image.Image]:
         """Return the frames of a clip, or the image."""
-        if not self.clip:
-            return [self.open()]
-        if not self.panned:
-            return open_video(self.path, FRAMES)
-        image = self.open()
-        width, height = (round(0.7 * side) for side in image.size)
-        corners = [((image.width - width) * i // (FRAMES - 1), (image.height - height) // 2) for i in range(FRAMES)]
-        return [image.crop((left, top, left + width, top + height)) for left, top in corners]
+        if self.drawn:
+            return _clips().frames(self.name)
+        return open_video(self.path, FRAMES) if self.clip else [open_image(self.path)]
 
     def expected(self, question: str) -> str | None:
         return dict(self.questions).get(question.strip())
 
 
+@cache
+def _clips() -> Any:
+    return get_task("clips", None, CLIPS)
+
+
 def sample_sources(loaded: LoadedModel) -> list[Source]:
-    """Return the sample images of the model's task; for a model that is not embedded, all of them."""
+    """Return the samples of the model's task; for a model that is not embedded, all images."""
     task = loaded.embedded.task.partition("-")[0] if loaded.embedded else None
-    found = embedded.samples(task) or embedded.samples("scenes")  # `clips` has none, and draws scenes
-    return [Source(sample.path, sample.path.name, sample.questions) for sample in found]
+    if task != "clips":
+        return [Source(sample.path, sample.path.name, sample.questions) for sample in embedded.samples(task)]
+    found: dict[str, list[tuple[str, str]]] = {}
+    for item in _clips().items:
+        found.setdefault(item.image, []).append((item.question, item.answer))
+    clips = [Source(Path(name), name, tuple(questions), drawn=True) for name, questions in found.items()]
+    return [clip for clip in clips if len(clip.frames()) == FRAMES]
 
 
 def uploaded(path: Path) -> Source:
@@ -280,7 +287,8 @@ def _stream(
         finally:
             left.set()
             thread.join()
-        yield replace(answer, text=answer.text.strip(), done=True)
+        # A method inside the language model has kept fewer since the first piece.
+        yield replace(answer, text=answer.text.strip(), images=tuple(handle.last), done=True)
 
 
 def count_right(
@@ -288,6 +296,8 @@ def count_right(
 ) -> Iterator[tuple[int, dict[str, int]]]:
     """Yield how many draws of a corruption were seen, and how many of them each method answered as expected."""
     expected, image, right = source.expected(question), source.open(), dict.fromkeys((m.name for m in methods), 0)
+    if source.clip:
+        raise ValueError("draws of the noise are counted for images, not for clips")
     if expected is None:
         raise ValueError("no answer is known for this question, so right ones cannot be counted")
     for first in range(0, DRAWS, AT_ONCE):

@@ -24,7 +24,11 @@ KEEP = 64
 LONGEST_ANSWER, LONGEST_QUESTION = 512, 2000  # tokens, characters
 PRUNING = [(markup.label(name), name) for name in list_methods() if name != trial.NO_PRUNING]
 Html = partial(gr.HTML, apply_default_css=False)
-TO_RESULT = "() => { if (innerWidth < 760) document.querySelector('#result').scrollIntoView({ behavior: 'smooth' }); }"
+TO_RESULT = """() => {
+  document.querySelector('#answers').classList.remove('cl-outdated');
+  if (innerWidth < 760) document.querySelector('#result').scrollIntoView({ behavior: 'smooth' });
+}"""
+OUTDATED = "() => document.querySelector('#answers').classList.add('cl-outdated')"
 
 
 def first_keep(loaded: LoadedModel) -> int:
@@ -67,9 +71,6 @@ class TryTab:
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
         self.samples = trial.sample_sources(loaded)
-        if not loaded.one_image:
-            first = self.samples[0]
-            self.samples.append(Source(first.path, f"{first.path.stem}-clip", panned=True))
         self.thumbnails = [(source.name.split(".")[0], markup.thumbnail(source.open())) for source in self.samples]
         shown = (loaded.pruning.method.name,) if loaded.pruning else SHOWN_AT_FIRST
         self.shown = [name for name in shown if name != trial.NO_PRUNING]
@@ -83,7 +84,6 @@ class TryTab:
             question = gr.Textbox(asked, label="Question", placeholder="Ask about the image", max_lines=3, **bare)
             ask = gr.Button("Ask", variant="primary", scale=1, min_width=110, elem_id="ask")
         known = Html(self._known(first), js_on_load=BUTTONS_SCRIPT, elem_id="known")
-        notes = Html(visible=False, elem_id="notice")
         with gr.Row(equal_height=False):
             with gr.Column(scale=4, min_width=300):
                 source = gr.State(first)
@@ -128,17 +128,25 @@ class TryTab:
             "show_progress": "full",
             "show_progress_on": [status],
         }
-        chosen: list[Any] = [source, known, question, notes, samples]
-        samples.select(self.choose_sample, None, chosen, **HIDDEN).success(**call)
-        known.select(self.choose_question, source, question, **HIDDEN).success(**call)
-        upload.upload(self.take_upload, [upload, source], chosen)
+        chosen: list[Any] = [source, known, question, samples]
+        picks = [
+            samples.select(self.choose_sample, None, chosen, **HIDDEN),
+            known.select(self.choose_question, source, question, **HIDDEN),
+            upload.upload(self.take_upload, upload, chosen, **HIDDEN),
+        ]
+        runs = [
+            gr.on([ask.click, question.submit], **call, trigger_mode="once"),
+            *(one.success(**call) for one in picks),
+        ]
+        for begin in (ask.click, question.submit, samples.select, known.select, upload.upload):
+            begin(None, None, None, js=TO_RESULT)
+        for one in runs:
+            one.then(None, None, None, js=TO_RESULT)  # again: cards that came or went have moved it
         corruption.change(self.change_corruption, corruption, level, **HIDDEN)
         for change in (source.change, corruption.change, level.change, seed.change):
             change(self.preview, inputs, preview, trigger_mode="always_last", **HIDDEN)
-        for asking in (ask.click, question.submit):
-            asking(None, None, None, js=TO_RESULT)
-        asked = gr.on([ask.click, question.submit], **call, trigger_mode="once")
-        asked.then(None, None, None, js=TO_RESULT)  # again: cards that came or went have moved it
+        for setting in (question, corruption, level, keep, methods, seed, longest):
+            setting.input(None, None, None, js=OUTDATED)
         count.click(self.draws, call["inputs"], drawn, **MODEL_QUEUE, trigger_mode="once", show_progress="minimal")
         return inputs
 
@@ -159,12 +167,12 @@ class TryTab:
         if not 0 <= index < len(self.samples):
             raise ValueError("there is no such sample")
         source = self.samples[index]
-        return source, self._known(source), self._question(source), notice(""), self._samples(index)
+        return source, self._known(source), self._question(source), self._samples(index)
 
     def choose_question(self, event: gr.EventData, source: Source) -> str:
         return source.questions[int(event._data["index"])][0]
 
-    def take_upload(self, path: str, before: Source) -> tuple[Any, ...]:
+    def take_upload(self, path: str) -> tuple[Any, ...]:
         """Return the uploaded file in place of the sample; one that is refused leaves the image as it was."""
         try:
             source = trial.uploaded(Path(path))
@@ -172,8 +180,8 @@ class TryTab:
                 raise ValueError(self.loaded.one_image)
         except ValueError as error:
             text = f"This file was refused. {str(error)[:1].upper()}{str(error)[1:]}."
-            return before, gr.skip(), gr.skip(), notice(text), gr.skip()
-        return source, self._known(source), self._question(source), notice(""), self._samples(None)
+            raise gr.Error(text, print_exception=False) from None
+        return source, self._known(source), self._question(source), self._samples(None)
 
     def change_corruption(self, name: str) -> Any:
         span = {} if name == CLEAN else level_range(name, self.loaded.name)
@@ -203,12 +211,12 @@ class TryTab:
         cards = {name: markup.answer_card(answer) for name, answer in latest.items()}
         yield status("Encoding the image"), list(cards.values())
         shown = [as_seen(self.loaded.processor, image) for image in images]
-        expected, pictures = source.expected(question), dict[str, list[str]]()  # drawn once for all pieces of an answer
+        expected, pictures = source.expected(question), dict[Any, list[str]]()  # drawn once for all pieces of an answer
         for answer in trial.run_trial(self.loaded, images, question, pruners, longest):
-            name = answer.method
+            name, kept = answer.method, tuple(one.kept for one in answer.images)
             latest[name] = answer
-            pictures[name] = pictures.get(name) or markup.kept_pictures(shown, answer)
-            cards[name] = markup.answer_card(answer, pictures[name], expected, list(latest.values()))
+            pictures[name, kept] = pictures.get((name, kept)) or markup.kept_pictures(shown, answer)
+            cards[name] = markup.answer_card(answer, pictures[name, kept], expected, list(latest.values()))
             yield status(f"{markup.label(name)} is answering"), list(cards.values())
         done = "No answer is known for this question" if expected is None else f"Expected answer: {expected}"
         yield status(done), list(cards.values())
@@ -226,18 +234,15 @@ class TryTab:
     ) -> Iterator[list[Any]]:
         """Yield updates of the tab as the answers grow; an error takes the cards away and says why."""
         room = len(list_methods())
-        sent: list[str | None] = [None] * room
         try:
             check_question(question)
             images = corrupted(source, corruption, level, int(seed or 0))
             most = min(LONGEST_ANSWER, max(1, int(longest or 1)))
-            frames: Any = self._frames(source)
+            frames = self._frames(source)
             for status, cards in self._answers(source, images, question, methods, int(keep), most):
-                wanted = [*cards, *[""] * (room - len(cards))]
-                pairs = zip(wanted, sent, strict=True)
-                updates = [gr.skip() if new == old else gr.HTML(new, visible=bool(new)) for new, old in pairs]
-                yield [status, frames, "", *updates]
-                sent, frames = [*wanted], gr.skip()
+                # all of them each time: a browser may drop an update for the next one
+                shown = [*cards, *[""] * (room - len(cards))]
+                yield [status, frames, "", *(gr.HTML(card, visible=bool(card)) for card in shown)]
         except Exception as error:  # whatever it is, no card may be left waiting
             yield [error_line(error), "", "", *[gr.HTML("", visible=False)] * room]
 
