@@ -289,7 +289,7 @@ def test_means_and_files(load: Load, tmp_path: Path) -> None:
     assert (chosen.keep, chosen.finalist) == (3, True)
     assert from_config(tmp_path) == chosen.config
     assert (chosen.config.tuned_on["images"], chosen.config.tuned_on["questions"]) == (3, 2)
-    assert result.sentence() in (tmp_path / "tune.md").read_text().replace("\\", "")
+    assert result.spelled().sentence() in (tmp_path / "tune.md").read_text().replace("\\", "")
     page = (tmp_path / "tune.html").read_text()
     assert page.count("<svg") >= 2
     assert "Pareto front" in page

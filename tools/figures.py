@@ -1,4 +1,5 @@
-"""Draw the README's figures from a run and from stored answers: `python -m tools.figures [hero] [retention]`."""
+"""Draw the README's figures, and two of docs/studies.md, from a run and from stored answers:
+`python -m tools.figures [hero] [retention] [overhead] [ablation]`."""
 
 import sys
 from pathlib import Path
@@ -12,13 +13,21 @@ from matplotlib.figure import Figure
 from clustrs import ClusterMeans, NoPruning, ask, load_model, palette
 from clustrs.corruptions.images import open_image
 from clustrs.embedded import image_path
+from clustrs.evaluation import metrics
 from clustrs.models.ask import Answer, as_seen
 from clustrs.pruners.registry import display_label
+from clustrs_paper.evidence import results
 from clustrs_paper.evidence.place_and_weight import BOTH, CLEAN, PUBLISHED, held_out, load, share_kept
+from clustrs_paper.studies import ablation, overhead
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 MODEL, SAMPLE, QUESTION, KEEP, REPEATS = "photo-llava", "sample:photo-1", "Which of these is a building?", 16, 7
 BUDGETS = (8, 16, 64, 144)
+VARIANTS = {  # of the ablation, as the grid's stored answers name them
+    "Clustering": "clustrs distance=euclidean shrink=false",
+    "C+H": "clustrs shrink=false",
+    "ClustRS": "clustrs",
+}
 METHODS = ("clustermeans", "clustrs", "tome", "divprune", "fastervlm", "random")
 
 
@@ -100,6 +109,51 @@ def retention() -> None:
     fig.savefig(IMAGES / "retention.png")
 
 
+def overhead_study() -> None:
+    """Draw the stored times of the study of overhead."""
+    rows = [{name: number(text) for name, text in row.items()} for row in results.load(MODEL).table("overhead")]
+    overhead.draw(rows, (14, 64), MODEL).savefig(IMAGES / "study-overhead.png", dpi=130)
+
+
+def ablation_study() -> None:
+    """Draw the study's variants on clean and noisy images from the stored answers of the grid."""
+    answers = results.read_answers(results.read_rows(results.STORED / f"{MODEL}-grid.csv"))
+    assert answers is not None
+    conditions = [one for one in answers.conditions if one.name in ("clean", "gaussian")]
+    rows = []
+    for keep in (16, 50, 144):
+        for condition in conditions:
+            right = {name: answers.right[spec, keep, condition][None].astype(float) for name, spec in VARIANTS.items()}
+            row: dict[str, Any] = {"keep": keep, "corruption": "gaussian", "level": condition.level or 0.0}
+            found = {ablation.COLUMNS[name]: metrics.estimates(one)[0] for name, one in right.items()}
+            for gain, (better, worse) in ablation.GAINS.items():
+                found[gain] = metrics.differences(right[better], right[worse])[0]
+            for name, one in found.items():
+                row |= {name: one.mean, f"{name}_low": one.low, f"{name}_high": one.high, f"paper_{name}": None}
+            rows.append(row)
+    about = f"{answers.task}, {MODEL}, {answers.questions} questions, scores from 0 to 1."
+    ablation.draw(rows, about).savefig(IMAGES / "study-ablation.png", dpi=130)
+    for keep in (16, 50, 144):  # means over the conditions, for the page
+        means = {
+            name: np.mean([answers.right[spec, keep, one] for one in conditions], 0)[None]
+            for name, spec in VARIANTS.items()
+        }
+        for gain, (better, worse) in ablation.GAINS.items():
+            one = metrics.differences(means[better], means[worse])[0]
+            mean, low, high = (100 * (value or 0.0) for value in (one.mean, one.low, one.high))
+            print(f"k = {keep}, {gain}: {mean:+.1f} ({low:.1f} to {high:.1f})")
+
+
+def number(text: str) -> Any:
+    """Return a stored cell as what it was before it was written."""
+    try:
+        return None if not text else int(text) if text.isdecimal() else float(text)
+    except ValueError:
+        return text
+
+
+FIGURES = {"hero": hero, "retention": retention, "overhead": overhead_study, "ablation": ablation_study}
+
 if __name__ == "__main__":
-    for name in sys.argv[1:] or ("hero", "retention"):
-        {"hero": hero, "retention": retention}[name]()
+    for name in sys.argv[1:] or FIGURES:
+        FIGURES[name]()

@@ -340,13 +340,13 @@ def test_leaderboard_is_shown_and_filtered(visit: Visit) -> None:
     open_results(page)
     rows = page.locator("#leaderboard tbody tr")
     rows.first.wait_for()
-    assert rows.first.locator("th").first.inner_text() == "clustermeans"
+    assert rows.first.locator("th").first.inner_text() == "ClusterMeans"
     before = rows.count()
     choose(page, "board-setting", "as published")
     page.wait_for_function(f"document.querySelectorAll('#leaderboard tbody tr').length < {before}")
     choose(page, "board", "scenes-run")
     page.locator("#leaderboard th", has_text="gaussian:1").wait_for()
-    assert {row.locator("th").first.inner_text() for row in rows.all()} == {"clustrs", "random"}
+    assert {row.locator("th").first.inner_text() for row in rows.all()} == {"ClustRS", "Random"}
 
 
 def test_point_of_the_plane_is_linked_to_the_image(visit: Visit) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -299,12 +300,21 @@ def test_methods_needs_no_models() -> None:
     assert done.stdout.splitlines()[-1] == "set()"
 
 
+def test_examples_in_the_help_fit_80_columns() -> None:
+    for module in base.MODULES:
+        import_module(f"clustrs.cli.{module}")
+    texts = [base.EXAMPLES, *(one.epilog for one in base.app.registered_commands)]
+    lines = [line for text in texts if text for line in text.splitlines()]
+    assert len(lines) > 40
+    assert [line for line in lines if len(line) > 80] == []
+
+
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     for words, expected in [
         (["--version"], f"clustrs {clustrs.__version__}\n"),
         (["--help"], "start here:"),
         (["ask", "--help"], "--corrupt gaussian:0.5 --show kept.png"),
-        (["compare", "--help"], "--methods none,clustrs,fastervlm"),
+        (["compare", "--help"], "--keep 16 64 --show kept.png"),
     ]:
         assert main(words) == 0
         assert expected in capsys.readouterr().out

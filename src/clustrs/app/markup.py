@@ -214,5 +214,6 @@ def board(entries: Sequence[Entry], model: str | None) -> str:
 
 
 def tuned(result: TuningResult) -> str:
+    result = result.spelled()
     by_budget, front = result.figures()
     return render("tuned", result=result, figures=(front, by_budget), size=document)

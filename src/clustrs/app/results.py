@@ -1,8 +1,9 @@
 """Runs of `clustrs eval` under one folder: their scores, where two methods disagree, and the tokens they kept."""
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -27,6 +28,7 @@ from clustrs.models.draw import overlay_kept
 from clustrs.models.load import apply_image_padding
 from clustrs.models.select import ImageSelection
 from clustrs.pruners.inputs import Selection
+from clustrs.pruners.registry import display_label
 
 DEEPEST, MOST_RUNS = 4, 500  # levels of folders in which runs are looked for, and how many are listed
 RUN_FILES = ("config.json", "answers.jsonl", "verdicts.jsonl", "images.json")
@@ -130,8 +132,12 @@ def stored_entries() -> list[Entry]:
     if find_spec("clustrs_paper") is None:
         return []
     stored = import_module("clustrs_paper.evidence.leaderboard")
-    found: list[Entry] = stored.load() if stored.STORED.is_dir() else []
-    return found
+    return spelled(stored.load()) if stored.STORED.is_dir() else []
+
+
+def spelled(entries: Sequence[Entry]) -> list[Entry]:
+    """Return entries with names of methods as papers write them."""
+    return [replace(one, method=display_label(one.method)) for one in entries]
 
 
 def disagreements(opened: OpenRun, first: int, second: int, condition: int) -> list[Disagreement]:

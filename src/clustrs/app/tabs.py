@@ -10,7 +10,7 @@ import gradio as gr
 
 from clustrs.app import markup
 from clustrs.app.inspection import inspect
-from clustrs.app.results import OpenRun, RunLibrary, disagreements, kept_images, stored_entries
+from clustrs.app.results import OpenRun, RunLibrary, disagreements, kept_images, spelled, stored_entries
 from clustrs.app.trial import LoadedModel, Source, corrupted, sample_sources
 from clustrs.app.try_tab import (
     BUTTONS_SCRIPT,
@@ -99,10 +99,10 @@ class TuneTab:
                     minutes = gr.Number(2, label="Minutes after which it stops", minimum=0.1, maximum=60)
                 run = gr.Button("Tune", variant="primary", elem_id="tune")
             with gr.Column(scale=2, min_width=300):
-                result = Html('<p class="cl-sub">The Pareto front will be here.</p>', min_height=80, elem_id="tuned")
                 with gr.Row():
-                    file = gr.DownloadButton(f"Download {FILE}", visible=False, elem_id="tuned-file")
+                    file = gr.DownloadButton(f"Download {FILE}", variant="primary", visible=False, elem_id="tuned-file")
                     report = gr.DownloadButton("Download the report", visible=False, elem_id="tuned-report")
+                result = Html('<p class="cl-sub">The Pareto front will be here.</p>', min_height=80, elem_id="tuned")
         given = [images, questions, target, minutes, methods]
         run.click(
             self.run, given, [result, file, report], **MODEL_QUEUE, trigger_mode="once", show_progress_on=[result]
@@ -158,9 +158,9 @@ class ResultsTab:
             budget = gr.Dropdown([], label="Kept tokens (k)", elem_id="run-keep")
         notes = Html(visible=False, elem_id="run-notice")
         with gr.Row(equal_height=False):
-            with gr.Column(scale=2, min_width=300):
+            with gr.Column(scale=1, min_width=300):
                 curves = Html(elem_id="curves")
-            with gr.Column(scale=3, min_width=300):
+            with gr.Column(scale=2, min_width=300):
                 cells = Html(js_on_load=BUTTONS_SCRIPT, elem_id="cells")
         with gr.Row():
             first = gr.Dropdown([], label="Method", elem_id="first")
@@ -217,7 +217,7 @@ class ResultsTab:
     def _entries(self, board: str | None) -> list[Entry]:
         if board is None:
             raise ValueError("there is no run yet, and no stored leaderboard")
-        return stored_entries() if board == STORED else read_entries([self.library.open(board).folder])
+        return stored_entries() if board == STORED else spelled(read_entries([self.library.open(board).folder]))
 
     def refresh(self, name: str | None) -> tuple[Any, Any]:
         names = self.library.names()

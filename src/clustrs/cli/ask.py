@@ -27,20 +27,20 @@ PARTS = ("vision", "scoring", "selection", "prefill", "decode_per_token")
 SHOWN = ("vision", "selection", "prefill", "decode/token", "total")
 ASK_EXAMPLES = """\
 examples (M stands for a folder or a Hugging Face id):
-  clustrs ask sample:photo-3 "What is at the top right?"         the embedded model, 16 visual tokens chosen by ClustRS
-  clustrs ask cat.jpg "What is this?" --model M --keep 0.25      your own model, a quarter of the tokens
-  clustrs ask cat.jpg "What is this?" --model M --method none    all of them, for comparison
-  clustrs ask cat.jpg "What is this?" --model M --set tau=2 shrink=false
-  clustrs ask cat.jpg "What is this?" --model M --corrupt gaussian:0.5 --show kept.png
-  clustrs ask clip.mp4 "What happens?" --model M --keep 64 --show kept.gif     8 frames, one budget for all
+  clustrs ask sample:photo-3 "What is at the top right?"   the embedded model
+  clustrs ask cat.jpg "What?" --model M --keep 0.25        a quarter of them
+  clustrs ask cat.jpg "What?" --model M --method none      all of them
+  clustrs ask cat.jpg "What?" --model M --set tau=2 shrink=false
+  clustrs ask cat.jpg "What?" --model M --corrupt gaussian:0.5 --show kept.png
+  clustrs ask clip.mp4 "What?" --model M --keep 64         8 frames, one budget
 """
 COMPARE_EXAMPLES = """\
 examples (M stands for a folder or a Hugging Face id):
   clustrs compare sample:photo-3 "What is at the top right?"
-  clustrs compare cat.jpg "What is this?" --model M --methods none,clustrs,fastervlm --corrupt salt_pepper:0.2
-  clustrs compare cat.jpg "What is this?" --model M --methods none "clustrs clip=0,0.5" clustermeans --keep 16 64
-  clustrs compare cat.jpg "What is this?" --model M --show kept.png
-  clustrs compare clip.mp4 "What happens?" --model M --keep 64 --methods clustrs evs --show kept.gif
+  clustrs compare cat.jpg "What?" --model M --corrupt salt_pepper:0.2
+  clustrs compare cat.jpg "What?" --model M --methods none "clustrs clip=0,0.5"
+  clustrs compare cat.jpg "What?" --model M --keep 16 64 --show kept.png
+  clustrs compare clip.mp4 "What?" --model M --methods clustrs evs --keep 64
 separate the values of a list by spaces or commas: --keep 16 64 is --keep 16,64
 """
 

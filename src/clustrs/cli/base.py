@@ -31,18 +31,20 @@ SETTINGS = "KEY=VALUE..."  # metavar of options that add up when they are repeat
 PARSE_ONLY = "parse only"  # as a context's object: return the parameters and run nothing
 EXAMPLES = """\
 start here:
-  clustrs samples                                               images to try, and questions to ask about them
+  clustrs samples                       images to try, and questions about them
   clustrs ask sample:photo-3 "What is at the top right?"
-  clustrs compare sample:photo-3 "What is at the top right?" --corrupt gaussian:0.1
-  clustrs eval --limit 24 --methods none clustrs fastervlm      measure accuracy, and write a report
-  clustrs study stability                                       noise and the ranking of tokens (clustrs-paper)
+  clustrs compare sample:photo-3 "What is at the top right?"
+  clustrs eval --limit 24               measure accuracy, and write a report
+  clustrs study stability               noise and the ranking of tokens
 
 your own model:
-  clustrs ask cat.jpg "What is this?" --model llava-hf/llava-1.5-7b-hf --keep 64
-  clustrs bench --model llava-hf/llava-1.5-7b-hf --keep 64      how much faster it gets
+  clustrs ask cat.jpg "What?" --model llava-hf/llava-1.5-7b-hf --keep 64
+  clustrs tune --model llava-hf/llava-1.5-7b-hf --images photos
+  clustrs bench --model llava-hf/llava-1.5-7b-hf --keep 64
 
 separate the values of a list by spaces or commas: --keep 16 50 is --keep 16,50
-exit codes: 0 success, 2 an error described in one line on standard error, 130 stopped with Ctrl-C
+exit codes: 0 success, 2 an error, described in one line on standard error,
+130 stopped with Ctrl-C
 """
 
 app = typer.Typer(add_completion=True, pretty_exceptions_enable=False)

@@ -17,10 +17,12 @@ from clustrs.validation import LoadOptions
 EXAMPLES = """\
 examples (M stands for a folder or a Hugging Face id):
   clustrs bench --model M --keep 64 144
-  clustrs bench --shape llava-1.5-7b --keep 16 64 144 --layers 4     no download; times of 32 layers are extrapolated
-  clustrs bench --model M --pruning tuned/pruning.json --batch 1 8 --output bench
-Shapes: llava-1.5-7b llava-1.5-13b llava-onevision-0.5b llava-onevision-7b qwen2.5-vl-3b qwen2.5-vl-7b qwen3-vl-4b
-qwen3-vl-8b internvl3-2b gemma-3-4b smolvlm-256m. Their prompt is the image and 40 tokens of text.
+  clustrs bench --model M --pruning tuned/pruning.json --batch 1 8
+  clustrs bench --shape llava-1.5-7b --keep 16 64 144 --layers 4
+The last needs no download; times of its 32 layers are extrapolated.
+Shapes: llava-1.5-7b llava-1.5-13b llava-onevision-0.5b llava-onevision-7b
+qwen2.5-vl-3b qwen2.5-vl-7b qwen3-vl-4b qwen3-vl-8b internvl3-2b gemma-3-4b
+smolvlm-256m. Their prompt is the image and 40 tokens of text.
 """
 TEXT = "word " * 38  # with USER: and ASSISTANT: 40 tokens
 SHAPE = "a published architecture with random weights, in place of a model"

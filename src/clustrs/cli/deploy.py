@@ -17,19 +17,22 @@ PANEL, ALONE = "Deploy", "The selection alone"
 SERVE_EXAMPLES = """\
 examples:
   clustrs serve llava-hf/llava-1.5-7b-hf --keep 64
-  clustrs serve llava-hf/llava-1.5-7b-hf --keep 0.25 --method divprune --tensor-parallel-size 2 --port 8001
-  clustrs serve llava-hf/llava-1.5-7b-hf --keep 64 --keep-range 16 256    a budget per request
-  clustrs serve mini-llava --keep 16 --dtype float32 --enforce-eager      the embedded model, on a CPU
+  clustrs serve llava-hf/llava-1.5-7b-hf --keep 0.25 --method divprune
+  clustrs serve llava-hf/llava-1.5-7b-hf --keep 64 --keep-range 16 256
+  clustrs serve mini-llava --keep 16 --dtype float32 --enforce-eager
+The second has a budget per request; the last is an embedded model, on a CPU.
+vLLM's own options follow: --tensor-parallel-size 2 --port 8001
 """
 ENCODE_EXAMPLES = """\
 examples:
-  clustrs encode cat.jpg dog.jpg --model llava-hf/llava-1.5-7b-hf --keep 16 -o encoded
+  clustrs encode cat.jpg --model llava-hf/llava-1.5-7b-hf --keep 16 -o encoded
   clustrs encode sample:scene-1 --model mini-llava --keep 16 -o encoded
 """
 ONNX_EXAMPLES = """\
 examples:
-  clustrs export-onnx mini-llava --keep 16 -o vision-16.onnx            tower, scoring, projector and selection
-  clustrs export-onnx --tokens 576 --dim 4096 --keep 16 -o select.onnx  the selection alone
+  clustrs export-onnx mini-llava --keep 16 -o vision-16.onnx
+  clustrs export-onnx --tokens 576 --dim 4096 --keep 16 -o select.onnx
+The first has tower, scoring, projector and selection, the other the selection.
 """
 KEEP = "visual tokens kept of each image: a count (64) or a fraction (0.25)"
 RANGE = "smallest and largest budget that a request may ask for; without it, none may"

@@ -24,17 +24,19 @@ if TYPE_CHECKING:
 PANEL, RUN = "Measure", "Run"
 EXAMPLES = """\
 examples:
-  clustrs eval                                          the embedded model on its own task, clean, with 16 tokens
-  clustrs eval --limit 24 --corrupt clean gaussian:1 --keep 16 50 --methods none clustrs fastervlm
-  clustrs eval --task custom --data mine --model llava-hf/llava-1.5-7b-hf --methods none "clustrs tau=2" -o runs/tau
-  clustrs eval --config paper/mmvet-gaussian --data mm-vet      MM-Vet as in the paper (clustrs-paper)
-Stopped or killed, the same command resumes, and asks again what failed. Options override those of a --config file.
+  clustrs eval                          the embedded model on its own task
+  clustrs eval --limit 24 --corrupt clean gaussian:0.1 --keep 16 50
+  clustrs eval --task custom --data mine --model M --methods "clustrs tau=2"
+  clustrs eval --config paper/mmvet-gaussian --data mm-vet
+The last is MM-Vet as in the paper (clustrs-paper); M is a folder or an id.
+Stopped or killed, the same command resumes, and asks again what failed.
+Options override those of a --config file.
 Separate the values of a list by spaces or commas: --keep 16 50 is --keep 16,50
 
 exit status:
   0  every question has an answer
   2  nothing was run, or the run had to stop; one line says why
-  3  the run is complete, but some answers failed: the report counts them, the same command asks them again
+  3  the run is complete, but some answers failed: the same command asks again
   130  interrupted
 """
 FAILED_ANSWERS = 3  # the exit status of a run that is complete, but for answers that failed

@@ -14,8 +14,8 @@ from clustrs.validation import Attention, LoadOptions, Positions, parse_json, re
 
 EXAMPLES = """\
 examples (M stands for a folder or a Hugging Face id):
-  clustrs tune --model M --images photos --questions questions.txt --target 0.97 --minutes 10
-  clustrs tune --model M --questions questions.jsonl --methods clustermeans divprune --keep 16 64 144
+  clustrs tune --model M --images photos --questions questions.txt --minutes 10
+  clustrs tune --model M --questions mine.jsonl --methods divprune --keep 16 64
 Stopped or killed, the same command resumes.
 """
 IMAGES = "a folder of images; what cannot be read is left out and counted"

@@ -151,7 +151,7 @@ def tiles(summary: Summary, latency: Latency | None) -> Tiles:
         timed = sorted((ms, i) for i in summary.of_budget(budget) if (ms := spent(i)) > 0)
         if timed:
             whole = np.nan if run.unpruned is None else spent(run.unpruned)
-            faster = "" if np.isnan(whole) else f", {whole / timed[0][0]:.1f} x faster than unpruned"
+            faster = "" if np.isnan(whole) else f" (unpruned {whole:.0f} ms, {whole / timed[0][0]:.1f} x)"
             fastest.append(f"keep {budget}: {summary.label(timed[0][1])} {timed[0][0]:.0f} ms{faster}")
     repeats = 0 if latency is None else latency.repeats
     unknown = "Times are not part of these results." if "lmms_eval" in run.config else NO_TIMES

@@ -2,14 +2,16 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Literal
 
 from clustrs.evaluation.metrics import Estimate
 from clustrs.evaluation.report import document, replace_files
+from clustrs.evaluation.report.summary import UNPRUNED
 from clustrs.models.configuration import FILE, PruningConfig
+from clustrs.pruners.registry import display_label
 from clustrs.tables import NOTHING, Row, Table, Value
 
 Measure = Literal["agreement", "exact", "tokens"]
@@ -121,28 +123,38 @@ class TuningResult:
             rows.append(Row((str(one.keep), one.label), tuple(values), opens))
         return Table("Candidates", ("keep", "method"), tuple(columns), tuple(rows), caption="shares in per cent")
 
-    def figures(self) -> tuple[document.Figure, ...]:
-        """Return the quality against the budget, and against the time, with the Pareto front."""
-        shown = [one for one in reversed(self.candidates) if one.images]
-        front: list[TunedCandidate] = []
-        for one in sorted([self.unpruned, *shown], key=lambda one: (one.means["first_token"], -order(one)[0])):
-            if not front or order(one)[0] > order(front[-1])[0]:
-                front.append(one)
-        times = [f"{1000 * one.means['first_token']:.3g}" for one in front]
-        return (
-            self._figure("keep", "budget; bands are 95 % intervals", [str(one.keep) for one in shown], shown),
-            self._figure("ms", "milliseconds to the first token: the Pareto front", times, front),
-        )
+    def spelled(self) -> "TuningResult":
+        """Return the result for a page, with names of methods as papers write them."""
+        shown = {id(one): replace(one, label=display_label(one.label)) for one in self.candidates}
+        unpruned, recommended = replace(self.unpruned, label=UNPRUNED), shown.get(id(self.recommended))
+        return replace(self, candidates=tuple(shown.values()), unpruned=unpruned, recommended=recommended)
 
-    def _figure(self, label: str, by: str, places: Sequence[str], shown: Sequence[TunedCandidate]) -> document.Figure:
-        ticks, curves = tuple(dict.fromkeys(places)), dict[tuple[str, str], list[document.Point]]()
-        for place, one in zip(places, shown, strict=True):
-            low, high = (None if bound is None else 100 * bound for bound in (one.quality.low, one.quality.high))
-            point = document.Point(ticks.index(place), 100 * order(one)[0], low, high)
-            curves.setdefault((one.config.method.name, one.label), []).append(point)
-        drawn = tuple(document.Curve(*names, tuple(points)) for names, points in curves.items())
-        title = f"Answers like those of the unpruned model ({self.measure}) by {by}."
-        return document.Figure(title, label, f"{self.measure} (%)", ticks, (("", drawn),), 1, label)
+    def figures(self) -> tuple[document.Figure, ...]:
+        """Return the quality of all candidates against the budget, and against the time, with the Pareto front."""
+        shown = [one for one in reversed(self.candidates) if one.images]
+        budgets = tuple(dict.fromkeys(str(one.keep) for one in shown))
+        by_budget = _curves([(budgets.index(str(one.keep)), one) for one in shown])
+        timed = [*enumerate(sorted([self.unpruned, *shown], key=lambda one: (_ms(one), -order(one)[0])))]
+        times = [_ms(one) for _, one in timed]
+        front: list[tuple[int, TunedCandidate]] = []
+        for place, one in timed:
+            if not front or order(one)[0] > order(front[-1][1])[0]:
+                front.append((place, one))
+        far, ticks, last = (times[-1] - times[0]) / 6, list[str](), -inf
+        for time in times:  # those that are too close to the last one that is written are not
+            ticks.append(f"{time:.3g}" if time - last > far else "")
+            last = time if ticks[-1] else last
+        by_time = (*_curves(timed, bands=False), *_curves(front, bands=False, label="Pareto front"))
+        title, axis = f"Answers like those of the unpruned model ({self.measure}) by ", f"{self.measure} (%)"
+        return (
+            document.Figure(
+                f"{title}budget; bands are 95 % intervals.", "keep", axis, budgets, (("", by_budget),), 1, "keep"
+            ),
+            document.Figure(
+                *(f"{title}time to the first token.", "ms", axis, tuple(ticks), (("", by_time),), 1, "ms"),
+                places=tuple(times) if far else (),
+            ),
+        )
 
     def problems(self) -> list[str]:
         """Return what went wrong: candidates that failed, images that could not be read, time that was over."""
@@ -155,8 +167,9 @@ class TuningResult:
 
         Without a recommendation, a pruning.json of an earlier run is renamed to pruning.json.old.
         """
-        blocks: list[document.Block] = [document.Text(self.sentence()), self.table(), *self.figures()]
-        blocks += [document.Lines(tuple(lines))] if (lines := self.problems()) else []
+        page = self.spelled()
+        blocks: list[document.Block] = [document.Text(page.sentence()), page.table(), *page.figures()]
+        blocks += [document.Lines(tuple(lines))] if (lines := page.problems()) else []
         title, sections = "Tuned pruning", [document.Section("Recommendation", tuple(blocks))]
         pages = {"tune.html": document.page(title, sections), "tune.md": document.markdown(title, sections)}
         target = Path(folder)
@@ -173,6 +186,24 @@ def order(one: TunedCandidate) -> tuple[float, float, float]:
     """Order candidates by the measure, then by fewer visual tokens, then by log-probability of the unpruned answer."""
     quality = -1.0 if one.quality.mean is None else one.quality.mean
     return quality, -one.means.get("visual_tokens", inf), one.means.get("logprob", -inf)
+
+
+def _ms(one: TunedCandidate) -> float:
+    """Milliseconds to the first token."""
+    return 1000 * one.means["first_token"]
+
+
+def _curves(
+    points: Sequence[tuple[int, TunedCandidate]], bands: bool = True, label: str = ""
+) -> tuple[document.Curve, ...]:
+    """Return a curve per method, or a single one with a label, through candidates, each at a tick."""
+    curves = dict[tuple[str, str], list[document.Point]]()
+    for tick, one in points:
+        bounds = (one.quality.low, one.quality.high) if bands else (None, None)
+        low, high = (None if bound is None else 100 * bound for bound in bounds)
+        names = ("none", label) if label else (one.config.method.name, one.label)
+        curves.setdefault(names, []).append(document.Point(tick, 100 * order(one)[0], low, high))
+    return tuple(document.Curve(*names, tuple(found)) for names, found in curves.items())
 
 
 def _percent(share: float | None) -> str:
