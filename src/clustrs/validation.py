@@ -27,6 +27,8 @@ Deepstack = Literal["raw", "shrunk"]  # deepstack features of kept tokens: as th
 PromptTemplate = Literal["checkpoint", "vicuna_v1"]  # the model's own chat template, or LLaVA-1.5's and system line
 ImagePadding = Literal["checkpoint", "square"]  # of images that are not square: the processor's, or with the mean color
 EngineName = Literal["local", "ray"]  # engine that runs an evaluation
+CHOICES = {"scope": Scope, "crops": Crops, "positions": Positions, "attention": Attention, "deepstack": Deepstack}
+"""Options of attaching a method, with their accepted values."""
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]  # type of a model's weights; "auto" is the checkpoint's own
 
 

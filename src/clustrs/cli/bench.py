@@ -12,7 +12,7 @@ from clustrs.cli import options as o
 from clustrs.cli.ask import make_method
 from clustrs.cli.base import Command, app
 from clustrs.embedded import DEFAULT, folder_of, image_path
-from clustrs.validation import LoadOptions
+from clustrs.validation import CHOICES, LoadOptions
 
 EXAMPLES = """\
 examples (M stands for a folder or a Hugging Face id):
@@ -76,7 +76,7 @@ def bench(
 
     from clustrs.corruptions.images import open_image
     from clustrs.evaluation.bench import bench_model, busy_load
-    from clustrs.models.configuration import CHOICES, PruningConfig
+    from clustrs.models.configuration import PruningConfig
     from clustrs.models.load import quiet_transformers
     from clustrs.models.shapes import open_model
 

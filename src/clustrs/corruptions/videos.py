@@ -42,14 +42,10 @@ def open_video(path: str | os.PathLike[str], frames: int = 8) -> list[Image.Imag
     try:
         with open_regular(path) as opened, av.open(opened) as container:
             if not container.streams.video:
-                raise Unreadable("it has no pictures")
+                raise ValueError(f"{where} could not be read: it has no pictures")
             return _evenly_spaced(where, container, frames)
-    except (Unreadable, av.FFmpegError) as error:
+    except av.FFmpegError as error:
         raise ValueError(f"{where} could not be read: {first_sentence(error)}") from error
-
-
-class Unreadable(Exception):
-    """What is wrong with a video."""
 
 
 def _evenly_spaced(where: str, container: Any, count: int) -> list[Image.Image]:
@@ -61,9 +57,9 @@ def _evenly_spaced(where: str, container: Any, count: int) -> list[Image.Image]:
     step, last, number = 1, None, -1
     for number, frame in enumerate(container.decode(stream)):
         if number >= MAX_FRAMES:
-            raise Unreadable(f"it has more than {MAX_FRAMES:,} frames")
+            raise ValueError(f"{where} could not be read: it has more than {MAX_FRAMES:,} frames")
         if frame.time is not None and frame.time > MAX_SECONDS:
-            raise Unreadable(f"it is longer than {MAX_SECONDS:g} seconds")
+            raise ValueError(f"{where} could not be read: it is longer than {MAX_SECONDS:g} seconds")
         check_size(where, (frame.width, frame.height))
         last = frame
         if number % step == 0:
@@ -71,7 +67,7 @@ def _evenly_spaced(where: str, container: Any, count: int) -> list[Image.Image]:
             if len(held) > 2 * count:
                 held, step = held[::2], 2 * step
     if last is None:
-        raise Unreadable("it has no pictures")
+        raise ValueError(f"{where} could not be read: it has no pictures")
     if number % step:
         held.append(last.to_image())
     count = min(count, len(held))

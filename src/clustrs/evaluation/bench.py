@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from clustrs import palette, validation
 from clustrs.models.adapters.base import PatchGrid, get_adapter
-from clustrs.models.ask import chat_prompt
+from clustrs.models.ask import chat_prompt, prepare_batch
 from clustrs.models.configuration import PruningConfig
 from clustrs.models.costs import cache_bytes, count_cost
 from clustrs.models.scoring import now, timing
@@ -334,9 +334,7 @@ def bench_model(
     variants: list[PruningConfig | None] = [None, *configs]
     with tqdm(total=len(batches) * len(variants) * (repeats + 1), unit="call", disable=None) as bar:
         for batch in batches:
-            images, texts = adapter.batch_images([image] * batch), [text] * batch
-            inputs = processor(images=images, text=texts, padding=True, return_tensors="pt")
-            inputs = inputs.to(model.device, model.dtype)
+            inputs = prepare_batch(model, processor, [(image, text)] * batch)
             visual = int((inputs["input_ids"] == adapter.placeholder("image")).sum()) // batch
             text_tokens = inputs["input_ids"].shape[1] - visual
             for budget in [one.method.keep for one in configs]:

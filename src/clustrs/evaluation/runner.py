@@ -16,7 +16,6 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from PIL import Image
 
 import clustrs
 from clustrs import validation
@@ -27,7 +26,7 @@ from clustrs.evaluation.tasks import Item, Task, file_checksum, fingerprint, get
 from clustrs.models import ask as asking
 from clustrs.models import load
 from clustrs.models.adapters.base import adapter_class
-from clustrs.models.ask import chat_prompt
+from clustrs.models.ask import Picture, chat_prompt, frames_of
 from clustrs.models.attach import resolve_auto
 from clustrs.models.load import apply_image_padding
 from clustrs.plugins import load_needed
@@ -39,7 +38,6 @@ LONGEST_ERROR = 300
 MODEL_FILES = (".safetensors", ".bin", ".json", ".txt", ".model", ".jinja")  # all that transformers may read
 LARGE = 1 << 30  # bytes whose hashing takes seconds and is announced
 Failures = dict[str, str]  # errors by question id
-Shown = Image.Image | Sequence[Image.Image]  # an image, or the frames of a clip
 
 
 @dataclass(frozen=True)
@@ -256,7 +254,7 @@ class Worker:
         """Yield the records of each method of a unit; an error of one question is a failure of that question."""
         items = [self.task.items[index] for index in unit.items]
         failures: Failures = {}
-        images: dict[str, Shown] = {}
+        images: dict[str, Picture] = {}
         texts: dict[str, str] = {}
         for name in dict.fromkeys(item.image for item in items):
             try:
@@ -265,8 +263,7 @@ class Worker:
                 failures.update({item.id: one_line(error) for item in items if item.image == name})
         for item in items:
             if item.id not in failures:
-                processor, image = self.loaded[1], images[item.image]
-                count = 1 if isinstance(image, Image.Image) else len(image)
+                processor, count = self.loaded[1], len(frames_of(images[item.image]))
                 try:
                     texts[item.id] = chat_prompt(processor, item.question, self.config.prompt_template, count)
                 except Exception as error:  # chat templates raise what they like
@@ -278,7 +275,7 @@ class Worker:
             answers = dict(zip((item.id for item in asked), replies, strict=True))
             yield [self._record(unit, method, item, answers.get(item.id) or failures[item.id]) for item in items]
 
-    def show(self, name: str, corruption: str = "clean", seed: int = 0) -> Shown:
+    def show(self, name: str, corruption: str = "clean", seed: int = 0) -> Picture:
         """Open an image, or the frames of a clip, as a corruption leaves them: each frame has its own noise."""
         clip = getattr(self.task, "frames", None)
         images = list(clip(name)) if clip else [self.task.open(name)]
@@ -291,7 +288,7 @@ class Worker:
         return images if clip else images[0]
 
     def _encode(
-        self, asked: Sequence[Item], images: Mapping[str, Shown], texts: Mapping[str, str], failures: Failures
+        self, asked: Sequence[Item], images: Mapping[str, Picture], texts: Mapping[str, str], failures: Failures
     ) -> asking.Batch | None:
         """Encode all images at once; if that fails, find the questions that fail alone."""
 

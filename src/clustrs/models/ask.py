@@ -18,6 +18,9 @@ from clustrs.pruners import Pruner
 from clustrs.pruners.inputs import FURTHER
 from clustrs.validation import Crops, PromptTemplate
 
+Picture = Image.Image | Sequence[Image.Image]  # an image, or the frames of a clip
+TILING = ("crop_to_patches", "do_image_splitting")  # options of image processors that divide an image into tiles
+
 
 @dataclass(frozen=True)
 class Seconds:
@@ -50,9 +53,8 @@ class Answer:
 def as_seen(processor: Any, image: Image.Image) -> Image.Image:
     """Return the part of an image that the base crop shows: processors pad it to a square, or cut a square out."""
     how = processor.image_processor
-    tiled = ("crop_to_patches", "do_image_splitting")  # the whole image, squeezed into one tile
-    if getattr(how, "image_grid_pinpoints", None) or any(hasattr(how, name) for name in tiled):
-        return image
+    if getattr(how, "image_grid_pinpoints", None) or any(hasattr(how, name) for name in TILING):
+        return image  # the whole image, squeezed into one tile
     width, height = image.size
     if getattr(how, "do_pad", False):
         width = height = max(image.size)
@@ -67,7 +69,7 @@ def as_seen(processor: Any, image: Image.Image) -> Image.Image:
 def ask(
     model: Any,
     processor: Any,
-    image: Image.Image | Sequence[Image.Image],
+    image: Picture,
     question: str,
     method: Pruner,
     max_new_tokens: int = 64,
@@ -132,20 +134,23 @@ def ask(
     )
 
 
-def prepare(model: Any, processor: Any, image: Image.Image | Sequence[Image.Image], text: str) -> Any:
-    """Return the inputs of one prompt about an image, or about frames: each one tile, as in videos."""
-    images: list[Any] = [image]
-    options: dict[str, Any] = {}
-    if not isinstance(image, Image.Image):
-        images = [list(image)] if get_adapter(model).nested_images else list(image)
-        options = one_tile(processor)
-    return processor(images=images, text=[text], return_tensors="pt", **options).to(model.device, model.dtype)
+def prepare(model: Any, processor: Any, image: Picture, text: str) -> Any:
+    """Return the inputs of one prompt about an image, or about frames."""
+    return prepare_batch(model, processor, [(image, text)])
 
 
-def one_tile(processor: Any) -> dict[str, bool]:
-    """Return the options of a processor by which an image is one tile."""
-    names = ("crop_to_patches", "do_image_splitting")
-    return {name: False for name in names if hasattr(processor.image_processor, name)}
+def prepare_batch(model: Any, processor: Any, prompts: Sequence[tuple[Picture, str]]) -> Any:
+    """Return the inputs of prompts, each about an image, or about frames: each one tile, as in videos."""
+    shown = [list(frames_of(image)) for image, _ in prompts]
+    arranged: Any = shown if get_adapter(model).nested_images else [image for own in shown for image in own]
+    clips = not all(isinstance(image, Image.Image) for image, _ in prompts)
+    one_tile = [name for name in TILING if clips and hasattr(processor.image_processor, name)]
+    options: dict[str, Any] = {"padding": True, "return_tensors": "pt", **dict.fromkeys(one_tile, False)}
+    return processor(images=arranged, text=[text for _, text in prompts], **options).to(model.device, model.dtype)
+
+
+def frames_of(image: Picture) -> Sequence[Image.Image]:
+    return [image] if isinstance(image, Image.Image) else image
 
 
 @contextmanager
@@ -270,7 +275,7 @@ class Reply:
 def encode(
     model: Any,
     processor: Any,
-    images: Sequence[Image.Image | Sequence[Image.Image]],
+    images: Sequence[Picture],
     prompts: Sequence[tuple[int, str]],
     crops: Crops = "all",
     records: Collection[str] = FURTHER,
@@ -280,25 +285,18 @@ def encode(
     methods that will prune."""
     adapter = get_adapter(model)
     adapter.records = records
-    clips = [[] if isinstance(image, Image.Image) else list(image) for image in images]
-
-    def process(some: Sequence[tuple[int, str]]) -> dict[str, Any]:
-        shown: list[Any] = [clips[index] or [images[index]] for index, _ in some]
-        arranged = shown if adapter.nested_images else [image for own in shown for image in own]
-        options = one_tile(processor) if any(clips) else {}
-        texts = [text for _, text in some]
-        inputs = processor(images=arranged, text=texts, padding=True, return_tensors="pt", **options)
-        return dict(inputs.to(model.device, model.dtype))
-
-    inputs = process(prompts)
+    shown = [(images[index], text) for index, text in prompts]
+    inputs = dict(prepare_batch(model, processor, shown))
     first = {index: row for row, (index, _) in reversed(list(enumerate(prompts)))}
-    rows = sorted(first.values())
+    rows, clips = sorted(first.values()), not all(isinstance(image, Image.Image) for image in images)
+    counts = {row: len(frames_of(shown[row][0])) for row in rows}
     with torch.inference_mode():
-        own = process([prompts[row] for row in rows]) if any(clips) else adapter.take_images(inputs, rows)
+        alone = [shown[row] for row in rows]
+        own = dict(prepare_batch(model, processor, alone)) if clips else adapter.take_images(inputs, rows)
         encoded = iter(adapter.encode(own, StageTimer(model.device), crops))
-    by_row = {row: [next(encoded) for _ in range(len(clips[prompts[row][0]]) or 1)] for row in rows}
+    by_row = {row: [next(encoded) for _ in range(counts[row])] for row in rows}
     shared = [image for index, _ in prompts for image in by_row[first[index]]]
-    frames = tuple(len(by_row[first[index]]) for index, _ in prompts) if any(clips) else ()
+    frames = tuple(counts[first[index]] for index, _ in prompts) if clips else ()
     return Batch({name: inputs[name] for name in PER_TOKEN if name in inputs}, shared, frames)
 
 

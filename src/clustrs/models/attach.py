@@ -105,15 +105,7 @@ class Handle:
     Args:
         method: The pruning method.
         model: A transformers model, or a pipeline, PEFT model or other wrapper around one.
-        scope: "image" has one budget for a whole image or video, "crop" one for each crop of an image, "frame" one for
-            each frame of a video, "video" one for all images of a prompt: frames of a video that come as images.
-        crops: "base" feeds the whole image alone, where a family has crops.
-        positions: "compact" counts positions without gaps, "original" keeps each survivor's own, "auto" as it fits.
-        attention: "proportional" lets a survivor count as the tokens it stands for, "auto" where that is possible.
-        deepstack: "shrunk" shrinks further feature planes as the tokens are, where a family has them.
-        chunk: Frames of a video that are encoded and selected from at a time.
-        processor: The model's processor, for methods that read the question; by default its own is loaded.
-        question: A question for these methods in place of those in the prompts.
+        **options: The options of `Pruner.attach`, all of them.
 
     Attributes:
         positions: Positions in use, "compact" or "original"; families that compute their own (M-RoPE) keep them.
@@ -132,47 +124,39 @@ class Handle:
         >>> handle.remove()
     """
 
-    def __init__(
-        self,
-        method: Pruner,
-        model: Any,
-        *,
-        scope: Scope,
-        crops: Crops,
-        positions: Positions,
-        attention: Attention,
-        deepstack: Deepstack,
-        chunk: int | None = None,
-        processor: Any = None,
-        question: Any = None,
-    ) -> None:
-        validation.choice("scope", scope, get_args(Scope))
-        validation.choice("crops", crops, get_args(Crops))
-        validation.choice("positions", positions, get_args(Positions))
-        validation.choice("attention", attention, get_args(Attention))
-        validation.choice("deepstack", deepstack, get_args(Deepstack))
-        if chunk is not None:
-            validation.integer("chunk", chunk, 1)
-        self.method, self.scope, self.crops, self.deepstack, self.chunk = method, scope, crops, deepstack, chunk
+    scope: Scope
+    crops: Crops
+    deepstack: Deepstack
+    chunk: int | None
+
+    def __init__(self, method: Pruner, model: Any, **options: Any) -> None:
+        for name, kind in validation.CHOICES.items():
+            validation.choice(name, options[name], get_args(kind))
+        if options["chunk"] is not None:
+            validation.integer("chunk", options["chunk"], 1)
+        self.method = method
+        for name in ("scope", "crops", "deepstack", "chunk"):
+            setattr(self, name, options[name])
         self.model = unwrap(model)
         self.adapter = get_adapter(self.model)
         self.inner: Any = self.adapter.inner
         decoder = self.model.get_decoder()
         where = getattr(decoder.config, "_attn_implementation", None), next(decoder.parameters()).device.type
-        self.positions, self.attention = resolve_auto(type(self.adapter), *where, positions, attention)
+        asked = options["positions"], options["attention"]
+        self.positions, self.attention = resolve_auto(type(self.adapter), *where, *asked)
         self._encoder_method, self._inside_method = method.parts()
         if method.where == "language model":  # nothing is dropped before it, and what it keeps stands for itself
             self.positions, self.attention = "original", "plain"
         family = self.adapter.config.model_type
         if getattr(self._inside_method, "compact", False) and type(self.adapter).positions is not Adapter.positions:
             raise ValueError(f"compact must be False for a {family} model, with M-RoPE positions")
-        if deepstack == "shrunk" and not self.adapter.has_planes:
+        if self.deepstack == "shrunk" and not self.adapter.has_planes:
             raise ValueError(f"deepstack must be 'raw' for a {family} model, without such features, got 'shrunk'")
-        self._reader: Any = None
+        self._reader, question = None, options["question"]
         if "question" in method.requirements():
             from clustrs.models.question import QuestionReader
 
-            self._reader = QuestionReader(self.model, processor, question, self.adapter.written_text)
+            self._reader = QuestionReader(self.model, options["processor"], question, self.adapter.written_text)
         elif question is not None:
             raise ValueError(f"question must be None for {method.name}, which does not read it, got {question!r}")
         if MARK in self.model.__dict__ or MARK in self.inner.__dict__:

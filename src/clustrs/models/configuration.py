@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import clustrs
 from clustrs import validation
 from clustrs.pruners import Pruner, from_dict
-from clustrs.validation import Attention, Crops, Deepstack, Positions, Scope, excerpt
+from clustrs.validation import CHOICES, Attention, Crops, Deepstack, Positions, Scope, excerpt
 
 if TYPE_CHECKING:
     from clustrs.models.attach import Handle
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 FILE = "pruning.json"
 FORMAT = 1  # of the file; a reader refuses any other
 LARGEST = 1_000_000  # bytes
-CHOICES = {"scope": Scope, "crops": Crops, "positions": Positions, "attention": Attention, "deepstack": Deepstack}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Prompts of a pruned model: compaction to the tokens that survive, and `generate` on compacted prompts."""
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,6 +43,10 @@ class Compaction:
     mask: Tensor
     width: int
     log_sizes: Tensor | None = None
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Compaction":
+        changed: Any = {name: change(value) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **changed)
 
     def gather(self, tensor: Tensor, pad_value: Any) -> Tensor:
         """Take the surviving columns [..., B, W] of a per-token tensor [..., B, S]; padding gets `pad_value`."""

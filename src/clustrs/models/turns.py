@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache as cached
 from typing import Any
 
@@ -33,16 +33,10 @@ class Turn:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Turn":
         """Apply a function to every tensor: prompts and masks are [B, ...], positions [..., B, W]."""
-        values = {field.name: getattr(self.compaction, field.name) for field in fields(Compaction)}
-        changed: dict[str, Any] = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
-        positions = self.positions
-        if positions is not None:
-            positions = change(positions.movedim(-2, 0)).movedim(0, -2)
-        compaction = replace(self.compaction, **changed)
-        columns = tuple(one.map(change) for one in self.columns)
-        return replace(
-            self, input_ids=change(self.input_ids), compaction=compaction, positions=positions, columns=columns
-        )
+        compaction, columns = self.compaction.map(change), tuple(one.map(change) for one in self.columns)
+        positions = None if self.positions is None else change(self.positions.movedim(-2, 0)).movedim(0, -2)
+        given: dict[str, Any] = {"compaction": compaction, "columns": columns, "positions": positions}
+        return replace(self, input_ids=change(self.input_ids), **given)
 
     def crop(self, length: int) -> "Turn":
         """Follow a cache that was cropped to its first `length` columns."""

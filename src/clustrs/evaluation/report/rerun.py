@@ -23,7 +23,7 @@ from clustrs.evaluation.results import Run, load_run
 from clustrs.evaluation.runner import Worker
 from clustrs.evaluation.store import identity, key_of, read_answers, read_config
 from clustrs.evaluation.tasks import Item
-from clustrs.models.ask import Answer, as_seen, ask
+from clustrs.models.ask import Answer, Picture, as_seen, ask, frames_of
 from clustrs.models.costs import count_text, meta_model
 from clustrs.models.draw import overlay_kept
 from clustrs.pruners import Pruner
@@ -81,8 +81,7 @@ def draw_examples(folder: Path, count: int, judge: str | None = None) -> tuple[D
         shown = []
         for method in one.methods:
             answer = _ask(worker, image, item, worker.methods[method], 1)
-            views = [image] if isinstance(image, Image.Image) else image
-            pairs = zip(views, answer.frames or (answer.image,), strict=True)
+            pairs = zip(frames_of(image), answer.frames or (answer.image,), strict=True)
             seen = _in_a_row([overlay_kept(as_seen(worker.loaded[1], view), one, size=SIZE) for view, one in pairs])
             right = bool(run.scores[method, one.condition, 0, one.item] >= CORRECT)
             text = texts.get(_key(run, one, method), "")
@@ -146,9 +145,7 @@ def _in_a_row(images: Sequence[Image.Image]) -> Image.Image:
     return row
 
 
-def _ask(
-    worker: Worker, image: Image.Image | Sequence[Image.Image], item: Item, method: Pruner, max_new_tokens: int
-) -> Answer:
+def _ask(worker: Worker, image: Picture, item: Item, method: Pruner, max_new_tokens: int) -> Answer:
     names = ("scope", "crops", "positions", "attention", "prompt_template")
     options = {name: getattr(worker.config, name) for name in names}
     return ask(*worker.loaded, image, item.question, method, max_new_tokens, **options)
