@@ -71,7 +71,6 @@ def load_plugins(group: str, use: Callable[[Any], object] | None = None) -> None
 
 
 def leave_out(reason: str) -> None:
-    """Warn that a plugin is left out."""
     warnings.warn(f"a plugin is left out: {reason}", PluginWarning, stacklevel=3)
 
 

@@ -69,7 +69,6 @@ def doctor(
 
 
 def describe_torch() -> str:
-    """Return torch's version and the accelerator, in a line."""
     try:
         import torch
     except Exception as error:  # a broken installation raises what it likes

@@ -72,7 +72,6 @@ def check_size(where: str, size: tuple[int, int]) -> None:
 
 
 def first_sentence(error: Exception) -> str:
-    """Return the first sentence of an error message, without its full stop."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0].strip().split(". ")[0].rstrip(".:")
 

@@ -16,7 +16,6 @@ MOST = 64  # frames that are taken
 
 
 def is_video(path: str | os.PathLike[str]) -> bool:
-    """Tell by its name whether a file is a video."""
     return Path(path).suffix.lower() in SUFFIXES
 
 

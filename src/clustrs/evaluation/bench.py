@@ -79,7 +79,6 @@ class BenchResult:
         return ", extrapolated" if self.layers_run < self.layers else ""
 
     def speedups(self, row: Measured, part: str) -> list[float]:
-        """Return how many times faster than the unpruned model each turn was."""
         whole = next(one for one in self.rows if one.batch == row.batch and one.keep is None)
         return [before / after for before, after in zip(whole.seconds[part], row.seconds[part], strict=True)]
 
@@ -171,7 +170,6 @@ def _spread(values: Sequence[float]) -> Value:
 
 
 def describe_machine(model: Any) -> str:
-    """Name the GPU, or count the CPU's threads; and the type of the weights."""
     kind, threads = model.device.type, torch.get_num_threads()
     name = torch.cuda.get_device_name(model.device) if kind == "cuda" else kind.upper()
     name += f", {threads} thread{'s' * (threads > 1)}" if kind == "cpu" else ""

@@ -315,7 +315,6 @@ class Worker:
             return encode(left) if left else None
 
     def _replies(self, batch: asking.Batch, method: Pruner, count: int) -> list[asking.Reply | str]:
-        """Return a reply, or an error, for each prompt."""
         try:
             options = {name: getattr(self.config, name) for name in ("scope", "crops", "positions", "attention")}
             return list(asking.reply(*self.loaded, batch, method, self.max_new_tokens, **options))

@@ -141,8 +141,8 @@ def prepare(model: Any, processor: Any, image: Picture, text: str) -> Any:
 
 def prepare_batch(model: Any, processor: Any, prompts: Sequence[tuple[Picture, str]]) -> Any:
     """Return the inputs of prompts, each about an image, or about frames: each one tile, as in videos."""
-    shown = [list(frames_of(image)) for image, _ in prompts]
-    arranged: Any = shown if get_adapter(model).nested_images else [image for own in shown for image in own]
+    shown: list[Any] = [list(frames_of(image)) for image, _ in prompts]
+    arranged = shown if get_adapter(model).nested_images else [image for own in shown for image in own]
     clips = not all(isinstance(image, Image.Image) for image, _ in prompts)
     one_tile = [name for name in TILING if clips and hasattr(processor.image_processor, name)]
     options: dict[str, Any] = {"padding": True, "return_tensors": "pt", **dict.fromkeys(one_tile, False)}

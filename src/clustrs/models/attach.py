@@ -87,7 +87,6 @@ class Wrapper:
         return handle._generate(self, args, kwargs) if self.name == "generate" else handle._build(self, args, kwargs)
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return all arguments by name."""
         if not args:
             return dict(kwargs)
         bound = dict(self.signature.bind_partial(*args, **kwargs).arguments)

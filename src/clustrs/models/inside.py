@@ -67,7 +67,6 @@ class PromptImage:
         return len(self.every)
 
     def left(self) -> Tensor:
-        """Return the indices of the tokens that are left."""
         return torch.searchsorted(self.every, self.columns)
 
 

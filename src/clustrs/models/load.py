@@ -97,7 +97,6 @@ def load_config(model_id: str) -> Any:
 
 
 def describe(options: LoadOptions) -> str:
-    """Describe the options that were given."""
     return ", ".join(f"{name}={value!r}" for name, value in options.given().items())
 
 

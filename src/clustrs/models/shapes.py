@@ -26,14 +26,12 @@ FILLED = 0.8  # share of the free memory that weights may take
 
 @cache
 def shapes() -> dict[str, Any]:
-    """Return the published models of shapes.yaml by name."""
     import yaml
 
     return yaml.safe_load(Path(__file__).with_name("shapes.yaml").read_text())
 
 
 def shape_config(name: str) -> Any:
-    """Return the config of a published model."""
     from transformers import AutoConfig
 
     validation.choice("shape", name, list(shapes()))
@@ -61,7 +59,6 @@ def shape_processor(name: str) -> Any:
 
 
 def layer_types(config: Any) -> list[str]:
-    """Return the kind of each layer of the language model."""
     text = config.get_text_config()
     return list(getattr(text, "layer_types", None) or ["attention"] * text.num_hidden_layers)
 

@@ -98,7 +98,6 @@ class Summary:
 
     @cached_property
     def estimates(self) -> list[list[Estimate]]:
-        """The estimate of each method under each condition."""
         flat, count = metrics.estimates(self.values), len(self.run.conditions)
         return [flat[i : i + count] for i in range(0, len(flat), count)]
 
@@ -131,7 +130,6 @@ class Summary:
         return UNPRUNED if own.keep is None else display_label(own.label)
 
     def of_budget(self, budget: str) -> list[int]:
-        """Return the pruning methods that have a budget."""
         return [i for i, one in enumerate(self.run.methods) if one.keep is not None and one.budget == budget]
 
     def ranked(self, budget: str, conditions: Conditions) -> list[tuple[int, float]]:

@@ -394,7 +394,6 @@ def has_cls(tower: Any) -> bool:
 
 
 def tower_layers(tower: Any) -> list[nn.Module]:
-    """Return the attention layers of all blocks of a tower."""
     encoder: Any = getattr(tower, "vision_model", tower).encoder
     blocks = encoder.layers if hasattr(encoder, "layers") else encoder.layer
     return [getattr(block, "self_attn", None) or block.attention for block in blocks]
@@ -436,7 +435,6 @@ def setting(config: Any, inputs: dict[str, Any], name: str) -> Any:
 
 
 def present(inputs: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return those of some arguments that are given."""
     return {name: inputs[name] for name in names if inputs.get(name) is not None}
 
 

@@ -60,7 +60,6 @@ class PaliGemmaAdapter(Adapter):
             return images
 
     def crop_counts(self, inputs: dict[str, Any]) -> list[int]:
-        """Return the number of crops of each image."""
         return [1] * len(inputs["pixel_values"])
 
     def pooled(self, patches: Tensor) -> Tensor:

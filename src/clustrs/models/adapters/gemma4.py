@@ -56,7 +56,6 @@ class Gemma4Adapter(Adapter):
         return encoded
 
     def frame_counts(self, inputs: dict[str, Any]) -> list[int]:
-        """Return the number of frames of each video."""
         videos = inputs["pixel_values_videos"]
         if videos.dim() == 4:
             return [videos.shape[1]] * len(videos)
