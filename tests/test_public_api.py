@@ -53,11 +53,13 @@ def test_public_names_are_documented(name: str) -> None:
 
 @pytest.mark.parametrize("name", CALLABLE)
 def test_examples_of_public_names_run(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Examples know torch and all names of `clustrs`, and `folder`, an empty one; methods that they register are
-    forgotten afterwards."""
+    """Examples know torch and all names of `clustrs`, and `folder`, an empty one; methods and tasks that they
+    register are forgotten afterwards."""
+    from clustrs.evaluation import tasks
     from clustrs.pruners import registry
 
     monkeypatch.setattr(registry, "_methods", dict(registry._methods))
+    monkeypatch.setattr(tasks, "_registered", dict(tasks._registered))
     thing: Any = getattr(clustrs, name)
     scope = dict(vars(sys.modules[thing.__module__])) if hasattr(thing, "__module__") else {}
     scope |= {name: getattr(clustrs, name) for name in NAMES} | {"torch": torch, "folder": tmp_path}
