@@ -401,8 +401,11 @@ def run_all(options: argparse.Namespace, file: Path) -> None:
     stored: Row = json.loads(file.read_text()) if file.exists() else {"rows": [], "settings": {}}
     load = round(os.getloadavg()[0], 1)
     own = {"requests": options.requests, "seconds": options.seconds, "rounds": options.rounds, "load before": load}
-    own["at once"] = options.at_once
-    runs = {name: {**own, "requests": options.requests or REQUESTS[name]} for name in options.models}
+    runs = {
+        f"{name}, {at_once} at once": {**own, "requests": options.requests or REQUESTS[name]}
+        for name in options.models
+        for at_once in options.at_once
+    }
     settings = {"server": SERVER_OPTIONS, "runs": {**stored["settings"].get("runs", {}), **runs}}
     machine = {"machine": platform.machine(), "cores": os.cpu_count(), "vllm": version}
     measured = {(model, at_once) for model in options.models for at_once in options.at_once}
