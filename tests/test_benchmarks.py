@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import scaling, selection, serving_report
+from benchmarks import chunks, scaling, selection, serving_report
 from clustrs import list_methods
 
 ROOT = Path(__file__).parents[1]
@@ -68,6 +68,19 @@ def test_scaling_writes_a_table_and_a_plot(tmp_path: Path) -> None:
 def test_the_memory_of_a_call_is_counted() -> None:
     _, used = scaling.cost(lambda states: torch.ones(10_000_000).sum(), {})
     assert 39e6 < used < 60e6
+
+
+def test_memory_of_chunks() -> None:
+    threads = torch.get_num_threads()
+    try:
+        rows = chunks.measure([2, 12], [None, 2], keep=4)
+    finally:
+        torch.set_num_threads(threads)
+    used = {(row["frames"], row["chunk"]): row["mb"] for row in rows}
+    assert set(used) == {(2, None), (2, 2), (12, None), (12, 2)}
+    assert used[12, None] > 15  # features of 12 x 256 patches, and the states that they come from
+    assert used[12, 2] < used[12, None]
+    assert len(chunks.table(rows).splitlines()) == 4
 
 
 def test_where_pruning_pays() -> None:

@@ -13,9 +13,10 @@ from clustrs.corruptions.videos import is_video, open_video
 av = pytest.importorskip("av")
 
 
-def write(path: Path, count: int, size: tuple[int, int] = (64, 48)) -> Path:
+def write(path: Path, count: int, size: tuple[int, int] = (64, 48), title: str = "") -> Path:
     """A clip whose frames get brighter from 0 to 200."""
     with av.open(str(path), "w") as container:
+        container.metadata["title"] = title
         stream = container.add_stream("mpeg4", rate=10)
         stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
         for i in range(count):
@@ -63,6 +64,39 @@ def test_what_is_wrong_with_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         open_video(good)
     monkeypatch.setattr("clustrs.corruptions.images.MAX_PIXELS", 1000)
     with pytest.raises(ValueError, match="too large, 64 x 48"):
+        open_video(good)
+
+
+def test_no_other_file_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Playlists name further files, which would be looked for where the program runs."""
+    write(tmp_path / "other.mp4", 3)
+    monkeypatch.chdir(tmp_path)
+    playlist, image = tmp_path / "playlist.mp4", tmp_path / "image.mp4"
+    playlist.write_text("ffconcat version 1.0\nfile other.mp4\n")
+    Image.new("RGB", (20, 20)).save(image, "PNG")
+    for path in (playlist, image):
+        with pytest.raises(ValueError, match=r"could not be read: it is none of \.mp4, \.mov"):
+            open_video(path)
+
+
+def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = write(tmp_path / "good.mp4", 30)
+    monkeypatch.setattr(videos, "MOST_PIXELS", 8 * 64 * 48)
+    assert len(open_video(good, 8)) == 8
+    with pytest.raises(ValueError, match="could not be read: 9 frames of 64 x 48 have more than 24,576 pixels"):
+        open_video(good, 9)
+
+
+def test_a_title_in_another_encoding_and_a_file_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = write(tmp_path / "good.mp4", 3, title="clip clip clip")
+    good.write_bytes(good.read_bytes().replace(b"clip clip clip", b"\xff\xfe\xfd\xfc\xfb\xfa\xf0clip123"))
+    assert len(open_video(good)) == 3
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(videos, "open_regular", refuse)
+    with pytest.raises(ValueError, match=r"good\.mp4' could not be read: Permission denied$"):
         open_video(good)
 
 

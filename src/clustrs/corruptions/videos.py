@@ -13,6 +13,8 @@ SUFFIXES = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi")
 MAX_FRAMES = 100_000  # that a file may have: all up to the last one are decoded
 MAX_SECONDS = 3600.0
 MOST = 64  # frames that are taken
+MOST_PIXELS = 2**28  # of all frames that are taken; while they are searched, twice as many are in memory
+DEMUXERS = "mov,matroska,avi"  # ffmpeg has others that open further files
 
 
 def is_video(path: str | os.PathLike[str]) -> bool:
@@ -24,7 +26,7 @@ def open_video(path: str | os.PathLike[str], frames: int = 8) -> list[Image.Imag
 
     Args:
         path: a regular file that PyAV can decode, of at most `MAX_SECONDS` and `MAX_FRAMES`.
-        frames: how many frames, from 1 to `MOST`; all of them if there are fewer.
+        frames: how many frames, from 1 to `MOST`, of at most `MOST_PIXELS`; all of them if there are fewer.
 
     Raises:
         ValueError: there is no such file, it is not a video, it is damaged, too large or too long, or PyAV is missing.
@@ -39,12 +41,16 @@ def open_video(path: str | os.PathLike[str], frames: int = 8) -> list[Image.Imag
     except ImportError:
         raise ValueError(f"{where}: videos need PyAV (pip install av)") from None
     try:
-        with open_regular(path) as opened, av.open(opened) as container:
+        options = {"format_whitelist": DEMUXERS}
+        with open_regular(path) as opened, av.open(opened, options=options, metadata_errors="ignore") as container:
             if not container.streams.video:
                 raise ValueError(f"{where} could not be read: it has no pictures")
             return _evenly_spaced(where, container, frames)
-    except av.FFmpegError as error:
-        raise ValueError(f"{where} could not be read: {first_sentence(error)}") from error
+    except av.ArgumentError as error:
+        raise ValueError(f"{where} could not be read: it is none of {', '.join(SUFFIXES)}") from error
+    except (av.FFmpegError, OSError) as error:
+        reason = getattr(error, "strerror", None) or first_sentence(error)
+        raise ValueError(f"{where} could not be read: {reason}") from error
 
 
 def _evenly_spaced(where: str, container: Any, count: int) -> list[Image.Image]:
@@ -60,6 +66,9 @@ def _evenly_spaced(where: str, container: Any, count: int) -> list[Image.Image]:
         if frame.time is not None and frame.time > MAX_SECONDS:
             raise ValueError(f"{where} could not be read: it is longer than {MAX_SECONDS:g} seconds")
         check_size(where, (frame.width, frame.height))
+        if count * frame.width * frame.height > MOST_PIXELS:
+            shown = f"{count} frames of {frame.width} x {frame.height}"
+            raise ValueError(f"{where} could not be read: {shown} have more than {MOST_PIXELS:,} pixels")
         last = frame
         if number % step == 0:
             held.append(frame.to_image())
