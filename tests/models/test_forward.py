@@ -6,8 +6,9 @@ import oracle
 import pytest
 import torch
 from tiny_models import FAMILIES, GRID, PATCHES, TOWERS, Load, asked, make_image, prepare
+from torch.nn import functional
 
-from clustrs import get_method, list_methods
+from clustrs import ClusterMeans, Layout, get_method, list_methods
 
 pytestmark = pytest.mark.usefixtures("as_published")
 
@@ -215,6 +216,36 @@ def test_several_images_and_a_video(load: Load) -> None:
             with get_method(name, keep=6).attach(model, scope="image") as handle:
                 model(**video)
             assert torch.equal(handle.last[0].selection.indices, kept)
+
+
+def test_a_video_is_that_of_pruning_by_hand(load: Load) -> None:
+    model, _ = load("llava_onevision", "siglip")
+    inner, frames, side = model.model, 3, GRID // 2
+    pixels = torch.randn(frames, 3, 28, 28, generator=torch.Generator().manual_seed(0))
+
+    def pooled(part: torch.Tensor) -> torch.Tensor:
+        grid = part.unflatten(1, (GRID, GRID)).permute(0, 3, 1, 2)
+        return functional.interpolate(grid, size=side, mode="bilinear").flatten(2).mT.flatten(0, 1)
+
+    frame, y, x = torch.cartesian_prod(*(torch.arange(n) for n in (frames, side, side))).T
+    ids = torch.tensor([[1, *[model.config.video_token_id] * (len(frame) + 1), 50, 51]])
+    methods = [get_method(name, keep=5) for name in ("clustrs", "clustermeans", "evs", "vidcom2", "divprune", "mmr")]
+    with torch.no_grad():
+        hidden = inner.vision_tower(pixels, output_hidden_states=True).hidden_states[-1]
+        tokens = pooled(inner.multi_modal_projector(hidden))
+        scores = pooled(oracle.eager_scores(model, pixels, cls=False)[..., None])[:, 0]
+        for method in (*methods, ClusterMeans(keep=5, across_frames=True)):
+            kept = method.select(tokens, scores, layout=Layout(frame, y, x, frame), cls=False)
+            with method(model) as handle:
+                logits = model(input_ids=ids, pixel_values_videos=pixels[None]).logits
+            assert handle.last[0].selection.indices.tolist() == kept.indices.tolist(), method
+            table = model.get_input_embeddings()
+            rows = torch.cat([table(ids[0, :1]), kept.tokens, table(ids[0, -2:])])
+            expected = model(inputs_embeds=rows[None]).logits
+            torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4, msg=method.name)
+        untouched = model(input_ids=ids, pixel_values_videos=pixels[None]).logits
+        with get_method("clustrs", keep=1.0)(model):
+            assert torch.equal(model(input_ids=ids, pixel_values_videos=pixels[None]).logits, untouched)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
