@@ -142,6 +142,16 @@ def accuracy_table(results: dict[str, dict[str, Any]], conditions: Sequence[str]
     return "\n".join(lines)
 
 
+def clips_table() -> str:
+    """Build a row for the model for clips, for it without sight, and for a constant answer to each form of question."""
+    result = json.loads((RESULTS / "mini-onevision-clips.json").read_text())
+    rows = [name for name, part in result.items() if isinstance(part, dict)]
+    kinds = list(result[rows[0]]["by kind"])
+    lines = [row(["", "all", *kinds]), "|:--|" + "--:|" * (len(kinds) + 1)]
+    lines += [row([name, result[name]["right"], *(result[name]["by kind"][kind] for kind in kinds)]) for name in rows]
+    return "\n".join(lines)
+
+
 def attention_text(results: dict[str, dict[str, Any]]) -> str:
     parts = []
     for name, result in results.items():
@@ -195,9 +205,10 @@ def read_results() -> dict[str, dict[str, Any]]:
 def stored() -> dict[str, str]:
     """Build the tables from what is stored in the repository, by the name of their place in the page."""
     results = read_results()
-    names = [*(f"{family}-{part}" for family in NAMES for part in PARTS), "photo-language"]
+    names = [*(f"{family}-{part}" for family in NAMES for part in PARTS), "clips-language", "photo-language"]
     return {
         "accuracy": accuracy_table(results),
+        "clips": clips_table(),
         "attention": attention_text({name: found for name, found in results.items() if "attention" in found}),
         "seconds": seconds_text(results),
         "training": training_table({name: read_log(name) for name in names if (LOGS / f"{name}.jsonl").exists()}),

@@ -1,6 +1,7 @@
 """Train mini-onevision-clips: projector and language model of mini-onevision on clips, with its vision tower as it is.
 
     python -m recipes.clips train        resumes from the last checkpoint
+    python -m recipes.clips adopt        make the shipped weights a checkpoint, to train further without the first run's
     python -m recipes.clips export       put the result where the package ships it, weights in float16
     python -m recipes.clips measure      right answers on the test set, of gray frames, and of the most frequent answer
 
@@ -11,6 +12,7 @@ import argparse
 import json
 import tomllib
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -75,29 +77,48 @@ def hints(clip: Clip) -> list[Question]:
     return found
 
 
-TRACES = {"order": MOST, "way": len(DIRECTIONS), "swap": 2}
-"""Classes of a visual token: its object's place in the order, its direction, and whether what stands was exchanged."""
-DEPTH = 4
-"""Layers of the language model before the states that are classified."""
+TRACES = {"order": (MOST, 4), "way": (len(DIRECTIONS), 3), "swap": (2, 4), "begins": (2, 3), "number": (MOST + 1, 4)}
+"""Classes of a visual token, and after how many layers of the language model its state is classified: its object's
+place in the order, its direction, and whether what stands was exchanged. Of the newline after a frame: whether an
+object comes with it, and how many have come until then."""
+
+
+POINTING, HEADS = {"named": 3, "about": 4}, 2
+"""Layers, by their index, in which the first heads must attend to the object that a question is about: from the end of
+its name, and from where the answer is predicted."""
+
+
+def subject(clip: Clip, question: str) -> int:
+    """The object that a question is about: its number in the order, MOST: what stands at first, MOST + 1: at last."""
+    if "stands" in question or "changed" in question:
+        return MOST if "stands first" in question else MOST + 1
+    named = [number for number, one in enumerate(clip.passing) if one.thing.name in question]
+    ordered = [number for number, word in enumerate(ORDER) if f" {word}" in question]
+    last = [len(clip.passing) - 1] if "passes last" in question else []
+    return next(iter((*named, *ordered, *last)), IGNORED)
 
 
 def traces(clip: Clip) -> dict[str, NDArray[np.int64]]:
-    """Labels (frames, tokens) of the tokens on objects, as far as the frames until then can tell."""
+    """Labels (frames, tokens and newline) of the tokens on objects, as far as the frames until then can tell."""
     side = SIDE // PATCH
     y, x = (PATCH * axis.reshape(-1) + PATCH / 2 for axis in np.mgrid[:side, :side])
-    labels = {name: np.full((clip.length, side * side), IGNORED) for name in TRACES}
+    labels = {name: np.full((clip.length, side * side + 1), IGNORED) for name in (*TRACES, "subject")}
 
     def on(thing: Thing) -> NDArray[np.bool_]:
-        return np.asarray(np.hypot(x - thing.x, y - thing.y) < 9)
+        return np.append(np.hypot(x - thing.x, y - thing.y) < 9, False)
 
     for frame in range(clip.length):
+        labels["begins"][frame, -1] = any(frame == one.frames.start for one in clip.passing)
+        labels["number"][frame, -1] = sum(frame >= one.frames.start for one in clip.passing)
         for number, one in enumerate(clip.passing):
             if frame in one.frames:
                 there = on(one.at(frame)) & ~on(clip.standing)
-                labels["order"][frame, there] = number
+                labels["order"][frame, there] = labels["subject"][frame, there] = number
                 if frame > one.frames.start:
                     labels["way"][frame, there] = list(DIRECTIONS).index(one.direction)
-        if frame >= clip.until:
+        late = frame >= clip.until
+        labels["subject"][frame, on(clip.after if late else clip.standing)] = MOST + late
+        if late:
             labels["swap"][frame, on(clip.after)] = int(clip.changed)
     return labels
 
@@ -116,8 +137,14 @@ class Clips(Dataset[dict[str, Tensor]]):
             clip = sample(generator, self.plan.sides[turn])
             frames = [corrupted(frame, self.settings["photometry"], generator) for frame in draw(clip, generator)]
             asked = every(clip) + some(hints(clip), self.settings["clips"]["hints"], generator)
-            rows.append({"pixels": np.stack(frames), **traces(clip)} | blocks(asked, self.words, NAMES))
-        for key, value in {"ids": 0, "segments": -1, "positions": 0, "targets": IGNORED, "kinds": -1}.items():
+            row: dict[str, Any] = {"pixels": np.stack(frames), **traces(clip)} | blocks(asked, self.words, NAMES)
+            about = np.array([subject(clip, question.text) for question in asked])
+            about, ends = about[row["segments"]], np.append(row["ids"][1:] == self.words["move"], False)
+            row["named"] = np.where(ends & (row["ids"] != self.words["object"]), about, IGNORED)
+            row["about"] = np.where(row["kinds"] >= 0, about, IGNORED)
+            rows.append(row)
+        padding = {"ids": 0, "segments": -1, "positions": 0, "targets": IGNORED, "kinds": -1}
+        for key, value in (padding | dict.fromkeys(POINTING, IGNORED)).items():
             pad(rows, key, value)
         return {key: torch.from_numpy(np.stack([row[key] for row in rows])) for key in rows[0]}
 
@@ -129,24 +156,45 @@ class Asking(language.Asking):
     def __init__(self, model: Any, encoder: Any, words: dict[str, int]) -> None:
         super().__init__(model, encoder, words)
         self.words = words
-        self.heads = nn.ModuleDict({name: nn.Linear(model.lm_head.in_features, n) for name, n in TRACES.items()})
-        self.states: list[Tensor] = []
-        self.language.layers[DEPTH].input_layernorm.register_forward_hook(lambda *given: self.states.append(given[2]))
+        self.heads = nn.ModuleDict({name: nn.Linear(model.lm_head.in_features, n) for name, (n, _) in TRACES.items()})
+        self.states: dict[int, list[Tensor]] = {depth: [] for depth in POINTING.values()}
+        for depth, states in self.states.items():
+            norm = self.language.layers[depth].input_layernorm
+            norm.register_forward_hook(lambda *given, states=states: states.append(given[2]))
+
+    def columns(self, batch: dict[str, Tensor]) -> list[int]:
+        """Where the visual tokens of all frames, and the newline after each, stand in the prompt."""
+        found: list[int] = []
+        start = len(self.prefix)
+        for number in range(batch["pixels"].shape[1]):
+            start += len(str(number + 1))
+            found += range(start, start + batch["order"].shape[2])
+            start += batch["order"].shape[2]
+        return found
+
+    def pointed(self, batch: dict[str, Tensor], name: str) -> tuple[Tensor, dict[str, float]]:
+        """Loss of the attention with which the first heads of a layer meet what a question is about, and its share."""
+        attention = self.language.layers[POINTING[name]].self_attn
+        ahead, text = self.states[POINTING[name]][-2:]
+        length, there = ahead.shape[1], torch.arange(ahead.shape[1])[None]
+        keys = language.rotated(attention.k_proj(ahead), attention, self.language.rotary_emb(ahead, there))
+        turns = self.language.rotary_emb(text, length + batch["positions"])
+        queries = language.rotated(attention.q_proj(text), attention, turns)
+        logits = (queries[:, :HEADS] @ keys[:, :HEADS].transpose(2, 3)).float() * attention.head_dim**-0.5
+        shares = logits.softmax(-1)[..., self.columns(batch)]
+        own = batch[name][:, :, None] == batch["subject"].flatten(1)[:, None]
+        own = own & (batch[name][:, :, None] != IGNORED)
+        share = (shares * own[:, None]).sum(-1).transpose(1, 2)[own.any(-1)]
+        return -share.clamp(min=1e-6).log().mean(), {name: share.mean().item()}
 
     def traced(self, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
         """Loss of classifiers of the visual tokens, which are thrown away later, and how much they have right."""
-        length = batch["pixels"].shape[1]
-        ahead, start = self.states[-2], len(self.prefix)
-        columns: list[int] = []
-        for number in range(length):
-            start += len(str(number + 1))
-            columns += range(start, start + batch["order"].shape[2])
-            start += batch["order"].shape[2] + 1
-        total, report = torch.zeros(()), {}
+        columns, total, report = self.columns(batch), torch.zeros(()), {}
         for name, head in self.heads.items():
             labels = batch[name].flatten()
             if (labels != IGNORED).any():
-                logits = head(ahead[:, columns]).flatten(0, 1)
+                ahead = self.states[TRACES[name][1]][-2]
+                logits = head(ahead[:, columns]).flatten(0, 1).float()
                 total = total + F.cross_entropy(logits, labels, ignore_index=IGNORED)
                 there = labels != IGNORED
                 report[name] = (logits.argmax(-1)[there] == labels[there]).float().mean().item()
@@ -194,15 +242,16 @@ def make_processor(settings: dict[str, Any]) -> Any:
 
 
 def loss(asker: Asking, batch: dict[str, Tensor], traced: bool = False) -> tuple[Tensor, dict[str, float]]:
-    asker.states.clear()
-    logits, there = asker(batch), batch["targets"] != IGNORED
+    for states in asker.states.values():
+        states.clear()
+    logits, there = asker(batch).float(), batch["targets"] != IGNORED
     targets, kinds = batch["targets"][there], batch["kinds"][there]
     right = (logits.argmax(-1) == targets).float()
     report = {name: right[kinds == i].mean().item() for i, name in enumerate(NAMES)}
     total = F.cross_entropy(logits, targets)
     if traced:
-        further, shares = asker.traced(batch)
-        total, report = total + 0.3 * further, report | shares
+        for further, shares in (asker.traced(batch), *(asker.pointed(batch, name) for name in POINTING)):
+            total, report = total + 0.3 * further, report | shares
     return total, report
 
 
@@ -215,8 +264,21 @@ def learn(settings: dict[str, Any], folder: Path) -> None:
         clips = Clips(settings, number, stage, words)
         return DataLoader(clips, batch_size=None, sampler=steps, num_workers=1, prefetch_factor=4)
 
+    def step(stage: Stage, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
+        with torch.autocast("cpu", torch.bfloat16):
+            return loss(asker, batch, stage.traces)
+
     run = train.start(folder, train.parts(model) | {"heads": asker.heads}, own)
-    run.stages(train.stages(own), batches, lambda stage, batch: loss(asker, batch, stage.traces))
+    run.stages(train.stages(own), batches, step)
+
+
+def adopt(settings: dict[str, Any], folder: Path) -> None:
+    """Put the shipped weights and their log where `learn` goes on from; classifiers and AdamW's means begin anew."""
+    run = train.start(folder, train.parts(load_model(NAME)[0]), settings["clips"]["language"])
+    last = json.loads(LOG.read_text().splitlines()[-1])
+    run.step, run.seconds = last["step"], float(last["seconds"])
+    run.save()
+    (folder / "log.jsonl").write_text(LOG.read_text())
 
 
 def export(settings: dict[str, Any], folder: Path) -> None:
@@ -231,7 +293,7 @@ def export(settings: dict[str, Any], folder: Path) -> None:
 def measure() -> dict[str, Any]:
     """Right answers in per cent, over all and by kind: of the model, of it without sight, and of a constant answer."""
     task, (model, processor) = load(), load_model(NAME)
-    answers: dict[str, Counter[str]] = defaultdict(Counter)
+    answers: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
     right: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in ("clean", "gray frames")}
     for image, group in groupby(tqdm(task.items), key=lambda item: item.image):
         items, frames = list(group), task.frames(image)
@@ -242,20 +304,28 @@ def measure() -> dict[str, Any]:
             for item, reply in zip(items, asking.reply(model, processor, batch, NoPruning(), 4), strict=True):
                 right[name][item.kinds[0]].append(task.score(item, reply.text) or 0.0)
         for item in items:
-            answers[item.question if item.kinds[0] == "second" else item.kinds[0]][item.answer] += 1
+            answers[item.kinds[0]][item.question if item.kinds[0] == "second" else "", item.answer] += 1
     found: dict[str, Any] = {"model": NAME, "questions": len(task.items)}
     for name, kinds in right.items():
         every_score = [score for scores in kinds.values() for score in scores]
         by_kind = {kind: 100 * sum(scores) / len(scores) for kind, scores in sorted(kinds.items())}
         found[name] = {"right": 100 * sum(every_score) / len(every_score), "by kind": by_kind}
-    constant = {form: 100 * max(counts.values()) / counts.total() for form, counts in sorted(answers.items())}
-    total = 100 * sum(max(counts.values()) for counts in answers.values()) / len(task.items)
-    return {**found, "most frequent answer": {"right": total, "by question": constant}}
+    most = {kind: sum(best(counts).values()) for kind, counts in sorted(answers.items())}
+    constant = {kind: 100 * count / answers[kind].total() for kind, count in most.items()}
+    return {**found, "most frequent answer": {"right": 100 * sum(most.values()) / len(task.items), "by kind": constant}}
+
+
+def best(counts: Mapping[tuple[str, str], int]) -> dict[str, int]:
+    """How often the most frequent answer of each form of a question is right."""
+    found: dict[str, int] = {}
+    for (form, _), count in counts.items():
+        found[form] = max(count, found.get(form, 0))
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=("train", "export", "measure"))
+    parser.add_argument("step", choices=("train", "adopt", "export", "measure"))
     parser.add_argument(
         "--folder", type=Path, default=Path("build/train/clips-language"), help="for checkpoint and log"
     )
@@ -266,7 +336,7 @@ def main() -> None:
         (RESULTS / f"{NAME}.json").write_text(text)
         print(text)
     else:
-        (learn if options.step == "train" else export)(settings, options.folder)
+        {"train": learn, "adopt": adopt, "export": export}[options.step](settings, options.folder)
 
 
 if __name__ == "__main__":

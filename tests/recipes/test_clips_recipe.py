@@ -10,7 +10,8 @@ from PIL import Image
 
 from clustrs.models.ask import chat_prompt, prepare
 from clustrs.models.load import load_model
-from clustrs_models.clips import DIRECTIONS, draw, every, sample
+from clustrs_models.clips import DIRECTIONS, MOST, draw, every, sample
+from clustrs_models.drawing import SHAPES
 from clustrs_models.photographs import generator_for
 from recipes import clips, data, models, tower, train
 
@@ -70,3 +71,40 @@ def test_traces_say_what_the_frames_so_far_show() -> None:
             late = {int(clip.changed)} if frame >= clip.until else set()
             assert set(labels["swap"][frame]) - {data.IGNORED} == late
         assert {n for n in set(labels["order"].flatten()) if n >= 0} == set(range(len(clip.passing)))
+        assert labels["begins"][:, -1].sum() == len(clip.passing)
+        assert labels["number"][:, -1].tolist() == labels["begins"][:, -1].cumsum().tolist()
+        assert set(labels["begins"][:, :-1].flatten()) == set(labels["number"][:, :-1].flatten()) == {data.IGNORED}
+
+
+def test_questions_point_at_the_object_of_their_answer(settings: dict[str, Any]) -> None:
+    generator = generator_for(6)
+    for _ in range(20):
+        clip = sample(generator, 8)
+        things = {number: one.thing for number, one in enumerate(clip.passing)}
+        things |= {MOST: clip.standing, MOST + 1: clip.after}
+        for question in every(clip) + clips.hints(clip):
+            number = clips.subject(clip, question.text)
+            if question.kind == "passing":
+                assert number == data.IGNORED
+            elif "colour" in question.text or "shape" in question.text:
+                assert question.answer in (things[number].color, things[number].shape)
+            elif "direction" in question.text:
+                assert question.answer == clip.passing[number].direction
+    words = clips.vocabulary()
+    batch = clips.Clips(settings, 0, data.Stage((8,), (2,), 1), words)[0]
+    answers = batch["kinds"] >= 0
+    asked = batch["kinds"] == clips.NAMES.index("direction")
+    assert (batch["about"] != data.IGNORED).eq(answers & (batch["kinds"] != clips.NAMES.index("passing"))).all()
+    ends = (batch["named"] != data.IGNORED).nonzero()
+    assert len(ends) == asked.sum() > 0
+    for row, place in ends.tolist():
+        assert batch["ids"][row, place + 1] == words["move"]
+        assert int(batch["ids"][row, place]) in {words[shape] for shape in SHAPES}
+    model = clips.build(settings)
+    asker = clips.Asking(model, tower.Siglip(model.model.vision_tower), words)
+    total, report = clips.loss(asker, batch, traced=True)
+    total.backward()
+    assert set(clips.TRACES) | set(clips.POINTING) <= set(report)
+    for layer, name in ((3, "named"), (4, "about")):
+        assert 0 < report[name] < 1
+        assert model.model.language_model.layers[layer].self_attn.q_proj.weight.grad.abs().sum() > 0
