@@ -300,6 +300,16 @@ def test_methods_needs_no_models() -> None:
     assert done.stdout.splitlines()[-1] == "set()"
 
 
+def test_panels_of_a_drawing_have_names_as_papers_write_them(
+    run: Run, image_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[str] = []
+    monkeypatch.setattr("clustrs.models.draw.draw_comparison", lambda _, kept, *__: drawn.extend(kept))
+    words = ("--methods", "clustermeans", "clustrs", "--max-new-tokens", 1, "--show", tmp_path / "kept.png")
+    assert run("compare", image_file, "What is it?", "--model", "mini-llava", *words)[0] == 0
+    assert [name.partition(":")[0] for name in drawn] == ["ClusterMeans", "ClustRS"]
+
+
 def test_examples_in_the_help_fit_80_columns() -> None:
     for module in base.MODULES:
         import_module(f"clustrs.cli.{module}")

@@ -125,10 +125,12 @@ def compare(ctx: typer.Context, methods: o.Methods = None, **given: Any) -> None
         print_answers(pruners, answers)
         print(end="" if asked.expected is None else f"expected: {asked.expected}\n")
     from clustrs.pruners import variant_labels
+    from clustrs.pruners.registry import display_label
 
     named = zip(variant_labels(pruners, with_keep=True), answers, strict=True)
     kept = {
-        f"{label}: {shorten(one.text, 32, placeholder=' ...')}": list(one.frames) or one.image for label, one in named
+        f"{display_label(label)}: {shorten(one.text, 32, placeholder=' ...')}": list(one.frames) or one.image
+        for label, one in named
     }
     asked.finish(kept)
 
