@@ -102,7 +102,12 @@ def test_inputs_that_cannot_be_pruned(load: Load) -> None:
 
 @pytest.mark.parametrize(
     ("name", "missing", "words"),
-    [("visionzip", "hidden", "hidden states"), ("visionzip", "keys", "keys"), ("vispruner", "hidden", "hidden states")],
+    [
+        ("visionzip", "hidden", "hidden states"),
+        ("visionzip", "keys", "keys"),
+        ("vispruner", "hidden", "hidden states"),
+        ("hiprune", "more", "received attention"),
+    ],
 )
 def test_a_family_without_the_states_that_a_method_needs(
     load: Load, monkeypatch: pytest.MonkeyPatch, name: str, missing: str, words: str
@@ -111,7 +116,8 @@ def test_a_family_without_the_states_that_a_method_needs(
     encode = LlavaAdapter.encode
 
     def without(self: LlavaAdapter, *args: Any, **options: Any) -> list[VisualTokens]:
-        closed: dict[str, Any] = {missing: None, "missing_states_reason": "its tower is closed"}
+        absent = {} if missing == "more" else None
+        closed: dict[str, Any] = {missing: absent, "missing_states_reason": "its tower is closed"}
         return [replace(image, **closed) for image in encode(self, *args, **options)]
 
     monkeypatch.setattr(LlavaAdapter, "encode", without)

@@ -116,9 +116,11 @@ def select_tokens(
 ) -> list[tuple[Selection, bool]]:
     """Return a selection for each image, and whether nothing had to go.
     `questions` [T, D] are those of the images, for a method that reads them. `check`: as in `select`."""
-    for need, words in {"hidden": "hidden states", "keys": "keys", **{name: name for name in FURTHER}}.items():
+    named = {"hidden": "hidden states", "received": "received attention"}
+    for need in ("hidden", "keys", *FURTHER):
         for image in images:
             if need in method.requirements() and getattr(image, need, image.more.get(need)) is None:
+                words = named.get(need, need.replace("_", " "))
                 raise ValueError(
                     f"{method.name} needs the {words} of the vision tower's tokens: {image.missing_states_reason}"
                 )
