@@ -6,6 +6,7 @@ Nothing is written where there are no runs.
 import re
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
@@ -20,12 +21,11 @@ yours. **Nothing was timed on a GPU.** Positions and attention are `auto`.
 ![Time to the first token of LLaVA-1.5-7B, extrapolated](images/bench.png)"""
 IN_README = """\
 LLaVA-1.5-7B's architecture with random weights, ClusterMeans, on **two CPU cores; a GPU differs**, and
-[`clustrs bench`](docs/bench.md) measures yours:"""
+[`clustrs bench`](docs/bench.md) measures yours"""
 ROOT = Path(__file__).resolve().parent.parent
 RUNS, PICTURE = ROOT / "docs" / "results" / "bench", ROOT / "docs" / "images" / "bench.png"
 PLACE = re.compile(r"(<!-- speed -->\n).*?(<!-- end -->)", re.S)
 FIRST = "llava-1.5-7b"
-SHOWN = ("visual tokens", "first token, ms", "first token, x", "KV cache, MiB")
 
 
 def results() -> dict[str, BenchResult]:
@@ -46,13 +46,24 @@ def page_part() -> str:
 
 
 def readme_part() -> str:
-    """Return some lines of the 7B model's table, and its heading."""
+    """Return the 7B model's medians: time to the first token, how much sooner, and the KV cache."""
     if not results():
         return ""
     result = results()[FIRST]
-    (table,) = result.tables()
-    rows = tuple(row for row in table.rows if row.heads[0].startswith(SHOWN))
-    return f"{IN_README}\n\n{replace(table, title='', rows=rows).markdown()}\n\n{result.heading()}."
+    rows = result.rows
+    lines = {
+        "visual tokens": [f"{row.visual_tokens}" for row in rows],
+        "first token, s": [f"{median(row.seconds['first token']):.1f}" for row in rows],
+        "times faster": [f"{median(result.speedups(row, 'first token')):.1f}" for row in rows],
+        "KV cache, MiB": [f"{row.kv_bytes / 2**20:.0f}" for row in rows],
+    }
+    (_, head), *body = lines.items()
+    table = [["visual tokens", *head], ["---", *["---:"] * len(head)], *([name, *cells] for name, cells in body)]
+    drawn = "\n".join(f"| {' | '.join(cells)} |" for cells in table)
+    cut = f", extrapolated from {result.layers_run} of {result.layers} layers" if result.scaled else ""
+    return (
+        f"{IN_README} (medians of {result.repeats} turns{cut}; [ranges and stages](docs/bench.md#{FIRST})):\n\n{drawn}"
+    )
 
 
 def with_runs(text: str, part: str) -> str:
