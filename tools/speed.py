@@ -61,9 +61,8 @@ def readme_part() -> str:
     table = [["visual tokens", *head], ["---", *["---:"] * len(head)], *([name, *cells] for name, cells in body)]
     drawn = "\n".join(f"| {' | '.join(cells)} |" for cells in table)
     cut = f", extrapolated from {result.layers_run} of {result.layers} layers" if result.scaled else ""
-    return (
-        f"{IN_README} (medians of {result.repeats} turns{cut}; [ranges and stages](docs/bench.md#{FIRST})):\n\n{drawn}"
-    )
+    where = "[ranges and stages](docs/bench.md#shapes-on-two-cores)"
+    return f"{IN_README}\n(medians of {result.repeats} turns{cut}; {where}):\n\n{drawn}"
 
 
 def with_runs(text: str, part: str) -> str:
