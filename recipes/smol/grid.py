@@ -2,7 +2,7 @@
 
     clustrs models get smol-llava
     python -m recipes.smol.grid out/smol            # stopped, the same command resumes
-    for study in geometry stability denoising; do
+    for study in geometry stability denoising overhead; do
         clustrs study $study --model smol-llava --task photos-sentences --output out/smol/$study
     done
     python -m recipes.smol.grid out/smol --store    # writes docs/results/evidence/smol-llava-*.csv
@@ -296,7 +296,7 @@ def store(folder: Path) -> None:
     study = read_rows(folder / "stability" / "stability.csv")
     if study:
         write_rows(STORED / f"{NAME}-stability.csv", [row for row in study if row["method"] != "ranking"] + ranking())
-    for name in ("geometry", "denoising"):
+    for name in ("geometry", "denoising", "overhead"):
         if rows := read_rows(folder / name / f"{name}.csv"):
             write_rows(STORED / f"{NAME}-{name}.csv", rows)
 
