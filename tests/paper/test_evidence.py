@@ -151,6 +151,14 @@ def test_groups_of_conditions() -> None:
     assert made.group("all") == made.conditions
 
 
+def test_claims_of_the_paper_leave_imagenet_c_out() -> None:
+    fog = Condition("imagenet_c/fog", 3)
+    made = answers({"clustrs": 0.5}, (CLEAN, MILD, fog))
+    assert made.group("other") == ()
+    assert made.group("all") == (CLEAN, MILD)
+    assert made.group("imagenet_c/fog") == (fog,)
+
+
 def test_where_the_model_is_blind_nothing_is_compared() -> None:
     made = answers({"none": 1.0, "clustrs": 0.5, "fastervlm": 0.4})
     blind = Answers("scenes", "made-up", {**made.right, ("none", None, SEVERE): np.arange(1000) < 390})

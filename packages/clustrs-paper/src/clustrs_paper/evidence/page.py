@@ -9,7 +9,7 @@ from clustrs.evaluation.results import Condition
 from clustrs_paper.evidence import clips, place_and_weight
 from clustrs_paper.evidence.checks import HOLDS, MISSING, OPEN, SAME, TOO_SMALL, Check, Claim, Verdict, combine, judge
 from clustrs_paper.evidence.claims import CLAIMS
-from clustrs_paper.evidence.results import BLIND, LABELS, UNPRUNED, Answers, Stored, load, table
+from clustrs_paper.evidence.results import BLIND, IMAGENET_C, LABELS, UNPRUNED, Answers, Stored, load, table
 
 PAGE = Path(__file__).parents[5] / "docs" / "evidence.md"
 SMOL_PAGE = PAGE.parent / "smol-llava.md"
@@ -19,7 +19,7 @@ MODELS = {"smol-llava": "photos-sentences", "mini-llava": "scenes", "mini-onevis
 PLANNED: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
     "smol-llava": (
         (8, 16, 32, 64, 144),
-        ("gaussian", "salt_pepper", "brightness", "contrast", "cutout", "motion_blur", "jpeg", "ImageNet-C"),
+        ("gaussian", "salt_pepper", "brightness", "contrast", "cutout", "motion_blur", "jpeg", IMAGENET_C),
     )
 }
 """Budgets and corruptions of grids that are not complete yet."""
@@ -240,7 +240,8 @@ def coverage(stored: Stored) -> str:
         found = Counter(keep for _, keep, c in stored.grid.right if c == condition and keep)
         parts.append(f"{condition} ({', '.join(f'k = {k}: {n}' for k, n in sorted(found.items())) or 'unpruned'})")
     kept = {keep for _, keep, _ in stored.grid.right}
-    missing = [name for name in corruptions if name not in {c.name for c in stored.grid.conditions}]
+    names = [condition.name for condition in stored.grid.conditions]
+    missing = [name for name in corruptions if not any(one.startswith(name) for one in names)]
     missing += [f"k = {keep}" for keep in budgets if keep not in kept]
     left = f" Planned and not run: {', '.join(missing)}." if missing else ""
     return f" Methods by corruption and budget: {'; '.join(parts)}.{left}"

@@ -18,6 +18,7 @@ STORED = Path(__file__).parents[5] / "docs" / "results" / "evidence"
 UNPRUNED = "none"
 COLUMNS = ("task", "model", "method", "keep", "corruption", "level", "questions", "mean", "low", "high", "right")
 NOISES = ("gaussian", "salt_pepper")
+IMAGENET_C = "imagenet_c/"  # not in the paper
 BLIND = 0.4
 """Under a corruption that leaves the unpruned model less than this share of its clean score nothing is compared."""
 Bits = NDArray[np.bool_]
@@ -29,7 +30,7 @@ class Term:
     """A mean score with a weight: of a method at a budget (None: all tokens), over the conditions of a group.
 
     A group is "clean", a corruption (all its levels), one of its levels by rank ("gaussian 1" is the mildest), "noise",
-    "other" (all corruptions that are not noise), or "all".
+    "other" (all corruptions that are not noise), or "all". The last two have the paper's corruptions alone.
     """
 
     weight: float
@@ -74,9 +75,9 @@ class Answers:
         if corruption == "noise":
             found = [c for c in self.seeing if c.name in NOISES]
         elif corruption == "other":
-            found = [c for c in self.seeing if c.name not in (*NOISES, "clean")]
+            found = [c for c in self.seeing if c.name not in (*NOISES, "clean") and not c.name.startswith(IMAGENET_C)]
         elif corruption == "all":
-            found = [*self.seeing]
+            found = [c for c in self.seeing if not c.name.startswith(IMAGENET_C)]
         else:
             found = [c for c in self.seeing if c.name == corruption]
         if rank:
