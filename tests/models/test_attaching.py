@@ -116,7 +116,7 @@ def test_a_family_without_the_states_that_a_method_needs(
     encode = LlavaAdapter.encode
 
     def without(self: LlavaAdapter, *args: Any, **options: Any) -> list[VisualTokens]:
-        absent = {} if missing == "more" else None
+        absent: dict[str, Any] | None = {} if missing == "more" else None
         closed: dict[str, Any] = {missing: absent, "missing_states_reason": "its tower is closed"}
         return [replace(image, **closed) for image in encode(self, *args, **options)]
 
