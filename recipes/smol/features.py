@@ -20,7 +20,7 @@ from recipes.smol import tower as towers
 from recipes.smol.images import Images
 
 SHARD = 40
-DATA = Path("/work/shared/data")
+DATA = Path("../shared/data")
 
 
 def main() -> None:
