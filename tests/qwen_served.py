@@ -14,6 +14,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import numpy as np
 import torch
 import transformers as tf
+from method_cases import as_served
 from PIL import Image
 from tiny_models.qwen import TOKEN
 from torch import Tensor
@@ -25,6 +26,8 @@ NEW_TOKENS = 8
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
 FPS = 2.0
+CLOSE = 1e-4
+"""Log-probabilities differ by less; with one survivor's position or features wrong, by more than 0.01."""
 
 
 def random_image(height: int, width: int, seed: int) -> Image.Image:
@@ -149,3 +152,17 @@ class Reference:
         steps: list[Tensor] = [logits[0].float().log_softmax(-1) for logits in out.logits]
         logprobs = [dict(enumerate(step.tolist())) for step in steps]
         return Output(out.sequences[0, start:].tolist(), logprobs, prompt, indices=indices)
+
+
+def check_method(engine: Engine, reference: Reference, question: Question, method: Pruner) -> None:
+    """Ask an engine with another method in place of its own: answer and kept tokens are those of the reference."""
+    model = engine.model
+    before, model.method = model.method, method
+    try:
+        (output,) = engine.ask([question])
+    finally:
+        model.method = before
+    expected = reference.ask(question, as_served(method))
+    assert output == expected
+    assert output.indices == expected.indices
+    assert output.distance(expected) < CLOSE

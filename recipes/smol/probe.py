@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import CLIPVisionModel
 
 from clustrs_models.photographs import list_photos
+from recipes.photo import probe
 from recipes.photo.images import TrainingImages, halves, kind_indices
-from recipes.photo.probe import accuracy
 from recipes.photo.settings import DATA, read_settings
 from recipes.smol import tower as towers
 
@@ -29,10 +29,8 @@ def pooled(tokens: Tensor) -> Tensor:
     """Return mean and maximum of each quarter's tokens: [B, N, D] to [B, 4, 2 D]. The middle row and column of an odd
     grid belong to no quarter."""
     side = int(tokens.shape[1] ** 0.5)
-    half, grid = side // 2, tokens.unflatten(1, (side, side))
-    rows, columns = (grid[:, :half], grid[:, -half:]), (slice(0, half), slice(side - half, side))
-    quarters = torch.stack([row[:, :, column].flatten(1, 2) for row in rows for column in columns], 1)
-    return torch.cat([quarters.mean(2), quarters.amax(2)], -1)
+    kept = [i for i in range(side) if side % 2 == 0 or i != side // 2]
+    return probe.pooled(tokens.unflatten(1, (side, side))[:, kept][:, :, kept].flatten(1, 2))
 
 
 @torch.no_grad()
@@ -70,7 +68,7 @@ def main() -> None:
         collect(tower, TrainingImages(collages, photos, purpose=4 + i), count)
         for i, (photos, count) in enumerate(zip(parts, counts, strict=True))
     )
-    right = {side: accuracy(learn[side], learn_kinds, held[side], held_kinds) for side in SIDES}
+    right = {side: probe.accuracy(learn[side], learn_kinds, held[side], held_kinds) for side in SIDES}
     result = {"learned from": counts[0], "judged by": counts[1], "right, %, by pixels": right}
     RESULT.write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result, indent=2))

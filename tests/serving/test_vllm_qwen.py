@@ -10,8 +10,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
-from method_cases import as_served
-from qwen_served import IMAGE, Engine, Output, Question, Reference, random_image
+from qwen_served import CLOSE, IMAGE, Engine, Output, Question, Reference, check_method, random_image
 from tiny_models.qwen import build_served
 from vllm.exceptions import VLLMValidationError
 
@@ -22,8 +21,6 @@ from clustrs.serving import llava, plugin, qwen_vl
 KEEP = 5
 CHUNK = 64
 """Tokens per step of the pruned engine: long prompts come in several, and images go to the tower in several batches."""
-CLOSE = 1e-4
-"""Log-probabilities differ by less; with one survivor's position or features wrong, by more than 0.01."""
 QUESTIONS = {
     "one image": Question(f"Look {IMAGE} now?", [random_image(5, 7, 0)]),
     "tall": Question(f"Tall {IMAGE} x", [random_image(20, 3, 1)]),
@@ -165,17 +162,8 @@ def test_the_same_image_after_another_text(start: Callable[..., Engine], referen
 
 @pytest.mark.parametrize("name", ["divprune", "random", "fastervlm", "tome", "mmr", "scope", "holov", "downsample"])
 def test_other_methods(start: Callable[..., Engine], reference: Reference, name: str) -> None:
-    engine, method = start({"keep": KEEP}), get_method(name, keep=KEEP)
-    question, model = QUESTIONS["two with a long prefix"], engine.model
-    before, model.method = model.method, method
-    try:
-        (output,) = engine.ask([question])
-    finally:
-        model.method = before
-    wanted = reference.ask(question, as_served(method))
-    assert output == wanted
-    assert output.indices == wanted.indices
-    assert output.distance(wanted) < CLOSE
+    question = QUESTIONS["two with a long prefix"]
+    check_method(start({"keep": KEEP}), reference, question, get_method(name, keep=KEEP))
 
 
 def test_what_a_request_may_not_have(start: Callable[..., Engine]) -> None:

@@ -7,9 +7,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
-from method_cases import as_served
 from prometheus_client import REGISTRY
-from qwen_served import IMAGE, VIDEO, Engine, Question, Reference, random_image, random_video
+from qwen_served import CLOSE, IMAGE, VIDEO, Engine, Question, Reference, check_method, random_image, random_video
 from tiny_models.qwen import build_served
 from vllm.exceptions import VLLMValidationError
 from vllm.model_executor.models.transformers.base import Base
@@ -20,7 +19,6 @@ from clustrs.pruners.registry import get_method
 from clustrs.serving import plugin
 
 KEEP, STEP = 7, 64
-CLOSE = 1e-4
 QUESTIONS = {
     "one": Question(f"Look {VIDEO} now?", videos=[random_video(6, 4, 6, 0)]),
     "odd frames, first": Question(f"{VIDEO}z", videos=[random_video(5, 7, 3, 1)]),
@@ -111,16 +109,7 @@ def test_keep_all(engine: Engine, reference: Reference) -> None:
 
 @pytest.mark.parametrize("name", ["tome", "divprune"])
 def test_other_methods(engine: Engine, reference: Reference, name: str) -> None:
-    question, model, method = QUESTIONS["one"], engine.model, get_method(name, keep=KEEP)
-    before, model.method = model.method, method
-    try:
-        (output,) = engine.ask([question])
-    finally:
-        model.method = before
-    expected = reference.ask(question, as_served(method))
-    assert output == expected
-    assert output.indices == expected.indices
-    assert output.distance(expected) < CLOSE
+    check_method(engine, reference, QUESTIONS["one"], get_method(name, keep=KEEP))
 
 
 def test_the_same_video_again(engine: Engine) -> None:

@@ -24,9 +24,7 @@ ANGLES = 4  # length of the rotary table, in multiples of the model's own: as vL
 BASE = 256  # every whole number up to this one is exact in bfloat16 and float16, so offsets travel as digits
 DIGITS = 3  # of each offset
 KEEP = {"image": "clustrs_keep", "video": "clustrs_keep_video"}  # fields that bring an item's budget to the model
-CHANNELS = (
-    3 * DIGITS
-)  # channels behind the features of a kept token: its offsets from its image's first position, in three rows
+CHANNELS = 3 * DIGITS  # channels behind a kept token's features: three offsets from its image's first position
 
 
 _budget: ContextVar[int | float | None] = ContextVar("budget", default=None)

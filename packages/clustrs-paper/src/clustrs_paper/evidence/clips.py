@@ -97,7 +97,7 @@ def most_frequent(questions: int) -> float:
 
 def left_out(grid: Answers) -> str:
     """Say what is missing of the planned grid, or how its level of noise was picked."""
-    if {condition == CLEAN for condition in grid.conditions} == {True}:
+    if set(grid.conditions) == {CLEAN}:
         return "Planned and not run: noise."
     return (
         "Noise is Gaussian and fresh in each frame; its level is the one at which the unpruned model\nloses nearest to "
