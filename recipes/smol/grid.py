@@ -21,7 +21,7 @@ import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
@@ -162,6 +162,18 @@ class SharedWorker(Worker):
         return cast(Tensor, out.last_hidden_state)
 
 
+def use_onednn(model: torch.nn.Module) -> None:
+    """Let oneDNN multiply in all linear layers, as compiled models do: on AMD's processors it is twice as fast as MKL."""
+
+    def forward(packed: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
+        return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], ""))
+
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Linear):
+            packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), None)
+            layer.forward = partial(forward, packed, layer.bias)  # type: ignore[method-assign]
+
+
 def split(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return the tokens of a prompt before and after its image."""
     real = ids[mask.bool()]
@@ -189,10 +201,7 @@ PLAN = (
     Stage(tuple(VARIED["corrupt"]), tuple(VARIED["methods"]), tuple(VARIED["keep"]), 60, (PARAMETERS,)),
     Stage(NOISE, (*RIVALS, *VARIANTS), (16,), 60),
     Stage((*OTHERS, *IMAGENET_C), RIVALS, (16,), 60),
-    Stage(("clean", "gaussian@35%"), METHODS, (8, 32, 144), 60),
-    Stage(NOISE, METHODS, (16, 64), 60),
-    Stage((*OTHERS, *IMAGENET_C), METHODS, (16, 64), 60),
-    Stage((*NOISE, *OTHERS, *IMAGENET_C), METHODS, (8, 32, 144), 60),
+    Stage(("clean", "gaussian@35%", *NOISE, *OTHERS, *IMAGENET_C), METHODS, (8, 16, 32, 64, 144), 60),
     Stage(("clean", *NOISE), (*RIVALS, *VARIANTS), (16, 64), 120),
     Stage(("clean", *NOISE), (*RIVALS, *VARIANTS), (16, 64), QUESTIONS),
 )
@@ -236,6 +245,7 @@ def folder_of(folder: Path, name: str, corruption: str) -> Path:
 def answer(folder: Path, plan: Sequence[Stage], runs: Sequence[str]) -> None:
     """Answer the plan, stage by stage; each corruption has a run of its own in each setting."""
     loaded = SharedWorker(Config(task=TASK, model=NAME, methods=expand_methods(["none"], ()))).loaded
+    use_onednn(loaded[0])
     chosen: dict[str, str] = {}
     methods = {PUBLISHED: expand_methods(METHODS, KEEPS), PARAMETERS: expand_methods(VARIED["methods"], VARIED["keep"])}
     methods[BOTH] = tuple(method for method in methods[PUBLISHED] if method["name"] not in SAME_IN_BOTH)
