@@ -163,7 +163,7 @@ class SharedWorker(Worker):
 
 
 def use_onednn(model: torch.nn.Module) -> None:
-    """Let oneDNN multiply in all linear layers, as compiled models do: on AMD's processors it is twice as fast as MKL."""
+    """Let oneDNN multiply in all linear layers, as in compiled models: on AMD's processors twice as fast as MKL."""
 
     def forward(packed: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
         return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], ""))
@@ -193,17 +193,26 @@ class Stage:
 
 
 NOISE = tuple(f"{name}@{100 * loss:g}%" for name in LADDERS for loss in LOSSES)
+PAPER = ("clean", *NOISE, *OTHERS)
 CLAIMED = ("none", "clustrs", "divprune", "fastervlm", "visionzip", *VARIANTS)
 VARIED = yaml.safe_load(files(evidence).joinpath("parameters.yaml").read_text())
+
+
+def claims(questions: int) -> tuple[Stage, ...]:
+    """Return the stages with what the paper's claims and the headline are about."""
+    varied = tuple(VARIED["corrupt"]), tuple(VARIED["methods"]), tuple(VARIED["keep"])
+    return (
+        Stage(PAPER, CLAIMED, (16, 50, 144), questions, (PUBLISHED,)),
+        Stage(*varied, questions, (PARAMETERS,)),
+        Stage(PAPER, (*CLAIMED, "clustermeans", "tome"), (16, 144), questions, (BOTH,)),
+    )
+
+
 PLAN = (
     Stage(("clean", "gaussian@35%"), METHODS, (16, 64), 60),
-    Stage(("clean", *NOISE, *OTHERS), CLAIMED, (16, 50, 144), 60, (PUBLISHED,)),
-    Stage(tuple(VARIED["corrupt"]), tuple(VARIED["methods"]), tuple(VARIED["keep"]), 60, (PARAMETERS,)),
-    Stage(NOISE, (*RIVALS, *VARIANTS), (16,), 60),
-    Stage((*OTHERS, *IMAGENET_C), RIVALS, (16,), 60),
-    Stage(("clean", "gaussian@35%", *NOISE, *OTHERS, *IMAGENET_C), METHODS, (8, 16, 32, 64, 144), 60),
-    Stage(("clean", *NOISE), (*RIVALS, *VARIANTS), (16, 64), 120),
-    Stage(("clean", *NOISE), (*RIVALS, *VARIANTS), (16, 64), QUESTIONS),
+    *claims(60),
+    Stage((*PAPER, *IMAGENET_C), METHODS, (8, 16, 32, 64, 144), 60),
+    *(stage for questions in range(120, QUESTIONS + 1, 60) for stage in claims(questions)),
 )
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -364,23 +365,40 @@ def test_nothing_is_stored_where_there_is_no_table(tmp_path: Path) -> None:
     assert read_answers([]) is None
 
 
-def test_both_settings_stand_side_by_side_where_all_methods_were_asked() -> None:
-    grid, both = answers({"none": 0.9, "clustrs": 0.5, "random": 0.4}), answers({"clustrs": 0.7, "random": 0.6})
-    right = {key: value for key, value in grid.right.items() if key[1:] != (16, SEVERE) or key[0] != "random"}
-    text = both_settings(Stored("made-up", Answers("scenes", "made-up", right), both=both))
-    assert "| clean, k = 8 | clean, k = 16 |" in text
-    assert "gaussian:0.1, k = 16" in text
-    assert "gaussian:0.4" not in text
-    assert "| ClustRS | 50 / 70 |" in text
-    assert "| all tokens | 90 |" in text
+def test_both_settings_stand_side_by_side_for_every_group_of_conditions() -> None:
+    noisy = (*(Condition("salt_pepper", 0.3), MILD), CLEAN, Condition("jpeg", 30.0), Condition("imagenet_c/fog", 3.0))
+    right = {}
+    for method, keep in product(("clustrs", "random", "fastv"), (8, 16, 32, 64, 144)):
+        for number, condition in enumerate(noisy):
+            right[method, keep, condition] = np.arange(100) < keep / 2 + 10 * number
+    del right["random", 16, MILD]
+    grid = Answers("scenes", "made-up", {("none", None, c): np.arange(100) < 90 for c in noisy} | right)
+    both = Answers("scenes", "made-up", {key: ~cell for key, cell in right.items() if key[0] != "fastv"})
+    text = both_settings(Stored("made-up", grid, both=both))
+    assert re.findall(r"^\w.*:$", text, re.M) == [
+        "Clean:",
+        "Gaussian and salt-and-pepper noise, mean of 2 levels:",
+        "Brightness, contrast, cutout, motion blur and JPEG, mean of 1:",
+        "ImageNet-C's shot noise, defocus blur and fog, mean of 1:",
+    ]
+    clean, noise, *_ = text.split("\n\n")[1::2]
+    assert "| all tokens | 90 | 90 | 90 | 90 | 90 |" in clean
+    assert "| ClustRS | 24 / 76 | 28 / 72 | 36 / 64 | 52 / 48 | 92 / 8 |" in clean
+    assert "| FastV | 24 | 28 | 36 | 52 | 92 |" in clean
+    assert "| ClustRS | 9 / 91 | 13 / 87 | 21 / 79 | 37 / 63 | 77 / 23 |" in noise
+    assert "| random | 9 / 91 | - / - | 21 / 79 |" in noise
 
 
-def test_an_incomplete_grid_says_what_is_missing() -> None:
-    grid = answers({"none": 0.9, "clustrs": 0.5, "random": 0.4}, (CLEAN, MILD))
-    right = {key: cell for key, cell in grid.right.items() if key[1] in (None, 16) and key[::2] != ("random", MILD)}
-    text = build([Stored("smol-llava", Answers("photos-sentences", "smol-llava", right))])
-    assert "clean (k = 16: 2); gaussian:0.1 (k = 16: 1). Planned and not run: salt_pepper, brightness," in text
-    assert "k = 8, k = 32, k = 64, k = 144." in text
+def test_cells_that_were_not_run_are_counted() -> None:
+    keeps = (8, 16, 32, 64, 144)
+    right = {(method, keep, CLEAN): np.ones(4, bool) for method in ("clustrs", "random") for keep in keeps}
+    whole = Answers("scenes", "made-up", right)
+    left = Answers("scenes", "made-up", {key: cell for key, cell in right.items() if key[:2] != ("random", 8)})
+    text = build([Stored("made-up", whole, both=left)])
+    assert (
+        "1 conditions; 2 methods as published (all cells), 2 methods with place and weight (1 of 10 cells not run)."
+        in text
+    )
 
 
 def test_a_stored_report_is_linked(tmp_path: Path) -> None:

@@ -159,9 +159,11 @@ def test_answers_of_shared_prefixes_are_those_of_eval(
     settings: dict[str, Any] = {"positions": positions, "attention": attention}
     config = Config(task="scenes", model="mini-llava", methods=methods, limit=10, **settings)
     unit = Unit("gaussian:0.2", 0, tuple(range(10)), tuple(range(len(methods))))
+    shared = grid.SharedWorker(config)
+    grid.use_onednn(shared.loaded[0])
     found, expected = (
         [[(r.item, r.text, r.kept, r.score) for r in records] for records in worker.run(unit)]
-        for worker in (grid.SharedWorker(config), Worker(config))
+        for worker in (shared, Worker(config))
     )
     assert found == expected
     assert len({text for records in found for _, text, *_ in records}) > 4

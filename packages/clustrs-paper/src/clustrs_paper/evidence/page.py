@@ -1,11 +1,14 @@
 """The evidence page (docs/evidence.md) from the stored results, and the places of tables in other pages."""
 
-from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
+
+import numpy as np
 
 from clustrs.evaluation.metrics import Estimate
 from clustrs.evaluation.results import Condition
+from clustrs.pruners.registry import display_label
 from clustrs_paper.evidence import clips, place_and_weight
 from clustrs_paper.evidence.checks import HOLDS, MISSING, OPEN, SAME, TOO_SMALL, Check, Claim, Verdict, combine, judge
 from clustrs_paper.evidence.claims import CLAIMS
@@ -16,13 +19,15 @@ SMOL_PAGE = PAGE.parent / "smol-llava.md"
 DETAILS_PAGE = PAGE.parent / "results" / "evidence" / "claims.md"
 MODELS = {"smol-llava": "photos-sentences", "mini-llava": "scenes", "mini-onevision": "scenes", "photo-llava": "photos"}
 """The models that come with the package, or are built by it, and their tasks."""
-PLANNED: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
-    "smol-llava": (
-        (8, 16, 32, 64, 144),
-        ("gaussian", "salt_pepper", "brightness", "contrast", "cutout", "motion_blur", "jpeg", IMAGENET_C),
-    )
+BUDGETS = (8, 16, 32, 64, 144)
+"""Budgets of the grid in both settings."""
+GROUPS = {
+    "clean": "Clean",
+    "noise": "Gaussian and salt-and-pepper noise, mean of {} levels",
+    "other": "Brightness, contrast, cutout, motion blur and JPEG, mean of {}",
+    IMAGENET_C: "ImageNet-C's shot noise, defocus blur and fog, mean of {}",
 }
-"""Budgets and corruptions of grids that are not complete yet."""
+"""Groups of conditions over which the tables of the grid in both settings take means."""
 MEASURES = {
     "first_direction": "share of the variance in the first direction",
     "norm": "norm of a token",
@@ -232,19 +237,18 @@ def questions(models: Sequence[Stored]) -> str:
 
 
 def coverage(stored: Stored) -> str:
-    """Say what was run of a grid that was planned and is not complete: methods by corruption and budget."""
-    if stored.model not in PLANNED or stored.grid is None:
+    """Say what a grid in both settings has, and how many of its cells were not run."""
+    if stored.grid is None or stored.both is None:
         return ""
-    parts, (budgets, corruptions) = [], PLANNED[stored.model]
-    for condition in stored.grid.conditions:
-        found = Counter(keep for _, keep, c in stored.grid.right if c == condition and keep)
-        parts.append(f"{condition} ({', '.join(f'k = {k}: {n}' for k, n in sorted(found.items())) or 'unpruned'})")
-    kept = {keep for _, keep, _ in stored.grid.right}
-    names = [condition.name for condition in stored.grid.conditions]
-    missing = [name for name in corruptions if not any(one.startswith(name) for one in names)]
-    missing += [f"k = {keep}" for keep in budgets if keep not in kept]
-    left = f" Planned and not run: {', '.join(missing)}." if missing else ""
-    return f" Methods by corruption and budget: {'; '.join(parts)}.{left}"
+    parts = []
+    for name, own in (("as published", stored.grid), ("with place and weight", stored.both)):
+        methods = {method for method, keep, _ in own.right if keep}
+        planned = {*product(methods, BUDGETS, own.conditions)}
+        left = len(planned - set(own.right))
+        parts.append(
+            f"{len(methods)} methods {name} ({f'{left} of {len(planned)} cells not run' if left else 'all cells'})"
+        )
+    return f" Grid: k = {', '.join(map(str, BUDGETS))}, {len(stored.grid.conditions)} conditions; {', '.join(parts)}."
 
 
 def conditions(models: Sequence[Stored]) -> str:
@@ -269,27 +273,36 @@ def shown_methods(grid: Answers, keep: int = 16) -> dict[str, str]:
     """Return every method that a run measured at a budget, the unpruned model first, with its name for tables."""
     measured = dict.fromkeys(method for method, budget, _ in grid.right if budget in (None, keep))
     known = {method: label for method, label in LABELS.items() if method in measured}
-    return known | {method: method for method in measured if method not in known}
+    return known | {method: display_label(method) for method in measured if method not in known}
 
 
 def both_settings(stored: Stored) -> str:
-    """Build the table of every method as published / with place and weight, under the conditions with most methods."""
+    """Build a table for each group of conditions: every method as published / with place and weight, by budget."""
     grid, both = stored.grid, stored.both
     if grid is None or both is None:
         return "Not measured yet.\n"
-    methods, keeps = shown_methods(grid), sorted({keep for _, keep, _ in grid.right if keep})
-    counts = {c: sum((m, 16, c) in grid.right for m in methods) for c in grid.conditions}
-    columns = [(c, keep) for c in grid.conditions if counts[c] == max(counts.values()) for keep in keeps]
-    columns = [(c, keep) for c, keep in columns if 3 * sum((m, keep, c) in grid.right for m in methods) >= counts[c]]
+    shared = min(len(cell) for own in (grid, both) for cell in own.right.values())
 
-    def text(method: str, condition: Condition, keep: int) -> str:
-        key = (method, None if method == UNPRUNED else keep, condition)
-        cells = [own.right.get(key) for own in (grid, both)]
-        scores = [f"{100 * cell.mean():.0f}" for cell in cells if cell is not None]
-        return scores[0] if method == UNPRUNED else " / ".join(scores)
+    def score(own: Answers, method: str, keep: int | None, group: Sequence[Condition]) -> str:
+        cells = [own.right.get((method, keep, condition)) for condition in group]
+        found = [cell[:shared] for cell in cells if cell is not None]
+        return f"{100 * np.mean(found):.0f}" if len(found) == len(cells) else "-"
 
-    rows = [[name, *(text(method, *column) for column in columns)] for method, name in methods.items()]
-    return table(["", *(f"{condition}, k = {keep}" for condition, keep in columns)], rows, numbers=len(columns))
+    parts = []
+    for name, title in GROUPS.items():
+        group = [c for c in grid.conditions if c.name.startswith(name)] if name == IMAGENET_C else grid.group(name)
+        if not group:
+            continue
+        rows = []
+        for method, label in shown_methods(grid).items():
+            if method == UNPRUNED:
+                rows.append([label, *[score(grid, method, None, group)] * len(BUDGETS)])
+                continue
+            settings = [own for own in (grid, both) if any(m == method for m, *_ in own.right)]
+            rows.append([label, *(" / ".join(score(own, method, keep, group) for own in settings) for keep in BUDGETS)])
+        head = ["", *(f"k = {keep}" for keep in BUDGETS)]
+        parts.append(f"{title.format(len(group))}:\n\n{table(head, rows, numbers=len(BUDGETS))}")
+    return "\n".join(parts)
 
 
 def again() -> str:
