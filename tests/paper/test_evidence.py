@@ -367,13 +367,14 @@ def test_nothing_is_stored_where_there_is_no_table(tmp_path: Path) -> None:
 
 def test_both_settings_stand_side_by_side_for_every_group_of_conditions() -> None:
     noisy = (*(Condition("salt_pepper", 0.3), MILD), CLEAN, Condition("jpeg", 30.0), Condition("imagenet_c/fog", 3.0))
-    right = {}
+    right: dict[tuple[str, int | None, Condition], Any] = {}
     for method, keep in product(("clustrs", "random", "fastv"), (8, 16, 32, 64, 144)):
         for number, condition in enumerate(noisy):
             right[method, keep, condition] = np.arange(100) < keep / 2 + 10 * number
     del right["random", 16, MILD]
-    grid = Answers("scenes", "made-up", {("none", None, c): np.arange(100) < 90 for c in noisy} | right)
     both = Answers("scenes", "made-up", {key: ~cell for key, cell in right.items() if key[0] != "fastv"})
+    right.update({("none", None, condition): np.arange(100) < 90 for condition in noisy})
+    grid = Answers("scenes", "made-up", right)
     text = both_settings(Stored("made-up", grid, both=both))
     assert re.findall(r"^\w.*:$", text, re.M) == [
         "Clean:",
@@ -390,8 +391,9 @@ def test_both_settings_stand_side_by_side_for_every_group_of_conditions() -> Non
 
 
 def test_cells_that_were_not_run_are_counted() -> None:
-    keeps = (8, 16, 32, 64, 144)
-    right = {(method, keep, CLEAN): np.ones(4, bool) for method in ("clustrs", "random") for keep in keeps}
+    right: dict[tuple[str, int | None, Condition], Any] = {}
+    for method, keep in product(("clustrs", "random"), (8, 16, 32, 64, 144)):
+        right[method, keep, CLEAN] = np.ones(4, bool)
     whole = Answers("scenes", "made-up", right)
     left = Answers("scenes", "made-up", {key: cell for key, cell in right.items() if key[:2] != ("random", 8)})
     text = build([Stored("made-up", whole, both=left)])
