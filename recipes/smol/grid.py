@@ -12,8 +12,8 @@ releases scale photographs differently, and images that changed are refused.
 
 The plan is ordered by importance; what is complete at any time is a table. The questions about an image read the same
 system line and visual tokens: their keys and values are computed once, and finished rows leave the batch. Answers are
-those of `clustrs eval` (tests/models/test_smol.py), in folders of ordinary runs. Methods that read the question, or
-prune inside the language model, are answered as there.
+those of `clustrs eval` (tests/recipes/test_smol_recipe.py), in folders of ordinary runs. Methods that prune inside the
+language model are answered as there.
 """
 
 import argparse
@@ -41,9 +41,11 @@ from clustrs.evaluation.results import Method
 from clustrs.evaluation.runner import Engine, Unit, Worker, run
 from clustrs.evaluation.store import AnswerRecord, identity, read_answers
 from clustrs.evaluation.tasks import get_task
+from clustrs.models.adapters.base import get_adapter
 from clustrs.models.ask import Batch, Reply
 from clustrs.models.load import quiet_transformers
 from clustrs.models.prompt import PrunedImage, token_ids
+from clustrs.models.question import QuestionReader
 from clustrs.models.select import prune_images
 from clustrs.pruners import Pruner
 from clustrs_models.smol import NAME
@@ -62,7 +64,8 @@ INSIDE = ("fastv", "pyramiddrop", "dart", "compose")
 RIVALS: tuple[str, ...] = ("none", "clustrs", "clustermeans", "divprune", "fastervlm", "visionzip", "vispruner", "tome")
 RIVALS += ("random", "grid")
 NEWER = ("cdpruner", "downsample", "hiprune", "holov", "mmr", "prumerge-plus", "scope", "vscan")
-METHODS = ("none", *sorted({*RIVALS[1:], "denoise", *NEWER}), *VARIANTS, *INSIDE)
+OUTSIDE = ("none", *sorted({*RIVALS[1:], "denoise", *NEWER}), *VARIANTS)
+METHODS = (*OUTSIDE, *INSIDE)
 SAME_IN_BOTH = ("none", "fastv", "pyramiddrop", "dart")  # answers are the same in both settings
 OTHERS = ("brightness:2", "contrast:0.5", "cutout:0.25", "motion_blur:15", "jpeg:30")
 IMAGENET_C = ("imagenet_c/shot_noise:3", "imagenet_c/defocus_blur:3", "imagenet_c/fog:3")
@@ -78,12 +81,19 @@ class SharedWorker(Worker):
     def eos(self) -> Tensor:
         return torch.tensor(token_ids(self.loaded[0].generation_config.eos_token_id))
 
+    @cached_property
+    def adapter(self) -> Any:
+        return get_adapter(self.loaded[0])
+
     def _replies(self, batch: Batch, method: Pruner, count: int) -> list[Reply | str]:
-        if method.where != "encoder" or "question" in method.requirements():
+        if method.where != "encoder":
             return super()._replies(batch, method, count)
-        proportional = self.config.attention == "proportional"
+        proportional, questions = self.config.attention == "proportional", None
         with torch.inference_mode():
-            kept, selections = prune_images(method, batch.images, "image", "raw", proportional)
+            if "question" in method.requirements():
+                given = self.adapter, batch.input_ids, batch.inputs["attention_mask"], batch.images
+                questions = QuestionReader(*self.loaded, None, self.adapter.written_text).read(*given)
+            kept, selections = prune_images(method, batch.images, "image", "raw", proportional, questions)
             if len({len(image.features) for image in kept}) > 1:  # a budget that the image decides
                 return super()._replies(batch, method, count)
             answers = self._answers(batch, kept)
@@ -185,34 +195,37 @@ def split(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 class Stage:
     """A part of the plan: corruptions, by their levels or by the loss they cost the unpruned model."""
 
-    corruptions: tuple[str, ...]
-    methods: tuple[Any, ...]
-    keeps: tuple[int, ...]
+    corruptions: Sequence[str]
+    methods: Sequence[Any]
+    keeps: Sequence[int]
     questions: int
     runs: tuple[str, ...] = (PUBLISHED, BOTH)
 
 
 NOISE = tuple(f"{name}@{100 * loss:g}%" for name in LADDERS for loss in LOSSES)
 PAPER = ("clean", *NOISE, *OTHERS)
+ALL = (*PAPER, *IMAGENET_C)
 CLAIMED = ("none", "clustrs", "divprune", "fastervlm", "visionzip", *VARIANTS)
 VARIED = yaml.safe_load(files(evidence).joinpath("parameters.yaml").read_text())
+TAUS = tuple(method for method in VARIED["methods"] if method == "clustrs" or "tau" in method)
 
 
 def claims(questions: int) -> tuple[Stage, ...]:
     """Return the stages with what the paper's claims and the headline are about."""
-    varied = tuple(VARIED["corrupt"]), tuple(VARIED["methods"]), tuple(VARIED["keep"])
     return (
         Stage(PAPER, CLAIMED, (16, 50, 144), questions, (PUBLISHED,)),
-        Stage(*varied, questions, (PARAMETERS,)),
-        Stage(PAPER, (*CLAIMED, "clustermeans", "tome"), (16, 144), questions, (BOTH,)),
+        Stage(PAPER, (*CLAIMED, "clustermeans", "tome"), (16,), questions, (BOTH,)),
+        Stage(VARIED["corrupt"], TAUS, VARIED["keep"], questions, (PARAMETERS,)),
     )
 
 
 PLAN = (
-    Stage(("clean", "gaussian@35%"), METHODS, (16, 64), 60),
-    *claims(60),
-    Stage((*PAPER, *IMAGENET_C), METHODS, (8, 16, 32, 64, 144), 60),
-    *(stage for questions in range(120, QUESTIONS + 1, 60) for stage in claims(questions)),
+    Stage(VARIED["corrupt"], VARIED["methods"], VARIED["keep"], 60, (PARAMETERS,)),
+    Stage(ALL, OUTSIDE, (8, 16, 32, 64), 60),
+    Stage(ALL, INSIDE, (16, 64), 60),
+    Stage(ALL, OUTSIDE, (144,), 60),
+    Stage(ALL, INSIDE, (8, 32, 144), 60),
+    *(stage for questions in range(60, QUESTIONS + 1, 60) for stage in claims(questions)),
 )
 
 
