@@ -1,7 +1,7 @@
 """Measure smol-llava: all numbers of its card.
 
     clustrs models get smol-llava
-    python -m recipes.smol.measure [--images 120] [--only clean seconds ...]
+    python -m recipes.smol.measure [--questions N] [--only clean seconds ...]
 
 Writes results/measured.json. Answers are greedy and scored by the expected word; test photographs are in no part of the
 training. Pruned as published: positions without gaps, plain attention.
@@ -13,20 +13,26 @@ import resource
 import subprocess
 import sys
 import time
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from tqdm import trange
 
-from clustrs import NoPruning, Pruner, Random
+from clustrs import Config, NoPruning, Pruner, Random
 from clustrs.corruptions.images import open_image
 from clustrs.embedded import image_path
+from clustrs.evaluation.runner import Unit
 from clustrs.evaluation.tasks import get_task
-from clustrs.models.ask import ask
+from clustrs.models.ask import Picture, ask
 from clustrs.models.load import load_model, quiet_transformers
 from clustrs_models.smol import NAME
-from recipes.photo.measure import accuracy, by_image, geometry, gray, noisy, unchanged
+from recipes.photo.measure import by_image, geometry, gray, noisy, unchanged
+from recipes.smol.grid import BATCH, SharedWorker, use_onednn
 
 RESULT = Path(__file__).parent / "results" / "measured.json"
 CONDITIONS: dict[str, tuple[str, Pruner, Any]] = {
@@ -57,9 +63,36 @@ def cost(keep: int) -> dict[str, float]:
     return {"seconds": round(median(taken[1:]), 3), "peak MB": round(peak)}
 
 
+class ChangedWorker(SharedWorker):
+    """Worker whose images are changed first."""
+
+    change: Callable[[Picture, str], Picture]
+
+    def show(self, name: str, corruption: str = "clean", seed: int = 0) -> Picture:
+        return self.change(super().show(name, corruption, seed), name)
+
+
+def accuracy(loaded: tuple[Any, Any], task: str, limit: int | None, method: Pruner, change: Any) -> dict[str, Any]:
+    """Return the share of right answers to a task's first questions in per cent, over all and by kind of question."""
+    how: Any = {"positions": "compact", "attention": "plain"}
+    worker = ChangedWorker(Config(task=task, model=NAME, methods=(method.to_dict(),), **how))
+    worker.loaded, worker.change = loaded, change
+    right: dict[str, list[float]] = defaultdict(list)
+    count = len(worker.task.items[:limit])
+    for start in trange(0, count, BATCH, desc=task):
+        unit = Unit("clean", 0, tuple(range(start, min(start + BATCH, count))), (0,))
+        for record in chain.from_iterable(worker.run(unit)):
+            if record.error is not None:
+                raise RuntimeError(f"{record.item}: {record.error}")
+            right[record.kinds[0]].append(record.score or 0.0)
+    every = [score for scores in right.values() for score in scores]
+    by_kind = {kind: 100 * sum(scores) / len(scores) for kind, scores in sorted(right.items())}
+    return {"questions": len(every), "right": 100 * sum(every) / len(every), "by kind": by_kind}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=120, help="number of images of each task (default: %(default)s)")
+    parser.add_argument("--questions", type=int, help="the first N of each task (default: all)", metavar="N")
     parts = (*CONDITIONS, "geometry", "seconds")
     parser.add_argument("--only", nargs="+", choices=parts, default=parts, metavar="PART", help=", ".join(parts))
     parser.add_argument("--threads", type=int, default=2)
@@ -72,6 +105,7 @@ def main() -> None:
         return
     result: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     model, processor = load_model(NAME)
+    use_onednn(model)  # seconds are those of processes of their own
     for part in options.only:
         if part == "seconds":
             words = [sys.executable, "-m", "recipes.smol.measure", "--threads", str(options.threads), "--cost"]
@@ -81,11 +115,10 @@ def main() -> None:
                 found[str(keep)] = json.loads(done.stdout)
         elif part == "geometry":
             task: Any = get_task("photos-sentences")
-            found = geometry(model, processor, task, by_image(task, options.images))
+            found = geometry(model, processor, task, by_image(task, None))
         else:
             name, method, change = CONDITIONS[part]
-            task = get_task(name)
-            found = accuracy(model, processor, task, by_image(task, options.images), part, method, change)
+            found = accuracy((model, processor), name, options.questions, method, change)
         result[part] = found
         print(part, json.dumps(found), flush=True)
         RESULT.write_text(json.dumps({key: result[key] for key in parts if key in result}, indent=1) + "\n")
