@@ -1,7 +1,8 @@
-"""Draw the README's figures, and two of docs/studies.md, from a run and from stored answers:
-`python -m tools.figures [hero] [retention] [overhead] [ablation]`."""
+"""Draw the README's figures, one of docs/smol-llava.md and two of docs/studies.md, from a run and from stored answers:
+`python -m tools.figures [hero] [retention] [smol] [overhead] [ablation]`."""
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,17 +18,18 @@ from clustrs.evaluation import metrics
 from clustrs.models.ask import Answer, as_seen
 from clustrs.pruners.registry import display_label
 from clustrs_paper.evidence import results
-from clustrs_paper.evidence.place_and_weight import BOTH, CLEAN, PUBLISHED, held_out, load, share_kept
+from clustrs_paper.evidence.place_and_weight import BOTH, CLEAN, PUBLISHED, SMOL, held_out, load, share_kept
 from clustrs_paper.studies import ablation, overhead
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 MODEL, SAMPLE, QUESTION, KEEP, REPEATS = "photo-llava", "sample:photo-1", "Which of these is a building?", 16, 7
-BUDGETS = (8, 16, 64, 144)
+BUDGETS, SMOL_BUDGETS = (8, 16, 64, 144), (8, 16, 32, 64, 144)
 VARIANTS = {  # of the ablation, as the grid's stored answers name them
     "Clustering": "clustrs distance=euclidean shrink=false",
     "C+H": "clustrs shrink=false",
     "ClustRS": "clustrs",
 }
+TITLES = {PUBLISHED: "as published", BOTH: "with place and weight (auto)"}
 METHODS = ("clustermeans", "clustrs", "tome", "divprune", "fastervlm", "random")
 
 
@@ -84,29 +86,54 @@ def hero() -> None:
     fig.savefig(IMAGES / "hero.png")
 
 
+def draw_kept(axis: Any, title: str, total: int, budgets: Sequence[int], kept: Mapping[str, Sequence[Any]]) -> None:
+    """Draw the per cent of the unpruned score that methods keep against the number of tokens."""
+    for method, shares in kept.items():
+        style = {"color": palette.color(method), "marker": palette.marker(method), "markersize": 5}
+        style |= {"label": display_label(method), "linewidth": 2.4 if method == "clustermeans" else 1.3}
+        axis.plot(budgets, shares, **style)
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(budgets, [str(keep) for keep in budgets])
+    axis.set_title(title, fontsize=10)
+    axis.set_xlabel(f"visual tokens kept, of {total}")
+    axis.grid(alpha=0.25)
+    axis.axhline(100, color="black", linewidth=0.8, linestyle=":")
+
+
 def retention() -> None:
     """Draw how much of the unpruned score methods keep, against the number of tokens, in both settings."""
     settings = load(MODEL)
     fig: Any = Figure(figsize=(9, 3.4), dpi=130)
     axes = fig.subplots(1, 2, sharey=True)
-    titles = {PUBLISHED: "as published", BOTH: "with place and weight (auto)"}
-    for axis, (setting, title) in zip(axes, titles.items(), strict=True):
-        for method in METHODS:
-            kept = [share_kept(settings, held_out(settings[setting], method, k, [CLEAN]), [CLEAN]) for k in BUDGETS]
-            style = {"color": palette.color(method), "marker": palette.marker(method), "markersize": 5}
-            axis.plot(
-                BUDGETS, kept, label=display_label(method), linewidth=2.4 if method == "clustermeans" else 1.3, **style
-            )
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(BUDGETS, [str(keep) for keep in BUDGETS])
-        axis.set_title(title, fontsize=10)
-        axis.set_xlabel("visual tokens kept, of 576")
-        axis.grid(alpha=0.25)
-        axis.axhline(100, color="black", linewidth=0.8, linestyle=":")
+    for axis, (setting, title) in zip(axes, TITLES.items(), strict=True):
+        halves = {m: [held_out(settings[setting], m, k, [CLEAN]) for k in BUDGETS] for m in METHODS}
+        kept = {m: [share_kept(settings, half, [CLEAN]) for half in own] for m, own in halves.items()}
+        draw_kept(axis, title, 576, BUDGETS, kept)
     axes[0].set_ylabel("score kept, %")
     axes[1].legend(fontsize=8, loc="lower right")
     fig.tight_layout()
     fig.savefig(IMAGES / "retention.png")
+
+
+def smol() -> None:
+    """Draw the same for smol-llava, on clean images and under noise."""
+    stored = results.load(SMOL)
+    assert stored.grid is not None
+    assert stored.both is not None
+    n = min(len(cell) for own in (stored.grid, stored.both) for cell in own.right.values())
+    fig: Any = Figure(figsize=(9, 6.4), dpi=130)
+    axes = fig.subplots(2, 2, sharey="row")
+    for row, group in zip(axes, ("clean", "noise"), strict=True):
+        on = stored.grid.group(group)
+        whole = np.mean([stored.grid.right["none", None, c][:n] for c in on])
+        for axis, title, own in zip(row, TITLES.values(), (stored.grid, stored.both), strict=True):
+            right = {m: [[own.right[m, k, c][:n] for c in on] for k in SMOL_BUDGETS] for m in METHODS}
+            kept = {m: [100 * np.mean(cells) / whole for cells in budgets] for m, budgets in right.items()}
+            draw_kept(axis, f"{group}, {title}", 196, SMOL_BUDGETS, kept)
+        row[0].set_ylabel("score kept, %")
+    axes[0][1].legend(fontsize=8, loc="lower right")
+    fig.tight_layout()
+    fig.savefig(IMAGES / "smol-llava.png")
 
 
 def overhead_study() -> None:
@@ -152,7 +179,7 @@ def number(text: str) -> Any:
         return text
 
 
-FIGURES = {"hero": hero, "retention": retention, "overhead": overhead_study, "ablation": ablation_study}
+FIGURES = {"hero": hero, "retention": retention, "smol": smol, "overhead": overhead_study, "ablation": ablation_study}
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or FIGURES:

@@ -390,6 +390,26 @@ def test_both_settings_stand_side_by_side_for_every_group_of_conditions() -> Non
     assert "| random | 9 / 91 | - / - | 21 / 79 |" in noise
 
 
+def test_methods_that_were_asked_more_questions_have_a_table_with_intervals() -> None:
+    conditions = (CLEAN, MILD, Condition("jpeg", 30.0))
+    few, many = np.arange(60) < 30, np.arange(300) < 150
+    right: dict[tuple[str, int | None, Condition], Any] = {("none", None, c): many for c in conditions}
+    for method, cells in {"clustrs": (many, many, many), "random": (few, few, few), "tome": (many, many, few)}.items():
+        right.update({(method, 16, c): cell for c, cell in zip(conditions, cells, strict=True)})
+    both = Answers("scenes", "made-up", {key: cell for key, cell in right.items() if key[1]})
+    text = both_settings(Stored("made-up", Answers("scenes", "made-up", right), both=both))
+    table = text.partition("More questions, 300, with 95 % intervals, k = 16:\n\n")[2]
+    assert [line.split(" | ")[0] for line in table.splitlines()[2:]] == ["| all tokens", "| ClustRS"]
+    found = estimates(100 * many[None].astype(np.float64))[0]
+    assert found.low is not None
+    assert found.high is not None
+    expected = f"{found.mean:.1f} ±{(found.high - found.low) / 2:.1f}"
+    assert f"| ClustRS | {' | '.join([f'{expected} / {expected}'] * 3)} |" in table
+    assert f"| all tokens | {' | '.join([expected] * 3)} |" in table
+    less = Answers("scenes", "made-up", {key: cell[:60] for key, cell in both.right.items()})
+    assert "More questions" not in both_settings(Stored("made-up", Answers("scenes", "made-up", right), both=less))
+
+
 def test_cells_that_were_not_run_are_counted() -> None:
     right: dict[tuple[str, int | None, Condition], Any] = {}
     for method, keep in product(("clustrs", "random"), (8, 16, 32, 64, 144)):

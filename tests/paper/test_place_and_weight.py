@@ -16,7 +16,7 @@ from clustrs.evaluation.metrics import estimates
 from clustrs.evaluation.results import load_run
 from clustrs_paper.evidence import place_and_weight as place
 from clustrs_paper.evidence.page import filled
-from clustrs_paper.evidence.results import write_rows
+from clustrs_paper.evidence.results import Answers, Stored, write_rows
 
 ROOT = Path(__file__).parents[2]
 MEASURED: list[dict[str, Any]] = [
@@ -126,6 +126,14 @@ def test_incomplete_runs_are_refused(tmp_path: Path) -> None:
     (folder / "answers.jsonl").write_text("".join(lines[:-1]))
     with pytest.raises(ValueError, match="a complete run with one seed"):
         place.stored_rows(tmp_path)
+
+
+def test_shares_of_a_whole_grid_are_of_the_questions_that_all_were_asked() -> None:
+    cells = {"clustrs": np.arange(300) % 2 > 0, "clustermeans": np.arange(60) >= 0, "divprune": np.arange(60) < 15}
+    both = Answers("scenes", "made-up", {(m, 16, place.CLEAN): cells.get(m, np.arange(60) < 30) for m in place.FEW[1:]})
+    grid = Answers("scenes", "made-up", {("none", None, place.CLEAN): np.arange(300) < 60})
+    expected = "ClustRS 50 %, ClusterMeans 100 %, DivPrune 25 %, ToMe 50 %"
+    assert place.kept_with_both(Stored("made-up", grid, both=both)) == expected
 
 
 def test_a_report_has_every_method_and_both_settings(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -302,7 +302,31 @@ def both_settings(stored: Stored) -> str:
             rows.append([label, *(" / ".join(score(own, method, keep, group) for own in settings) for keep in BUDGETS)])
         head = ["", *(f"k = {keep}" for keep in BUDGETS)]
         parts.append(f"{title.format(len(group))}:\n\n{table(head, rows, numbers=len(BUDGETS))}")
-    return "\n".join(parts)
+    return "\n".join([*parts, *most_questions(grid, both, shared)])
+
+
+def most_questions(grid: Answers, both: Answers, shared: int, keep: int = 16) -> list[str]:
+    """Build the table of the methods that were asked more than the `shared` questions at a budget, with intervals."""
+    groups = [grid.group(name) for name in ("clean", "noise", "other")]
+    n = min((len(both.right.get(("clustrs", keep, c), ())) for group in groups for c in group), default=0)
+    if n <= shared:
+        return []
+
+    def scores(own: Answers, method: str) -> list[str]:
+        budget = None if method == UNPRUNED else keep
+        found = [[own.right.get((method, budget, c), np.empty(0, bool))[:n] for c in group] for group in groups]
+        if any(len(cell) < n for cells in found for cell in cells):
+            return ["-"] * len(groups)
+        return [place_and_weight.short(100 * np.mean(cells, axis=0)) for cells in found]
+
+    rows = []
+    for method, label in shown_methods(grid, keep).items():
+        settings = (grid,) if method == UNPRUNED else (grid, both)
+        pairs = [" / ".join(pair) for pair in zip(*(scores(own, method) for own in settings), strict=True)]
+        if any(text.strip("- /") for text in pairs):
+            rows.append([label, *pairs])
+    head = ["", "clean", "noise", "other corruptions"]
+    return [f"More questions, {n}, with 95 % intervals, k = {keep}:\n\n{table(head, rows, numbers=len(groups))}"]
 
 
 def again() -> str:

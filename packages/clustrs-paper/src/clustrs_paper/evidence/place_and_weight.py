@@ -45,6 +45,8 @@ NOISE = {
     "photo-llava": ("gaussian:0.1", "gaussian:0.24", "salt_pepper:0.021", "salt_pepper:0.07"),
 }
 """Levels at which the unpruned model loses about 10 and 35 % of its clean score."""
+SMOL = "smol-llava"
+"""Its grid in both settings is stored with the evidence."""
 CROPS = {"mini-onevision": "base"}
 CLEAN = Condition("clean")
 OURS = {"clustermeans": "**ClusterMeans** (ours)", "clustrs": "ClustRS (the paper)"}
@@ -195,6 +197,16 @@ def kept_by(settings: Settings) -> str:
     return ", ".join(f"{LABELS[m]} {share:.0f} %" for m, share in kept.items())
 
 
+def kept_with_both(stored: results.Stored) -> str:
+    """Return the same of a grid on whose questions no setting was picked, with place and weight."""
+    assert stored.grid is not None
+    assert stored.both is not None
+    cells = {m: stored.both.right[m, 16, CLEAN] for m in FEW[1:]}
+    n = min(map(len, cells.values()))
+    whole = stored.grid.right[UNPRUNED, None, CLEAN][:n].mean()
+    return ", ".join(f"{LABELS[m]} {100 * cell[:n].mean() / whole:.0f} %" for m, cell in cells.items())
+
+
 def first_table(model: str = DEFAULT, folder: Path = STORED) -> str:
     """Build the table of every method, clean and noisy, as published and with place and weight."""
     settings = load(model, folder)
@@ -237,6 +249,9 @@ weight, it would keep {clean_before:.0f} and {noisy_before:.0f} %.
 """
     stored = {other: load(other, folder) for other in QUESTIONS if other != model}
     others = [f"{other}: {kept_by(own)}" for other, own in stored.items() if own]
+    smol = results.load(SMOL)
+    if smol.grid and smol.both:
+        others.insert(0, f"[{SMOL}](docs/smol-llava.md), CLIP and SmolLM2: {kept_with_both(smol)}")
     return text + (f"Models differ (16 tokens, clean): {'; '.join(others)}.\n" if others else "")
 
 
