@@ -2,6 +2,7 @@
 
     clustrs models get smol-llava
     python -m recipes.smol.grid out/smol            # stopped, the same command resumes
+    # or two of these at once, on two cores: --threads 1 --runs "as published" parameters, and --threads 1 --runs both
     for study in geometry stability denoising overhead; do
         clustrs study $study --model smol-llava --task photos-sentences --output out/smol/$study
     done
@@ -17,7 +18,6 @@ language model are answered as there.
 """
 
 import argparse
-import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ import torch
 import yaml
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import DynamicCache
+from transformers import Cache, DynamicCache, DynamicLayer
 
 from clustrs import Config, expand_methods
 from clustrs.evaluation.levels import curve_config, measure_curves
@@ -50,6 +50,7 @@ from clustrs.models.select import prune_images
 from clustrs.pruners import Pruner
 from clustrs_models.smol import NAME
 from clustrs_paper import evidence
+from clustrs_paper.evidence.__main__ import chosen_levels
 from clustrs_paper.evidence.place_and_weight import BOTH, PUBLISHED, SETTINGS
 from clustrs_paper.evidence.results import COLUMNS, STORED, read_rows, spec, write_rows
 from clustrs_paper.studies.levels import table
@@ -72,6 +73,29 @@ IMAGENET_C = ("imagenet_c/shot_noise:3", "imagenet_c/defocus_blur:3", "imagenet_
 PARAMETERS = "parameters"  # as published, with other parameters of ClustRS
 RUNS = (PUBLISHED, BOTH, PARAMETERS)
 NEVER = torch.finfo(torch.float32).min
+
+
+class Room(DynamicLayer):  # type: ignore[misc]
+    """Layer of a cache in whole keys and values [B, H, S, D] of which a part is known: a new token copies nothing."""
+
+    def __init__(self, whole: Sequence[Tensor], known: int) -> None:
+        super().__init__()
+        self.is_initialized = True
+        self.grow(whole, known)
+
+    def grow(self, whole: Sequence[Tensor], known: int) -> None:
+        self.whole = whole
+        self.keys, self.values = (one[:, :, :known] for one in whole)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        known, end = self.get_seq_length(), self.get_seq_length() + key_states.shape[2]
+        for one, new in zip(self.whole, (key_states, value_states), strict=True):
+            one[:, :, known:end] = new
+        self.grow(self.whole, end)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self.grow([one.index_select(0, indices) for one in self.whole], self.get_seq_length())
 
 
 class SharedWorker(Worker):
@@ -125,24 +149,26 @@ class SharedWorker(Worker):
 
         lengths = [len(row) for row in after]
         order = sorted(range(len(after)), key=lengths.__getitem__)
-        parts = [order[i : i + GROUP] for i in range(0, len(order), GROUP)]  # of about equal length: little padding
-        width = max(lengths)
+        width, known = max(lengths), start + len(images[0].features)
+        space = [[one.new_zeros(len(order), one.shape[1], known + width + self.max_new_tokens, one.shape[3])
+                  for one in (layer.keys, layer.values)] for layer in cache.layers]  # fmt: skip
         read: list[Any] = []
-        for part in parts:
-            own, copied = max(lengths[row] for row in part), copy.deepcopy(cache)
-            copied.batch_select_indices(rows[part])
+        for first in range(0, len(order), GROUP):  # of about equal length: little padding, which is on the left
+            part = order[first : first + GROUP]
+            own = lengths[part[-1]]
+            layers = [Room([one[first : first + GROUP, :, width - own :] for one in both], known) for both in space]
+            for layer, shared in zip(layers, cache.layers, strict=True):
+                layer.keys.copy_(shared.keys.index_select(0, rows[part]))
+                layer.values.copy_(shared.values.index_select(0, rows[part]))
             ids = torch.stack([pad(after[row], (own - lengths[row], 0)) for row in part])
             padding = torch.stack([torch.arange(own) < own - lengths[row] for row in part])
             part_bias = torch.cat([bias[rows[part]], torch.zeros(ids.shape).masked_fill(padding, NEVER)], 1)
             ends = start + total + torch.tensor([lengths[row] for row in part])
             places_after = (ends[:, None] - own + torch.arange(own)).clamp(min=0)
-            last = self._read(words(ids), places_after, part_bias, copied)[:, -1:]
-            read.append((last, pad(part_bias, (width - own, 0), value=NEVER), ends, copied, width - own))
-        hidden, bias, ends = (torch.cat([one[i] for one in read]) for i in range(3))
-        for i, layer in enumerate(cache.layers):
-            for name in ("keys", "values"):
-                whole = [pad(getattr(copied.layers[i], name), (0, 0, more, 0)) for *_, copied, more in read]
-                setattr(layer, name, torch.cat(whole))
+            last = self._read(words(ids), places_after, part_bias, Cache(layers))[:, -1:]
+            read.append((last, pad(part_bias, (width - own, 0), value=NEVER), ends))
+        hidden, bias, ends = (torch.cat(parts) for parts in zip(*read, strict=True))
+        cache = Cache([Room(both, known + width) for both in space])
 
         answers: list[list[int]] = [[] for _ in after]
         left = torch.tensor(order)
@@ -250,13 +276,14 @@ class SharedEngine(Engine):
 
 
 def levels(folder: Path, engine: SharedEngine) -> dict[str, str]:
-    """Return the level that costs the unpruned model each loss, from its curve; a loss it never reaches is left out."""
-    config = Config(task=TASK, model=NAME, methods=expand_methods(["none"], ()), batch_size=BATCH)
-    run(curve_config(config, LADDERS, BATCH), folder, engine, progress=False)
-    curves = measure_curves(config, LADDERS, folder, BATCH, progress=False)
-    write_rows(folder / "levels.csv", [row for curve in curves.values() for row in table(curve, LOSSES)])
-    found = {f"{n}@{100 * loss:g}%": (n, curves[n].level_at(loss)) for n in LADDERS for loss in LOSSES}
-    return {loss: f"{name}:{level:g}" for loss, (name, level) in found.items() if level is not None}
+    """Return the level that costs the unpruned model each loss, from its curve, which is measured once; a loss that it
+    never reaches is left out."""
+    if not (folder / "levels.csv").exists():
+        config = Config(task=TASK, model=NAME, methods=expand_methods(["none"], ()), batch_size=BATCH)
+        run(curve_config(config, LADDERS, BATCH), folder, engine, progress=False)
+        curves = measure_curves(config, LADDERS, folder, BATCH, progress=False)
+        write_rows(folder / "levels.csv", [row for curve in curves.values() for row in table(curve, LOSSES)])
+    return chosen_levels(read_rows(folder / "levels.csv"))
 
 
 def folder_of(folder: Path, name: str, corruption: str) -> Path:
