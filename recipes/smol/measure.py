@@ -3,8 +3,8 @@
     clustrs models get smol-llava
     python -m recipes.smol.measure [--questions N] [--only clean seconds ...]
 
-Writes results/measured.json. Answers are greedy and scored by the expected word; test photographs are in no part of the
-training. Pruned as published: positions without gaps, plain attention.
+Writes results/measured.json and the table of docs/smol-llava.md. Answers are greedy and scored by the expected word;
+test photographs are in no part of the training. Pruned as published: positions without gaps, plain attention.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import chain
 from pathlib import Path
 from statistics import median
@@ -31,16 +31,18 @@ from clustrs.evaluation.tasks import get_task
 from clustrs.models.ask import Picture, ask
 from clustrs.models.load import load_model, quiet_transformers
 from clustrs_models.smol import NAME
+from clustrs_paper.evidence.page import SMOL_PAGE, filled
+from clustrs_paper.evidence.results import table
 from recipes.photo.measure import by_image, geometry, gray, noisy, unchanged
-from recipes.smol.grid import BATCH, SharedWorker, use_onednn
+from recipes.smol.grid import BATCH, TASK, SharedWorker, use_onednn
 
 RESULT = Path(__file__).parent / "results" / "measured.json"
 CONDITIONS: dict[str, tuple[str, Pruner, Any]] = {
-    "clean": ("photos-sentences", NoPruning(), unchanged),
-    "gray image": ("photos-sentences", NoPruning(), gray),
-    "sigma 0.1": ("photos-sentences", NoPruning(), noisy(0.1)),
-    "random, k = 16": ("photos-sentences", Random(keep=16), unchanged),
-    "random, k = 64": ("photos-sentences", Random(keep=64), unchanged),
+    "clean": (TASK, NoPruning(), unchanged),
+    "gray image": (TASK, NoPruning(), gray),
+    "sigma 0.1": (TASK, NoPruning(), noisy(0.1)),
+    "random, k = 16": (TASK, Random(keep=16), unchanged),
+    "random, k = 64": (TASK, Random(keep=64), unchanged),
     "drawn scenes": ("scenes-sentences", NoPruning(), unchanged),
     "descriptions": ("describe", NoPruning(), unchanged),
 }
@@ -90,6 +92,18 @@ def accuracy(loaded: tuple[Any, Any], task: str, limit: int | None, method: Prun
     return {"questions": len(every), "right": 100 * sum(every) / len(every), "by kind": by_kind}
 
 
+def accuracy_table(measured: Mapping[str, Any]) -> str:
+    """Build the table of docs/smol-llava.md: right answers by condition and kind of question, in per cent."""
+    found = {part: measured[part] for part, (task, *_) in CONDITIONS.items() if part in measured and task == TASK}
+    kinds = list(dict.fromkeys(kind for one in found.values() for kind in one["by kind"]))
+    rows = [
+        [part, f"{one['questions']:,}", f"{one['right']:.1f}", *(f"{one['by kind'][kind]:.1f}" for kind in kinds)]
+        for part, one in found.items()
+    ]
+    head = ["condition", "questions", "all", *(kind.replace("our", "or") for kind in kinds)]
+    return table(head, rows, numbers=len(head) - 1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--questions", type=int, help="the first N of each task (default: all)", metavar="N")
@@ -114,7 +128,7 @@ def main() -> None:
                 done = subprocess.run([*words, str(keep)], check=True, capture_output=True, text=True)
                 found[str(keep)] = json.loads(done.stdout)
         elif part == "geometry":
-            task: Any = get_task("photos-sentences")
+            task: Any = get_task(TASK)
             found = geometry(model, processor, task, by_image(task, None))
         else:
             name, method, change = CONDITIONS[part]
@@ -122,6 +136,7 @@ def main() -> None:
         result[part] = found
         print(part, json.dumps(found), flush=True)
         RESULT.write_text(json.dumps({key: result[key] for key in parts if key in result}, indent=1) + "\n")
+    SMOL_PAGE.write_text(filled(SMOL_PAGE.read_text(encoding="utf-8"), accuracy_table(result), "accuracy"), "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """smol-llava's recipe: conversion of the pretrained parts, questions, packing, and the assembled model."""
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ from clustrs.evaluation.tasks import get_task
 from clustrs_models import smol_build
 from clustrs_models.photographs import KINDS, is_test
 from clustrs_models.sentences import names
-from recipes.smol import grid, probe, stability, tower
+from clustrs_paper.evidence.page import filled
+from recipes.smol import grid, measure, probe, stability, tower
 from recipes.smol.data import choose, generator_for, kind_of
 from recipes.smol.model import Lora, Packing, Projector, add_lora, answer_logits, answer_loss, exactly_right
 from recipes.smol.names import Kind, caltech_kinds, split, with_article
@@ -167,6 +170,17 @@ def test_answers_of_shared_prefixes_are_those_of_eval(
     )
     assert found == expected
     assert len({text for records in found for _, text, *_ in records}) > 4
+
+
+def test_the_page_has_what_was_measured() -> None:
+    measured = json.loads(measure.RESULT.read_text())
+    page = measure.SMOL_PAGE.read_text(encoding="utf-8")
+    assert page == filled(page, measure.accuracy_table(measured), "accuracy")
+    clean = measured["clean"]
+    row = re.search(r"\| clean \| ([\d,]+) \| ([\d.]+) \| ([\d.]+)", page)
+    assert row is not None
+    counted = [f"{clean['questions']:,}", f"{clean['right']:.1f}", f"{clean['by kind']['count']:.1f}"]
+    assert list(row.groups()) == counted
 
 
 def test_a_stage_asks_for_its_methods_and_questions_alone() -> None:
