@@ -18,7 +18,7 @@ from clustrs.evaluation.tasks import get_task
 from clustrs_models import smol_build
 from clustrs_models.photographs import KINDS, is_test
 from clustrs_models.sentences import names
-from clustrs_paper.evidence.page import filled
+from clustrs_paper.evidence.page import SMOL_PAGE, filled
 from recipes.smol import grid, measure, probe, stability, tower
 from recipes.smol.data import choose, generator_for, kind_of
 from recipes.smol.model import Lora, Packing, Projector, add_lora, answer_logits, answer_loss, exactly_right
@@ -174,7 +174,7 @@ def test_answers_of_shared_prefixes_are_those_of_eval(
 
 def test_the_page_has_what_was_measured() -> None:
     measured = json.loads(measure.RESULT.read_text())
-    page = measure.SMOL_PAGE.read_text(encoding="utf-8")
+    page = SMOL_PAGE.read_text(encoding="utf-8")
     assert page == filled(page, measure.accuracy_table(measured), "accuracy")
     clean = measured["clean"]
     row = re.search(r"\| clean \| ([\d,]+) \| ([\d.]+) \| ([\d.]+)", page)
