@@ -23,11 +23,13 @@ from clustrs_paper.evidence.page import (
     MEASURES,
     MODELS,
     PAGE,
+    SMOL_PAGE,
     anchor,
     both_settings,
     build,
     build_details,
     claim_verdict,
+    filled,
     measured_text,
     shown_methods,
     stored_models,
@@ -304,6 +306,8 @@ def test_the_page_is_what_the_stored_results_give() -> None:
     models = stored_models()
     assert PAGE.read_text(encoding="utf-8") == build(models)
     assert DETAILS_PAGE.read_text(encoding="utf-8") == build_details(models)
+    smol = SMOL_PAGE.read_text(encoding="utf-8")
+    assert smol == filled(smol, both_settings(load("smol-llava")), "grid")
 
 
 def test_the_page_has_every_claim_and_its_links_lead_somewhere() -> None:
@@ -388,6 +392,8 @@ def test_both_settings_stand_side_by_side_for_every_group_of_conditions() -> Non
     assert "| FastV | 24 | 28 | 36 | 52 | 92 |" in clean
     assert "| ClustRS | 9 / 91 | 13 / 87 | 21 / 79 | 37 / 63 | 77 / 23 |" in noise
     assert "| random | 9 / 91 | - / - | 21 / 79 |" in noise
+    assert clean.endswith("| mean gain by place and weight | +52 | +44 | +28 | -4 | -84 |")
+    assert noise.strip().endswith("| mean gain by place and weight | +82 | - | +58 | +26 | -54 |")
 
 
 def test_methods_that_were_asked_more_questions_have_a_table_with_intervals() -> None:

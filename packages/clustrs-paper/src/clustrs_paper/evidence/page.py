@@ -283,26 +283,34 @@ def both_settings(stored: Stored) -> str:
         return "Not measured yet.\n"
     shared = min(len(cell) for own in (grid, both) for cell in own.right.values())
 
-    def score(own: Answers, method: str, keep: int | None, group: Sequence[Condition]) -> str:
+    def score(own: Answers, method: str, keep: int | None, group: Sequence[Condition]) -> float:
         cells = [own.right.get((method, keep, condition)) for condition in group]
         found = [cell[:shared] for cell in cells if cell is not None]
-        return f"{100 * np.mean(found):.0f}" if len(found) == len(cells) else "-"
+        return 100 * float(np.mean(found)) if len(found) == len(cells) else np.nan
 
     parts = []
     for name, title in GROUPS.items():
         group = [c for c in grid.conditions if c.name.startswith(name)] if name == IMAGENET_C else grid.group(name)
         if not group:
             continue
-        rows = []
+        rows, gains = [], []
         for method, label in shown_methods(grid).items():
             if method == UNPRUNED:
-                rows.append([label, *[score(grid, method, None, group)] * len(BUDGETS)])
+                rows.append([label, *[rounded(score(grid, method, None, group))] * len(BUDGETS)])
                 continue
             settings = [own for own in (grid, both) if any(m == method for m, *_ in own.right)]
-            rows.append([label, *(" / ".join(score(own, method, keep, group) for own in settings) for keep in BUDGETS)])
+            pairs = [[score(own, method, keep, group) for own in settings] for keep in BUDGETS]
+            rows.append([label, *(" / ".join(map(rounded, pair)) for pair in pairs)])
+            if len(settings) == 2:
+                gains.append(np.diff(pairs)[:, 0])
+        rows.append(["mean gain by place and weight", *(rounded(gain, "+") for gain in np.mean(gains, axis=0))])
         head = ["", *(f"k = {keep}" for keep in BUDGETS)]
         parts.append(f"{title.format(len(group))}:\n\n{table(head, rows, numbers=len(BUDGETS))}")
     return "\n".join([*parts, *most_questions(grid, both, shared)])
+
+
+def rounded(value: float, sign: str = "") -> str:
+    return "-" if np.isnan(value) else f"{value:{sign}.0f}"
 
 
 def most_questions(grid: Answers, both: Answers, shared: int, keep: int = 16) -> list[str]:
