@@ -2,7 +2,7 @@
 
     clustrs models get smol-llava
     python -m recipes.smol.grid out/smol            # stopped, the same command resumes
-    # or two of these at once, on two cores: --threads 1 --runs "as published" parameters, and --threads 1 --runs both
+    # or on two cores two of these at once, each with --threads 1: a process takes what no other is at
     for study in geometry stability denoising overhead; do
         clustrs study $study --model smol-llava --task photos-sentences --output out/smol/$study
     done
@@ -19,6 +19,7 @@ language model are answered as there.
 
 import argparse
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -30,6 +31,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 import yaml
+from filelock import FileLock, Timeout
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import Cache, DynamicCache, DynamicLayer
@@ -71,7 +73,6 @@ SAME_IN_BOTH = ("none", "fastv", "pyramiddrop", "dart")  # answers are the same 
 OTHERS = ("brightness:2", "contrast:0.5", "cutout:0.25", "motion_blur:15", "jpeg:30")
 IMAGENET_C = ("imagenet_c/shot_noise:3", "imagenet_c/defocus_blur:3", "imagenet_c/fog:3")
 PARAMETERS = "parameters"  # as published, with other parameters of ClustRS
-RUNS = (PUBLISHED, BOTH, PARAMETERS)
 NEVER = torch.finfo(torch.float32).min
 
 
@@ -278,11 +279,13 @@ class SharedEngine(Engine):
 def levels(folder: Path, engine: SharedEngine) -> dict[str, str]:
     """Return the level that costs the unpruned model each loss, from its curve, which is measured once; a loss that it
     never reaches is left out."""
-    if not (folder / "levels.csv").exists():
-        config = Config(task=TASK, model=NAME, methods=expand_methods(["none"], ()), batch_size=BATCH)
-        run(curve_config(config, LADDERS, BATCH), folder, engine, progress=False)
-        curves = measure_curves(config, LADDERS, folder, BATCH, progress=False)
-        write_rows(folder / "levels.csv", [row for curve in curves.values() for row in table(curve, LOSSES)])
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / "taken"):
+        if not (folder / "levels.csv").exists():
+            config = Config(task=TASK, model=NAME, methods=expand_methods(["none"], ()), batch_size=BATCH)
+            run(curve_config(config, LADDERS, BATCH), folder, engine, progress=False)
+            curves = measure_curves(config, LADDERS, folder, BATCH, progress=False)
+            write_rows(folder / "levels.csv", [row for curve in curves.values() for row in table(curve, LOSSES)])
     return chosen_levels(read_rows(folder / "levels.csv"))
 
 
@@ -291,26 +294,37 @@ def folder_of(folder: Path, name: str, corruption: str) -> Path:
     return folder / setting / corruption.replace("/", "-").replace(":", "-")
 
 
-def answer(folder: Path, plan: Sequence[Stage], runs: Sequence[str]) -> None:
-    """Answer the plan, stage by stage; each corruption has a run of its own in each setting."""
+def answer(folder: Path, plan: Sequence[Stage]) -> None:
+    """Answer the plan, stage by stage; each corruption has a run of its own in each setting, and what another process
+    is at comes later."""
     loaded = SharedWorker(Config(task=TASK, model=NAME, methods=expand_methods(["none"], ()))).loaded
     use_onednn(loaded[0])
-    chosen: dict[str, str] = {}
+    chosen = levels(folder / "levels", SharedEngine(loaded))
     methods = {PUBLISHED: expand_methods(METHODS, KEEPS), PARAMETERS: expand_methods(VARIED["methods"], VARIED["keep"])}
     methods[BOTH] = tuple(method for method in methods[PUBLISHED] if method["name"] not in SAME_IN_BOTH)
-    for stage in plan:
-        for corruption, name in product(stage.corruptions, (name for name in stage.runs if name in runs)):
-            if "@" in corruption:
-                chosen = chosen or levels(folder / "levels", SharedEngine(loaded))
-                if corruption not in chosen:
-                    continue
+    left = [(stage, *pair) for stage in plan for pair in product(stage.corruptions, stage.runs)]
+    while left:
+        busy = []
+        for stage, corruption, name in left:
             level = chosen.get(corruption, corruption)
+            if "@" in level:  # a loss that noise never costs
+                continue
             positions, attention = SETTINGS[PUBLISHED if name == PARAMETERS else name]
             how: dict[str, Any] = {"positions": positions, "attention": attention}
             how |= {"corruptions": (level,), "limit": QUESTIONS, "batch_size": BATCH}
             config = Config(task=TASK, model=NAME, methods=methods[name], **how)
-            summary = run(config, folder_of(folder, name, level), SharedEngine(loaded, stage), progress=False)
+            own = folder_of(folder, name, level)
+            own.mkdir(parents=True, exist_ok=True)
+            try:
+                with FileLock(own / "taken", timeout=0):
+                    summary = run(config, own, SharedEngine(loaded, stage), progress=False)
+            except Timeout:
+                busy.append((stage, corruption, name))
+                continue
             print(name, level, stage.keeps, stage.questions, summary, flush=True)
+        if len(busy) == len(left):
+            time.sleep(10)
+        left = busy
 
 
 def cells(folder: Path) -> Iterator[dict[str, Any]]:
@@ -385,7 +399,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--runs", nargs="+", choices=RUNS, default=RUNS, help="these of the plan's")
     parser.add_argument("--store", action="store_true", help="write the tables of what is complete")
     given = parser.parse_args()
     if given.store:
@@ -393,7 +406,7 @@ def main() -> None:
         return
     torch.set_num_threads(given.threads)
     quiet_transformers()
-    answer(given.folder, PLAN, given.runs)
+    answer(given.folder, PLAN)
 
 
 if __name__ == "__main__":

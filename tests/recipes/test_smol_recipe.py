@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from torch import nn
 from transformers import CLIPVisionModel, LlamaConfig, LlamaForCausalLM
 
 from clustrs import Config, expand_methods
 from clustrs.evaluation.runner import Unit, Worker
-from clustrs.evaluation.store import encode_record, new_record
+from clustrs.evaluation.store import encode_record, new_record, read_answers
 from clustrs.evaluation.tasks import get_task
 from clustrs_models import smol_build
 from clustrs_models.photographs import KINDS, is_test
@@ -190,6 +191,21 @@ def test_a_stage_asks_for_its_methods_and_questions_alone() -> None:
     ((records),) = engine.run(config, units)
     assert [record.item for record in records] == [item.id for item in get_task("scenes", None, 3).items]
     assert {(record.method["name"], record.method["keep"]) for record in records} == {("random", 16)}
+
+
+def test_what_another_process_answers_comes_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"TASK": "scenes", "NAME": "mini-llava", "QUESTIONS": 2, "levels": lambda *_: {}}.items():
+        monkeypatch.setattr(grid, name, value)
+    run_of_clean = grid.folder_of(tmp_path, grid.PUBLISHED, "clean")
+    run_of_clean.mkdir(parents=True)
+    lock = FileLock(run_of_clean / "taken")
+    lock.acquire()
+    monkeypatch.setattr(grid.time, "sleep", lambda _: lock.release())
+    grid.answer(tmp_path, [grid.Stage(("clean", "jpeg:30"), ("random",), (8,), 2, (grid.PUBLISHED,))])
+    assert [line.split()[2] for line in capsys.readouterr().out.splitlines()] == ["jpeg:30", "clean"]
+    assert len(list(read_answers(run_of_clean))) == 2
 
 
 def test_stored_cells_are_whole_batches_of_first_questions(tmp_path: Path) -> None:
