@@ -13,7 +13,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from itertools import chain
 from pathlib import Path
@@ -46,6 +46,7 @@ CONDITIONS: dict[str, tuple[str, Pruner, Any]] = {
     "drawn scenes": ("scenes-sentences", NoPruning(), unchanged),
     "descriptions": ("describe", NoPruning(), unchanged),
 }
+GUESSING = "no image, most frequent answers"
 COUNTS = (196, 64, 16)
 """Tokens kept where seconds and memory are measured."""
 REPEATS = 5
@@ -92,9 +93,29 @@ def accuracy(loaded: tuple[Any, Any], task: str, limit: int | None, method: Prun
     return {"questions": len(every), "right": 100 * sum(every) / len(every), "by kind": by_kind}
 
 
+def guessing(limit: int | None) -> dict[str, Any]:
+    """Return the same for a guesser who knows the test's most frequent answer to each question of few answers, and to
+    each kind of the others."""
+    items = get_task(TASK, None, limit).items
+    answers: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for item in items:
+        forms = {
+            "which": item.question,
+            "count": item.question,
+            "place": "rows" if "top" in item.question else "columns",
+        }
+        answers[item.kinds[0], forms.get(item.kinds[0], "")][item.answer] += 1
+    right, asked = Counter[str](), Counter(item.kinds[0] for item in items)
+    for (kind, _), counts in answers.items():
+        right[kind] += max(counts.values())
+    by_kind = {kind: 100 * right[kind] / asked[kind] for kind in sorted(asked)}
+    return {"questions": len(items), "right": 100 * right.total() / len(items), "by kind": by_kind}
+
+
 def accuracy_table(measured: Mapping[str, Any]) -> str:
     """Build the table of docs/smol-llava.md: right answers by condition and kind of question, in per cent."""
-    found = {part: measured[part] for part, (task, *_) in CONDITIONS.items() if part in measured and task == TASK}
+    own = (part for part, (task, *_) in CONDITIONS.items() if task == TASK)
+    found = {part: measured[part] for part in (*own, GUESSING) if part in measured}
     kinds = list(dict.fromkeys(kind for one in found.values() for kind in one["by kind"]))
     rows = [
         [part, f"{one['questions']:,}", f"{one['right']:.1f}", *(f"{one['by kind'][kind]:.1f}" for kind in kinds)]
@@ -107,7 +128,7 @@ def accuracy_table(measured: Mapping[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--questions", type=int, help="the first N of each task (default: all)", metavar="N")
-    parts = (*CONDITIONS, "geometry", "seconds")
+    parts = (*CONDITIONS, GUESSING, "geometry", "seconds")
     parser.add_argument("--only", nargs="+", choices=parts, default=parts, metavar="PART", help=", ".join(parts))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--cost", type=int, help=argparse.SUPPRESS)
@@ -130,6 +151,8 @@ def main() -> None:
         elif part == "geometry":
             task: Any = get_task(TASK)
             found = geometry(model, processor, task, by_image(task, None))
+        elif part == GUESSING:
+            found = guessing(options.questions)
         else:
             name, method, change = CONDITIONS[part]
             found = accuracy((model, processor), name, options.questions, method, change)

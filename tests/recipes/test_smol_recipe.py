@@ -2,7 +2,9 @@
 
 import json
 import re
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,11 +17,12 @@ from transformers import CLIPVisionModel, LlamaConfig, LlamaForCausalLM
 from clustrs import Config, expand_methods
 from clustrs.evaluation.runner import Unit, Worker
 from clustrs.evaluation.store import encode_record, new_record, read_answers
-from clustrs.evaluation.tasks import get_task
+from clustrs.evaluation.tasks import Item, get_task
 from clustrs_models import smol_build
 from clustrs_models.photographs import KINDS, is_test
 from clustrs_models.sentences import names
 from clustrs_paper.evidence.page import SMOL_PAGE, filled
+from clustrs_paper.evidence.place_and_weight import PUBLISHED
 from recipes.smol import grid, measure, probe, stability, tower
 from recipes.smol.data import choose, generator_for, kind_of
 from recipes.smol.model import Lora, Packing, Projector, add_lora, answer_logits, answer_loss, exactly_right
@@ -184,6 +187,22 @@ def test_the_page_has_what_was_measured() -> None:
     assert list(row.groups()) == counted
 
 
+def test_a_guesser_gives_the_most_frequent_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [
+        ("count", "How many dogs?", "1"),
+        ("count", "How many dogs?", "0"),
+        ("count", "How many dogs?", "1"),
+        ("count", "How many cats?", "3"),
+        ("place", "At the top or at the bottom?", "top"),
+        ("place", "On the left or on the right?", "right"),
+        ("single", "What is this?", "cat"),
+    ]
+    items = tuple(Item(str(i), "", question, answer, (kind,)) for i, (kind, question, answer) in enumerate(asked))
+    monkeypatch.setattr(measure, "get_task", lambda *_: SimpleNamespace(items=items))
+    found = measure.guessing(None)
+    assert found == {"questions": 7, "right": 600 / 7, "by kind": {"count": 75.0, "place": 100.0, "single": 100.0}}
+
+
 def test_a_stage_asks_for_its_methods_and_questions_alone() -> None:
     config = Config(task="scenes", model="mini-llava", methods=expand_methods(["none", "random"], [8, 16]), limit=6)
     units = [Unit("clean", 0, items, (0, 1, 2)) for items in ((0, 1, 2), (3, 4, 5))]
@@ -198,12 +217,12 @@ def test_what_another_process_answers_comes_later(
 ) -> None:
     for name, value in {"TASK": "scenes", "NAME": "mini-llava", "QUESTIONS": 2, "levels": lambda *_: {}}.items():
         monkeypatch.setattr(grid, name, value)
-    run_of_clean = grid.folder_of(tmp_path, grid.PUBLISHED, "clean")
+    run_of_clean = grid.folder_of(tmp_path, PUBLISHED, "clean")
     run_of_clean.mkdir(parents=True)
     lock = FileLock(run_of_clean / "taken")
     lock.acquire()
-    monkeypatch.setattr(grid.time, "sleep", lambda _: lock.release())
-    grid.answer(tmp_path, [grid.Stage(("clean", "jpeg:30"), ("random",), (8,), 2, (grid.PUBLISHED,))])
+    monkeypatch.setattr(time, "sleep", lambda _: lock.release())
+    grid.answer(tmp_path, [grid.Stage(("clean", "jpeg:30"), ("random",), (8,), 2, (PUBLISHED,))])
     assert [line.split()[2] for line in capsys.readouterr().out.splitlines()] == ["jpeg:30", "clean"]
     assert len(list(read_answers(run_of_clean))) == 2
 
