@@ -25,12 +25,13 @@ from clustrs_paper.evidence.page import (
     PAGE,
     SMOL_PAGE,
     anchor,
-    both_settings,
     build,
     build_details,
+    by_group,
     claim_verdict,
     filled,
     measured_text,
+    pruned,
     shown_methods,
     stored_models,
 )
@@ -307,7 +308,7 @@ def test_the_page_is_what_the_stored_results_give() -> None:
     assert PAGE.read_text(encoding="utf-8") == build(models)
     assert DETAILS_PAGE.read_text(encoding="utf-8") == build_details(models)
     smol = SMOL_PAGE.read_text(encoding="utf-8")
-    assert smol == filled(smol, both_settings(load("smol-llava")), "grid")
+    assert smol == filled(smol, pruned(load("smol-llava")), "grid")
 
 
 def test_the_page_has_every_claim_and_its_links_lead_somewhere() -> None:
@@ -379,14 +380,16 @@ def test_both_settings_stand_side_by_side_for_every_group_of_conditions() -> Non
     both = Answers("scenes", "made-up", {key: ~cell for key, cell in right.items() if key[0] != "fastv"})
     right.update({("none", None, condition): np.arange(100) < 90 for condition in noisy})
     grid = Answers("scenes", "made-up", right)
-    text = both_settings(Stored("made-up", grid, both=both))
+    text = by_group([Stored("made-up", grid, both=both)])
+    assert "## Pruned made-up" in text
+    assert "100 questions in each condition." in text
     assert re.findall(r"^\w.*:$", text, re.M) == [
         "Clean:",
         "Gaussian and salt-and-pepper noise, mean of 2 levels:",
         "Brightness, contrast, cutout, motion blur and JPEG, mean of 1:",
         "ImageNet-C's shot noise, defocus blur and fog, mean of 1:",
     ]
-    clean, noise, *_ = text.split("\n\n")[1::2]
+    clean, noise, *_ = text.split("\n\n")[3::2]
     assert "| all tokens | 90 | 90 | 90 | 90 | 90 |" in clean
     assert "| ClustRS | 24 / 76 | 28 / 72 | 36 / 64 | 52 / 48 | 92 / 8 |" in clean
     assert "| FastV | 24 | 28 | 36 | 52 | 92 |" in clean
@@ -396,6 +399,24 @@ def test_both_settings_stand_side_by_side_for_every_group_of_conditions() -> Non
     assert noise.strip().endswith("| mean gain by place and weight | +82 | - | +58 | +26 | -54 |")
 
 
+def test_methods_are_ranked_by_all_conditions_against_random_tokens() -> None:
+    conditions, few = (CLEAN, MILD, Condition("imagenet_c/fog", 3.0)), np.arange(60)
+    scores = {"random": 30, "clustrs": 12, "fastv": 45, "tome": 54}
+    cells = product(scores, (8, 16, 32, 64, 144), conditions)
+    right: dict[tuple[str, int | None, Condition], Any] = {(m, k, c): few < scores[m] for m, k, c in cells}
+    both = Answers("scenes", "made-up", {key: cell[::-1] for key, cell in right.items() if key[0] != "fastv"})
+    del right["tome", 64, MILD]
+    right |= {("none", None, condition): few < 57 for condition in conditions}
+    lines = pruned(Stored("made-up", Answers("scenes", "made-up", right), both=both)).splitlines()
+    assert lines[0] == "|  | k = 8 | k = 16 | k = 32 | k = 64 | k = 144 | k = 16, minus random |"
+    names = ["all tokens", "ToMe", "FastV", "random", "ClustRS", "mean gain by place and weight"]
+    assert [line.split(" | ")[0][2:] for line in lines[2:]] == names
+    assert lines[3].startswith("| ToMe | 90 / 90 | 90 / 90 | 90 / 90 | - / 90 | 90 / 90 | +40.0 (")
+    found = estimates(100 * (right["fastv", 16, CLEAN].astype(float) - both.right["random", 16, CLEAN])[None])[0]
+    assert lines[4] == f"| FastV {'| 75 ' * 5}| +25.0 ({found.low:+.1f} to {found.high:+.1f}) |"
+    assert lines[5].endswith("| - |")
+
+
 def test_methods_that_were_asked_more_questions_have_a_table_with_intervals() -> None:
     conditions = (CLEAN, MILD, Condition("jpeg", 30.0))
     few, many = np.arange(60) < 30, np.arange(300) < 150
@@ -403,7 +424,7 @@ def test_methods_that_were_asked_more_questions_have_a_table_with_intervals() ->
     for method, cells in {"clustrs": (many, many, many), "random": (few, few, few), "tome": (many, many, few)}.items():
         right.update({(method, 16, c): cell for c, cell in zip(conditions, cells, strict=True)})
     both = Answers("scenes", "made-up", {key: cell for key, cell in right.items() if key[1]})
-    text = both_settings(Stored("made-up", Answers("scenes", "made-up", right), both=both))
+    text = pruned(Stored("made-up", Answers("scenes", "made-up", right), both=both))
     table = text.partition("More questions, 300, with 95 % intervals, k = 16:\n\n")[2]
     assert [line.split(" | ")[0] for line in table.splitlines()[2:]] == ["| all tokens", "| ClustRS"]
     found = estimates(100 * many[None].astype(np.float64))[0]
@@ -413,7 +434,7 @@ def test_methods_that_were_asked_more_questions_have_a_table_with_intervals() ->
     assert f"| ClustRS | {' | '.join([f'{expected} / {expected}'] * 3)} |" in table
     assert f"| all tokens | {' | '.join([expected] * 3)} |" in table
     less = Answers("scenes", "made-up", {key: cell[:60] for key, cell in both.right.items()})
-    assert "More questions" not in both_settings(Stored("made-up", Answers("scenes", "made-up", right), both=less))
+    assert "More questions" not in pruned(Stored("made-up", Answers("scenes", "made-up", right), both=less))
 
 
 def test_cells_that_were_not_run_are_counted() -> None:

@@ -17,10 +17,10 @@ from clustrs_paper.evidence.page import (
     MODELS,
     PAGE,
     SMOL_PAGE,
-    both_settings,
     build,
     build_details,
     filled,
+    pruned,
     stored_models,
 )
 from clustrs_paper.evidence.results import STORED, compact_rows, read_rows, write_rows
@@ -128,7 +128,7 @@ def main() -> int:
             if place_and_weight.load(model):
                 target = place_and_weight.STORED / f"{model}-report.md"
                 target.write_text(place_and_weight.report(model), encoding="utf-8")
-        path, block = SMOL_PAGE, both_settings(models[0])
+        path, block = SMOL_PAGE, pruned(models[0])
         path.write_text(filled(path.read_text(encoding="utf-8"), block, "grid"), encoding="utf-8")
         board = leaderboard.load()
         text = filled(leaderboard.PAGE.read_text(encoding="utf-8"), leaderboard.block(board), "leaderboard")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from clustrs.evaluation.metrics import Estimate
+from clustrs.evaluation.metrics import Estimate, Values, estimates
 from clustrs.evaluation.results import Condition
 from clustrs.pruners.registry import display_label
 from clustrs_paper.evidence import clips, place_and_weight
@@ -83,7 +83,9 @@ def build(models: Sequence[Stored]) -> str:
 
 def build_details(models: Sequence[Stored]) -> str:
     """Build the page with every number of every claim, the geometry of the models, and the scores by corruption."""
-    return "\n".join([DETAILS, *(section(claim, models) for claim in CLAIMS), geometry(models), conditions(models)])
+    return "\n".join(
+        [DETAILS, *(section(claim, models) for claim in CLAIMS), geometry(models), conditions(models), by_group(models)]
+    )
 
 
 def claim_verdict(claim: Claim, stored: Stored) -> Verdict | None:
@@ -276,37 +278,70 @@ def shown_methods(grid: Answers, keep: int = 16) -> dict[str, str]:
     return known | {method: display_label(method) for method in measured if method not in known}
 
 
-def both_settings(stored: Stored) -> str:
-    """Build a table for each group of conditions: every method as published / with place and weight, by budget."""
+def pruned(stored: Stored) -> str:
+    """Build the table of a grid in both settings over all conditions, and that of the methods that were asked more
+    questions; `by_group` has the rest."""
     grid, both = stored.grid, stored.both
     if grid is None or both is None:
         return "Not measured yet.\n"
     shared = min(len(cell) for own in (grid, both) for cell in own.right.values())
-
-    def score(own: Answers, method: str, keep: int | None, group: Sequence[Condition]) -> float:
-        cells = [own.right.get((method, keep, condition)) for condition in group]
-        found = [cell[:shared] for cell in cells if cell is not None]
-        return 100 * float(np.mean(found)) if len(found) == len(cells) else np.nan
-
-    parts = []
-    for name, title in GROUPS.items():
-        group = [c for c in grid.conditions if c.name.startswith(name)] if name == IMAGENET_C else grid.group(name)
-        if not group:
-            continue
-        rows, gains = [], []
-        for method, label in shown_methods(grid).items():
-            if method == UNPRUNED:
-                rows.append([label, *[rounded(score(grid, method, None, group))] * len(BUDGETS)])
-                continue
-            settings = [own for own in (grid, both) if any(m == method for m, *_ in own.right)]
-            pairs = [[score(own, method, keep, group) for own in settings] for keep in BUDGETS]
-            rows.append([label, *(" / ".join(map(rounded, pair)) for pair in pairs)])
-            if len(settings) == 2:
-                gains.append(np.diff(pairs)[:, 0])
-        rows.append(["mean gain by place and weight", *(rounded(gain, "+") for gain in np.mean(gains, axis=0))])
-        head = ["", *(f"k = {keep}" for keep in BUDGETS)]
-        parts.append(f"{title.format(len(group))}:\n\n{table(head, rows, numbers=len(BUDGETS))}")
+    parts = [settings_table(grid, both, grid.conditions, shared, "random")]
     return "\n".join([*parts, *most_questions(grid, both, shared)])
+
+
+def by_group(models: Sequence[Stored]) -> str:
+    """Build a table for each group of conditions of the grids in both settings."""
+    parts = []
+    for stored in models:
+        grid, both = stored.grid, stored.both
+        if grid is None or both is None:
+            continue
+        shared = min(len(cell) for own in (grid, both) for cell in own.right.values())
+        text = "Right answers in per cent, as published / with place and weight, best first at k = 16"
+        parts.append(f"## Pruned {stored.model}\n\n{text}: {shared} questions in each condition.\n")
+        for name, title in GROUPS.items():
+            group = [c for c in grid.conditions if c.name.startswith(name)] if name == IMAGENET_C else grid.group(name)
+            if group:
+                parts.append(f"{title.format(len(group))}:\n\n{settings_table(grid, both, group, shared)}")
+    return "\n".join(parts)
+
+
+def settings_table(
+    grid: Answers, both: Answers, group: Sequence[Condition], shared: int, baseline: str | None = None, keep: int = 16
+) -> str:
+    """Build a table of means over conditions: every method as published / with place and weight, by budget, best first
+    at `keep`; the last column is the difference to a baseline there."""
+
+    def values(own: Answers, method: str, budget: int | None) -> Values:
+        cells = [own.right.get((method, budget, condition)) for condition in group]
+        found = [cell[:shared] for cell in cells if cell is not None]
+        return 100 * np.mean(found, axis=0) if len(found) == len(cells) else np.full(shared, np.nan)
+
+    whole, rows, gains, order = [""], [], [], []
+    for method, label in shown_methods(grid).items():
+        if method == UNPRUNED:
+            whole = [label, *[rounded(values(grid, method, None).mean())] * len(BUDGETS)]
+            continue
+        settings = [own for own in (grid, both) if any(m == method for m, *_ in own.right)]
+        pairs = [[values(own, method, budget).mean() for own in settings] for budget in BUDGETS]
+        row = [label, *(" / ".join(map(rounded, pair)) for pair in pairs)]
+        if len(settings) == 2:
+            gains.append(np.diff(pairs)[:, 0])
+        if baseline:
+            own = values(settings[-1], method, keep)
+            found = estimates((own - values(both, baseline, keep))[None])[0]
+            row.append("-" if found.mean is None or method == baseline else f"{found.mean:+.1f}{span(found)}")
+        rows.append(row)
+        order.append(-pairs[BUDGETS.index(keep)][-1])
+    ranked = [rows[i] for i in np.argsort(order, kind="stable")]
+    last = ["mean gain by place and weight", *(rounded(gain, "+") for gain in np.mean(gains, axis=0))]
+    head = ["", *(f"k = {budget}" for budget in BUDGETS), *([f"k = {keep}, minus {baseline}"] if baseline else [])]
+    full = [[*row, *[""] * (len(head) - len(row))] for row in (whole, *ranked, last)]
+    return table(head, full, numbers=len(head) - 1)
+
+
+def span(found: Estimate) -> str:
+    return "" if found.low is None or found.high is None else f" ({found.low:+.1f} to {found.high:+.1f})"
 
 
 def rounded(value: float, sign: str = "") -> str:
