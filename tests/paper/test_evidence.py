@@ -417,6 +417,17 @@ def test_methods_are_ranked_by_all_conditions_against_random_tokens() -> None:
     assert lines[5].endswith("| - |")
 
 
+def test_another_page_says_what_place_and_weight_give_smol_llava() -> None:
+    lines = pruned(load("smol-llava")).splitlines()
+    pairs = [tuple(map(int, pair)) for line in lines for pair in re.findall(r"(\d+) / (\d+)", line)]
+    assert all(before < after for before, after in pairs)
+    (gains,) = (re.findall(r"\+(\d+)", line) for line in lines if line.startswith("| mean gain"))
+    *most, last = map(int, gains)
+    text = " ".join((PAGE.parent / "place-and-weight.md").read_text(encoding="utf-8").split())
+    assert f"raise all {len(pairs) // 5} methods that prune before" in text
+    assert f"by {min(most)} to {max(most)} points up to k = 64, by {last} at 144" in text
+
+
 def test_methods_that_were_asked_more_questions_have_a_table_with_intervals() -> None:
     conditions = (CLEAN, MILD, Condition("jpeg", 30.0))
     few, many = np.arange(60) < 30, np.arange(300) < 150
