@@ -253,6 +253,8 @@ PLAN = (
     Stage(ALL, OUTSIDE, (144,), 60),
     Stage(ALL, INSIDE, (8, 32, 144), 60),
     *(stage for questions in range(60, QUESTIONS + 1, 60) for stage in claims(questions)),
+    Stage(ALL, OUTSIDE, (16,), QUESTIONS, (BOTH,)),
+    Stage(ALL, ("none", *INSIDE), (16,), QUESTIONS),
 )
 
 

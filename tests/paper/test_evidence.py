@@ -407,13 +407,17 @@ def test_methods_are_ranked_by_all_conditions_against_random_tokens() -> None:
     both = Answers("scenes", "made-up", {key: cell[::-1] for key, cell in right.items() if key[0] != "fastv"})
     del right["tome", 64, MILD]
     right |= {("none", None, condition): few < 57 for condition in conditions}
-    lines = pruned(Stored("made-up", Answers("scenes", "made-up", right), both=both)).splitlines()
+    more = {key: np.r_[cell, ~cell] for key, cell in both.right.items() if key[:2] in (("random", 16), ("tome", 16))}
+    stored = Stored("made-up", Answers("scenes", "made-up", right), both=Answers("", "", {**both.right, **more}))
+    lines = pruned(stored).splitlines()
     assert lines[0] == "|  | k = 8 | k = 16 | k = 32 | k = 64 | k = 144 | k = 16, minus random |"
-    names = ["all tokens", "ToMe", "FastV", "random", "ClustRS", "mean gain by place and weight"]
-    assert [line.split(" | ")[0][2:] for line in lines[2:]] == names
-    assert lines[3].startswith("| ToMe | 90 / 90 | 90 / 90 | 90 / 90 | - / 90 | 90 / 90 | +40.0 (")
-    found = estimates(100 * (right["fastv", 16, CLEAN].astype(float) - both.right["random", 16, CLEAN])[None])[0]
-    assert lines[4] == f"| FastV {'| 75 ' * 5}| +25.0 ({found.low:+.1f} to {found.high:+.1f}) |"
+    names = ["all tokens", "FastV", "ToMe", "random", "ClustRS", "mean gain by place and weight"]
+    assert [line.split(" | ")[0][2:] for line in lines[2:8]] == names
+    random = both.right["random", 16, CLEAN]
+    found = estimates(100 * (right["fastv", 16, CLEAN].astype(float) - random)[None])[0]
+    assert lines[3] == f"| FastV {'| 75 ' * 5}| +25.0 ({found.low:+.1f} to {found.high:+.1f}), 60 questions |"
+    assert lines[4].startswith("| ToMe | 90 / 90 | 90 / 90 | 90 / 90 | - / 90 | 90 / 90 | +0.0 (")
+    assert lines[4].endswith(") |")
     assert lines[5].endswith("| - |")
 
 

@@ -310,13 +310,17 @@ def settings_table(
     grid: Answers, both: Answers, group: Sequence[Condition], shared: int, baseline: str | None = None, keep: int = 16
 ) -> str:
     """Build a table of means over conditions: every method as published / with place and weight, by budget, best first
-    at `keep`; the last column is the difference to a baseline there."""
+    at `keep`; the last column is the difference to a baseline there, on all questions that both were asked."""
 
-    def values(own: Answers, method: str, budget: int | None) -> Values:
+    def values(own: Answers, method: str, budget: int | None, n: int = shared) -> Values:
         cells = [own.right.get((method, budget, condition)) for condition in group]
-        found = [cell[:shared] for cell in cells if cell is not None]
-        return 100 * np.mean(found, axis=0) if len(found) == len(cells) else np.full(shared, np.nan)
+        found = [cell[:n] for cell in cells if cell is not None]
+        return 100 * np.mean(found, axis=0) if len(found) == len(cells) else np.full(n, np.nan)
 
+    def asked(own: Answers, method: str) -> int:
+        return min(len(own.right.get((method, keep, condition), ())) for condition in group)
+
+    most = asked(both, baseline) if baseline else 0
     whole, rows, gains, order = [""], [], [], []
     for method, label in shown_methods(grid).items():
         if method == UNPRUNED:
@@ -324,18 +328,22 @@ def settings_table(
             continue
         settings = [own for own in (grid, both) if any(m == method for m, *_ in own.right)]
         pairs = [[values(own, method, budget).mean() for own in settings] for budget in BUDGETS]
-        row = [label, *(" / ".join(map(rounded, pair)) for pair in pairs)]
+        row, rank = [label, *(" / ".join(map(rounded, pair)) for pair in pairs)], pairs[BUDGETS.index(keep)][-1]
         if len(settings) == 2:
             gains.append(np.diff(pairs)[:, 0])
         if baseline:
-            own = values(settings[-1], method, keep)
-            found = estimates((own - values(both, baseline, keep))[None])[0]
-            row.append("-" if found.mean is None or method == baseline else f"{found.mean:+.1f}{span(found)}")
+            n = min(asked(settings[-1], method), most)
+            difference = values(settings[-1], method, keep, n) - values(both, baseline, keep, n)
+            found = estimates(difference[None])[0]
+            rank = np.nan if found.mean is None else found.mean
+            fewer = f", {n} questions" if n < most else ""
+            row.append("-" if found.mean is None or method == baseline else f"{rank:+.1f}{span(found)}{fewer}")
         rows.append(row)
-        order.append(-pairs[BUDGETS.index(keep)][-1])
+        order.append(-rank)
     ranked = [rows[i] for i in np.argsort(order, kind="stable")]
     last = ["mean gain by place and weight", *(rounded(gain, "+") for gain in np.mean(gains, axis=0))]
-    head = ["", *(f"k = {budget}" for budget in BUDGETS), *([f"k = {keep}, minus {baseline}"] if baseline else [])]
+    compared = [f"k = {keep}, minus {baseline}"] if baseline else []
+    head = ["", *(f"k = {budget}" for budget in BUDGETS), *compared]
     full = [[*row, *[""] * (len(head) - len(row))] for row in (whole, *ranked, last)]
     return table(head, full, numbers=len(head) - 1)
 
