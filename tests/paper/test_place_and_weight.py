@@ -13,7 +13,7 @@ import recorded_run
 from clustrs.cli.base import parse
 from clustrs.embedded import DEFAULT
 from clustrs.evaluation.metrics import estimates
-from clustrs.evaluation.results import load_run
+from clustrs.evaluation.results import Condition, load_run
 from clustrs_paper.evidence import place_and_weight as place
 from clustrs_paper.evidence.page import filled
 from clustrs_paper.evidence.results import Answers, Stored, write_rows
@@ -130,10 +130,15 @@ def test_incomplete_runs_are_refused(tmp_path: Path) -> None:
 
 def test_shares_of_a_whole_grid_are_of_the_questions_that_all_were_asked() -> None:
     cells = {"clustrs": np.arange(300) % 2 > 0, "clustermeans": np.arange(60) >= 0, "divprune": np.arange(60) < 15}
-    both = Answers("scenes", "made-up", {(m, 16, place.CLEAN): cells.get(m, np.arange(60) < 30) for m in place.FEW[1:]})
-    grid = Answers("scenes", "made-up", {("none", None, place.CLEAN): np.arange(300) < 60})
-    expected = "ClustRS 50 %, ClusterMeans 100 %, DivPrune 25 %, ToMe 50 %"
-    assert place.kept_with_both(Stored("made-up", grid, both=both)) == expected
+    noise = Condition("gaussian", 0.2)
+    right: dict[tuple[str, int | None, Condition], Any] = {}
+    for m in (*place.FEW[1:], "fastervlm"):
+        right[m, 16, place.CLEAN] = cells.get(m, np.arange(60) < 30)
+        right[m, 16, noise] = np.arange(120) < (24 if m == "tome" else 12)
+    right["none", None, place.CLEAN], right["none", None, noise] = np.arange(300) < 60, np.arange(300) < 48
+    found = place.kept_with_both(Stored("made-up", Answers("", "", right), both=Answers("", "", right)))
+    expected = ("ClustRS 50 / 25 %", "ClusterMeans 100 / 25 %", "DivPrune 25 / 25 %", "ToMe 50 / 50 %")
+    assert found == ", ".join([*expected, "FasterVLM 50 / 25 %"])
 
 
 def test_a_report_has_every_method_and_both_settings(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:

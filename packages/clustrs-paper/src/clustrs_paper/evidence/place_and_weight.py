@@ -198,13 +198,18 @@ def kept_by(settings: Settings) -> str:
 
 
 def kept_with_both(stored: results.Stored) -> str:
-    """Return the same of a grid on whose questions no setting was picked, with place and weight."""
+    """Return the share of the unpruned score that four methods keep with 16 tokens of a grid on whose questions no
+    setting was picked, clean / under noise, with place and weight."""
     assert stored.grid is not None
     assert stored.both is not None
-    cells = {m: stored.both.right[m, 16, CLEAN] for m in FEW[1:]}
-    n = min(map(len, cells.values()))
-    whole = stored.grid.right[UNPRUNED, None, CLEAN][:n].mean()
-    return ", ".join(f"{LABELS[m]} {100 * cell[:n].mean() / whole:.0f} %" for m, cell in cells.items())
+    shares: dict[str, list[str]] = {method: [] for method in (*FEW[1:], "fastervlm")}
+    for group in map(stored.grid.group, ("clean", "noise")):
+        cells = {m: [stored.both.right[m, 16, c] for c in group] for m in shares}
+        n = min(len(cell) for own in cells.values() for cell in own)
+        whole = np.mean([stored.grid.right[UNPRUNED, None, c][:n] for c in group])
+        for method, own in cells.items():
+            shares[method].append(f"{100 * np.mean([cell[:n] for cell in own]) / whole:.0f}")
+    return ", ".join(f"{LABELS[m]} {' / '.join(own)} %" for m, own in shares.items())
 
 
 def first_table(model: str = DEFAULT, folder: Path = STORED) -> str:
@@ -251,8 +256,12 @@ weight, it would keep {clean_before:.0f} and {noisy_before:.0f} %.
     others = [f"{other}: {kept_by(own)}" for other, own in stored.items() if own]
     smol = results.load(SMOL)
     if smol.grid and smol.both:
-        others.insert(0, f"[{SMOL}](docs/smol-llava.md), CLIP and SmolLM2: {kept_with_both(smol)}")
-    return text + (f"Models differ (16 tokens, clean): {'; '.join(others)}.\n" if others else "")
+        text += f"""\
+
+What is left of the score of [{SMOL}](docs/smol-llava.md), a pretrained CLIP and SmolLM2, with 16 of its 196 tokens,
+clean / noisy: {kept_with_both(smol)}.
+"""
+    return text + (f"Other models with 16 tokens, clean: {'; '.join(others)}.\n" if others else "")
 
 
 def means_table(model: str = DEFAULT, folder: Path = STORED) -> str:
