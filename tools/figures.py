@@ -120,7 +120,7 @@ def smol() -> None:
     stored = results.load(SMOL)
     assert stored.grid is not None
     assert stored.both is not None
-    n = min(len(cell) for own in (stored.grid, stored.both) for cell in own.right.values())
+    n = min(stored.grid.fewest, stored.both.fewest)
     fig: Any = Figure(figsize=(9, 6.4), dpi=130)
     axes = fig.subplots(2, 2, sharey="row")
     for row, group in zip(axes, ("clean", "noise"), strict=True):

@@ -227,15 +227,18 @@ def questions(models: Sequence[Stored]) -> str:
             continue
         grid = stored.grid
         left_out = [str(c) for c in grid.conditions if c not in grid.seeing]
-        parameters = "" if stored.parameters is None else f", {stored.parameters.questions} for the parameters"
+        parameters = "" if stored.parameters is None else f", {asked(stored.parameters)} for the parameters"
         report = f" [Full report](results/evidence/{stored.report})." if stored.report else ""
-        fewest = min(map(len, grid.right.values()))
-        count = f"{fewest} to {grid.questions}" if fewest < grid.questions else f"{fewest}"
         lines.append(
-            f"- **{stored.model}**, task {grid.task}: {count} questions in {len(grid.right)} cells"
+            f"- **{stored.model}**, task {grid.task}: {asked(grid)} questions in {len(grid.right)} cells"
             f"{parameters}. Excluded corruptions: {', '.join(left_out) or 'none'}.{report}{coverage(stored)}"
         )
     return "\n".join(lines) + "\n"
+
+
+def asked(answers: Answers) -> str:
+    few, many = answers.fewest, answers.questions
+    return f"{few} to {many}" if few < many else f"{few}"
 
 
 def coverage(stored: Stored) -> str:
@@ -284,7 +287,7 @@ def pruned(stored: Stored) -> str:
     grid, both = stored.grid, stored.both
     if grid is None or both is None:
         return "Not measured yet.\n"
-    shared = min(len(cell) for own in (grid, both) for cell in own.right.values())
+    shared = min(grid.fewest, both.fewest)
     parts = [settings_table(grid, both, grid.conditions, shared, "random")]
     return "\n".join([*parts, *most_questions(grid, both, shared)])
 
@@ -296,7 +299,7 @@ def by_group(models: Sequence[Stored]) -> str:
         grid, both = stored.grid, stored.both
         if grid is None or both is None:
             continue
-        shared = min(len(cell) for own in (grid, both) for cell in own.right.values())
+        shared = min(grid.fewest, both.fewest)
         text = "Right answers in per cent, as published / with place and weight, best first at k = 16"
         parts.append(f"## Pruned {stored.model}\n\n{text}: {shared} questions in each condition.\n")
         for name, title in GROUPS.items():
@@ -317,10 +320,10 @@ def settings_table(
         found = [cell[:n] for cell in cells if cell is not None]
         return 100 * np.mean(found, axis=0) if len(found) == len(cells) else np.full(n, np.nan)
 
-    def asked(own: Answers, method: str) -> int:
+    def count(own: Answers, method: str) -> int:
         return min(len(own.right.get((method, keep, condition), ())) for condition in group)
 
-    most = asked(both, baseline) if baseline else 0
+    most = count(both, baseline) if baseline else 0
     whole, rows, gains, order = [""], [], [], []
     for method, label in shown_methods(grid).items():
         if method == UNPRUNED:
@@ -332,7 +335,7 @@ def settings_table(
         if len(settings) == 2:
             gains.append(np.diff(pairs)[:, 0])
         if baseline:
-            n = min(asked(settings[-1], method), most)
+            n = min(count(settings[-1], method), most)
             difference = values(settings[-1], method, keep, n) - values(both, baseline, keep, n)
             found = estimates(difference[None])[0]
             rank = np.nan if found.mean is None else found.mean

@@ -198,7 +198,7 @@ def kept_by(settings: Settings) -> str:
 
 
 def kept_with_both(stored: results.Stored) -> str:
-    """Return the share of the unpruned score that four methods keep with 16 tokens of a grid on whose questions no
+    """Return the share of the unpruned score that five methods keep with 16 tokens of a grid on whose questions no
     setting was picked, clean / under noise, with place and weight."""
     assert stored.grid is not None
     assert stored.both is not None

@@ -69,6 +69,11 @@ class Answers:
     def questions(self) -> int:
         return max(len(cell) for cell in self.right.values())
 
+    @property
+    def fewest(self) -> int:
+        """How many questions every cell has."""
+        return min(len(cell) for cell in self.right.values())
+
     def group(self, name: str) -> tuple[Condition, ...]:
         """The conditions of a group of `Term`, those left out under which the model is blind."""
         corruption, _, rank = name.partition(" ")
